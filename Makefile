@@ -1,0 +1,49 @@
+# The same few words for people and for CI. Needs python3 (3.11 or newer), git and GNU make; the rest lands in .venv/.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# Quiet, never asking; errors are still shown.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint format demo clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+install: $(STAMP) ## make .venv/ with farflung (editable) and the development tools
+	@:
+
+# The stamp makes every later run instant, until what should be installed changes.
+# torch goes first and pinned, so that the step after it finds torch in place and looks for no other one.
+# No build isolation: the pinned setuptools builds farflung, instead of a second one being downloaded.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "farflung needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv/; the first time takes a few minutes (torch is large)." >&2
+	@$(PIP) install -c constraints.txt torch setuptools
+	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $@
+
+test: $(STAMP) ## run the tests, two processes
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+# mypy follows folders, not editable installs, and the checkout may have any name: so it is shown the checkout
+# through a link called farflung.
+lint: $(STAMP) ## style, format and types; changes nothing
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@mkdir -p .venv/typing && ln -sfn ../.. .venv/typing/farflung
+	@cd .venv/typing && MYPYPATH=. ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p farflung
+
+format: $(STAMP) ## rewrite the files: the safe fixes, then the format
+	@$(BIN)/ruff check --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+demo: $(STAMP) ## one machine: a coordinator, three peers, the dashboard
+	@$(BIN)/farflung demo
+
+clean: ## remove caches and build products; .venv/ and runs/ stay
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	@find . -name __pycache__ -type d -not -path './.venv/*' -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,41 @@
+"""farflung: train one model on computers that are far apart, slow to reach, and free to come and go.
+
+The public API, and nothing else, is here:
+
+    run = farflung.join("farflung://...", model, inner_optimizer)
+
+This file runs before every module of the package, also in the coordinator, which must start without torch.
+So the names are looked up when they are first used, not when farflung is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farflung.collectives.errors import UserError
+    from farflung.peer.api import Run, join
+
+__all__ = ["join", "Run", "UserError", "__version__"]
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "join": "farflung.peer.api",
+    "Run": "farflung.peer.api",
+    "UserError": "farflung.collectives.errors",
+}
+
+# Hidden from type checkers: they would take it as leave to accept every misspelt name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'farflung' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+        globals()[name] = value  # the next use finds it without coming here
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted(set(globals()) | set(__all__))

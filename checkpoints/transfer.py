@@ -1,0 +1,260 @@
+"""Catching up: bring every chunk of outer state to the run's version, from whoever has the bytes.  Pure.
+
+    state of a chunk = the chunk at any version, verified against that version's digest
+                     + the committed results since, each verified against its commit
+
+One machine serves a peer that joins with nothing, one that missed a commit, and one that has just taken part
+(its results are at hand, so nothing is fetched).  Owned by the peer machine; returns effects.  It believes
+nobody: a digest comes from the coordinator, everything else must hash to it (P4).
+
+Each chunk moves on its own.  A donor that moves on to a newer version while it serves is no trouble: its
+chunks come at the newer version, and the manifest of that version is fetched too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.digests import hash_bytes, root_of, split_hashes
+from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.frames import Frame, Header, Kind, Payload
+from farflung.collectives.plan import Commit
+from farflung.collectives.verdicts import Verdict
+
+ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+NO_VERSION = -1
+
+Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
+
+
+@dataclass
+class Asked:
+    donor: str
+    at: float
+
+
+class CatchUp:
+    def __init__(self, chunk_count: int, run_tag: bytes, retry_s: float) -> None:
+        self.versions = [NO_VERSION] * chunk_count
+        self.target = NO_VERSION
+        self.digests: dict[int, bytes] = {}
+        self.commits: dict[int, Commit] = {}
+        self.donors: tuple[str, ...] = ()
+        self.sealed = NO_VERSION  # the version whose Seal was asked for last
+        self._run_tag = run_tag
+        self._retry_s = retry_s
+        self._manifests: dict[int, list[bytes]] = {}
+        self._bases: dict[int, bytes] = {}  # version -> digest under which chunks of it were installed
+        self._results: dict[tuple[int, int], Payload] = {}  # (version, chunk) -> verified, not rolled yet
+        self._asked: dict[Key, Asked] = {}
+        self._shunned: dict[Key, set[str]] = {}  # donors that did not have it, until all have been tried
+        self._pause_until: dict[Key, float] = {}  # all were tried: not again before
+        self._now = 0.0
+        self.fetched_bytes = 0
+
+    # ---- what the peer machine tells it -----------------------------------------------------------------
+
+    def reset(self) -> None:
+        """What I hold is not the run's state: start from nothing."""
+        self.versions = [NO_VERSION] * len(self.versions)
+        self.sealed = NO_VERSION
+        self._manifests.clear()
+        self._bases.clear()
+        self._results.clear()
+        self._asked.clear()
+        self._shunned.clear()
+        self._pause_until.clear()
+
+    def founded(self) -> list[DataEffect]:
+        """The trainer wrote the initial state: everything is at version 0."""
+        self.versions = [0] * len(self.versions)
+        self.target = max(self.target, 0)
+        self.sealed = 0
+        return [Seal(0)]
+
+    def on_commit(self, commit: Commit) -> None:
+        self.commits[commit.version] = commit
+        self.target = max(self.target, commit.version)
+
+    def on_run_state(
+        self, version: int, digests: dict[int, bytes], donors: tuple[str, ...], keep: int
+    ) -> None:
+        """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
+        if any(digests.get(base, digest) != digest for base, digest in self._bases.items()):
+            self.reset()  # version 0 was founded anew while I was fetching it
+        self.target = max(self.target, version)
+        self.digests = digests
+        if donors != self.donors:
+            self.donors = donors
+            self._shunned.clear()
+            self._pause_until.clear()
+        for chunk, held in enumerate(self.versions):
+            if held != NO_VERSION and held + keep < self.target:
+                self.versions[chunk] = (
+                    NO_VERSION  # the results that it would need are kept by nobody any more
+                )
+                self.sealed = NO_VERSION
+        if self.done:
+            self._manifests.clear()
+            self._bases.clear()
+        for version in [v for v in self.commits if v <= self.lowest]:
+            del self.commits[version]
+
+    def offer(self, version: int, chunk: int, payload: Payload) -> bool:
+        """A result at hand.  Taken if it is what the commit says."""
+        commit = self.commits.get(version)
+        if commit is None or hash_bytes(payload) != commit.hashes[32 * chunk : 32 * chunk + 32]:
+            return False
+        if self.versions[chunk] < version:
+            self._results[version, chunk] = payload
+        return True
+
+    @property
+    def lowest(self) -> int:
+        return min(self.versions)
+
+    @property
+    def needs_commits(self) -> tuple[int, ...]:
+        held = [v for v in self.versions if v != NO_VERSION]
+        if not held:
+            return ()
+        first = min(held) + 1
+        return tuple(v for v in range(first, min(first + 8, self.target + 1)) if v not in self.commits)[:8]
+
+    @property
+    def done(self) -> bool:
+        return self.target != NO_VERSION and self.sealed == self.target
+
+    # ---- moving on ---------------------------------------------------------------------------------------
+
+    def roll(self) -> list[DataEffect]:
+        """Apply every result that is at hand, chunk by chunk; seal when all chunks have arrived."""
+        effects: list[DataEffect] = []
+        for chunk, version in enumerate(self.versions):
+            while version != NO_VERSION and (version + 1, chunk) in self._results:
+                version += 1
+                effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
+            self.versions[chunk] = version
+        reached = self.lowest
+        # Seal only a version that all chunks share, and only once.
+        if reached != NO_VERSION and reached > self.sealed and max(self.versions) == reached:
+            self.sealed = reached
+            effects.append(Seal(reached))
+        return effects
+
+    def ask(self, now: float) -> list[DataEffect]:
+        """Requests for what is missing, spread over the donors, at most a few in flight per donor."""
+        self._now = now
+        for key, asked in list(self._asked.items()):
+            if now - asked.at >= self._retry_s or asked.donor not in self.donors:
+                self._refused(key)
+        load = {donor: 0 for donor in self.donors}
+        for asked in self._asked.values():
+            load[asked.donor] += 1
+        effects: list[DataEffect] = []
+        for key in self._missing():
+            free = [
+                d for d in self.donors if load[d] < ASKED_OF_ONE_DONOR and d not in self._shunned.get(key, ())
+            ]
+            if not free:
+                continue
+            donor = min(free, key=lambda d: (load[d], d))
+            load[donor] += 1
+            self._asked[key] = Asked(donor, now)
+            kind, version, chunk = key
+            effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
+        return effects
+
+    def _missing(self) -> list[Key]:
+        keys: list[Key] = []
+        if NO_VERSION in self.versions and self.target in self.digests:
+            if self.target not in self._manifests:
+                keys.append((Kind.WANT_MANIFEST, self.target, 0))
+            keys += [(Kind.WANT_STATE, 0, c) for c, v in enumerate(self.versions) if v == NO_VERSION]
+        for chunk, version in enumerate(self.versions):
+            if version != NO_VERSION:
+                keys += [
+                    (Kind.WANT_LOGGED, v, chunk)
+                    for v in range(version + 1, self.target + 1)
+                    if v in self.commits and (v, chunk) not in self._results
+                ]
+        return [
+            key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now
+        ]
+
+    # ---- answers of donors -------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+        """MANIFEST, STATE, LOGGED or MISSING; the payload already matched the hash in its own header."""
+        header = frame.header
+        if header.chunk >= len(self.versions):
+            return Verdict.MALFORMED, []
+        match header.kind:
+            case Kind.MANIFEST:
+                return self._on_manifest(header, frame.payload), []
+            case Kind.STATE:
+                return self._on_state(sender, header, frame.payload)
+            case Kind.LOGGED:
+                return self._on_logged(header, frame.payload), []
+            case _:
+                self._on_missing(sender, header)
+                return Verdict.ACCEPTED, []
+
+    def _on_manifest(self, header: Header, payload: Payload) -> Verdict:
+        self._asked.pop((Kind.WANT_MANIFEST, header.version, 0), None)
+        digest = self.digests.get(header.version)
+        if digest is None:
+            return Verdict.STALE
+        hashes = split_hashes(bytes(payload))
+        if len(hashes) != len(self.versions) or root_of(hashes) != digest:
+            return Verdict.BAD_HASH
+        self._manifests[header.version] = hashes
+        self._bases[header.version] = digest
+        return Verdict.ACCEPTED
+
+    def _on_state(self, sender: str, header: Header, payload: Payload) -> tuple[Verdict, list[DataEffect]]:
+        key = (Kind.WANT_STATE, 0, header.chunk)
+        asked = self._asked.get(key)
+        if asked is None or asked.donor != sender:
+            return Verdict.STALE, []
+        manifest = self._manifests.get(header.version)
+        if manifest is None:
+            # Its version is not vouched for yet (or not any more).  Ask again when the manifest is here.
+            asked.at -= self._retry_s / 2
+            return Verdict.STALE, []
+        if header.hash != manifest[header.chunk]:
+            self._refused(key)
+            return Verdict.BAD_HASH, []
+        del self._asked[key]
+        if self.versions[header.chunk] != NO_VERSION:
+            return Verdict.DUPLICATE, []
+        self.versions[header.chunk] = header.version
+        self.fetched_bytes += len(payload)
+        return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
+
+    def _on_logged(self, header: Header, payload: Payload) -> Verdict:
+        key = (Kind.WANT_LOGGED, header.version, header.chunk)
+        if key not in self._asked:
+            return Verdict.STALE
+        if not self.offer(header.version, header.chunk, payload):
+            self._refused(key)
+            return Verdict.BAD_HASH
+        del self._asked[key]
+        self.fetched_bytes += len(payload)
+        return Verdict.ACCEPTED
+
+    def _on_missing(self, sender: str, header: Header) -> None:
+        for key, asked in list(self._asked.items()):
+            if asked.donor == sender and key[2] == header.chunk and header.decision_no == int(key[0]):
+                self._refused(key)
+
+    def _refused(self, key: Key) -> None:
+        """This donor did not give it: another is asked; when all were tried, all are asked again after a pause."""
+        asked = self._asked.pop(key, None)
+        if asked is None:
+            return
+        shunned = self._shunned.setdefault(key, set())
+        shunned.add(asked.donor)
+        if shunned >= set(self.donors):
+            self._shunned.pop(key)
+            self._pause_until[key] = self._now + self._retry_s

@@ -1,0 +1,64 @@
+"""Hashes and bit masks: how bytes are named and how sets of chunks are written down.
+
+Called by everybody that sends, checks or records chunks.  Pure; knows nothing of what the bytes mean.
+A mask is a Python int: bit c stands for chunk c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from blake3 import blake3
+
+HASH_BYTES = 32
+
+
+def hash_bytes(*parts: bytes | bytearray | memoryview) -> bytes:
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
+def root_of(hashes: Iterable[bytes]) -> bytes:
+    """One name for a list of hashes: the digest of a state is the root of its chunks' hashes."""
+    return hash_bytes(b"".join(hashes))
+
+
+def combined(held: Iterable[tuple[int, bytes]]) -> bytes:
+    """One name for 'these chunks with these hashes', whatever order they arrived in."""
+    hasher = blake3()
+    for chunk, chunk_hash in sorted(held):
+        hasher.update(chunk.to_bytes(4, "little") + chunk_hash)
+    return hasher.digest()
+
+
+def split_hashes(blob: bytes) -> list[bytes]:
+    return [blob[start : start + HASH_BYTES] for start in range(0, len(blob), HASH_BYTES)]
+
+
+def full_mask(count: int) -> int:
+    return (1 << count) - 1
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The set bits of a mask, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(chunks: Iterable[int]) -> int:
+    mask = 0
+    for chunk in chunks:
+        mask |= 1 << chunk
+    return mask
+
+
+def mask_to_bytes(mask: int) -> bytes:
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def mask_from_bytes(raw: bytes) -> int:
+    return int.from_bytes(raw, "little")

@@ -1,0 +1,55 @@
+"""What the pure machines of a peer ask their shell to do on the data plane, and with arithmetic.
+
+Returned by the round and the state transfer; carried out by the agent or by the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.frames import Frame, Payload
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    to: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Sum the payloads in the order given, with the weights given, and encode the sum once."""
+
+    round_no: int
+    decision_no: int
+    chunk: int
+    payloads: tuple[Payload, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Replace one chunk of outer state by verified bytes of `version`."""
+
+    chunk: int
+    version: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Apply the committed result `payload` to one chunk: it then is at `version`."""
+
+    chunk: int
+    version: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """All chunks are at `version`: hash them and report the digest."""
+
+    version: int
+
+
+DataEffect = SendFrame | Merge | Install | Roll | Seal

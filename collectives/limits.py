@@ -1,0 +1,21 @@
+"""Every bound on what may arrive, in one table.  Read by the parsers and by the sockets' shells."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+
+CONTROL_FRAME_BYTES = 256 * 1024  # one control message, before it is parsed
+CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
+CONTROL_STR_BYTES = 8 * 1024
+CONTROL_ARRAY_LEN = 4096
+CONTROL_MAP_LEN = 1024
+
+CHUNKS_PER_FRAGMENT = 4096  # 4096 hashes of 32 bytes fit in one control message
+MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
+MAX_PEERS = 1024
+
+BULK_HEADER_BYTES = 96
+CHUNK_BYTES_MAX = 16 * 1024 * 1024
+BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
+
+TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63

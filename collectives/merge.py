@@ -1,0 +1,23 @@
+"""The owner's sum: the weighted mean of one chunk, in fp32, in fixed member order, encoded once.
+
+Called through the Merge effect.  Every operation is elementary and separately rounded, so that a second
+owner, on other hardware, ends with identical bytes (P1).  Knows nothing of who the members are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from farflung.collectives.frames import Payload
+from farflung.compression.codec import Codec
+
+
+def merged_chunk(codec: Codec, elements: int, payloads: Sequence[Payload], weights: Sequence[float]) -> bytes:
+    """encode(sum_i w_i * decode(x_i)); the weights sum to 1 and are exactly representable in fp32."""
+    total_n = torch.zeros(elements, dtype=torch.float32)
+    for payload, weight in zip(payloads, weights, strict=True):
+        # Two roundings on purpose: multiply, then add.  `add(alpha=...)` may fuse them on some machines.
+        total_n.add_(codec.decode(payload, elements).mul_(weight))
+    return codec.encode(total_n)

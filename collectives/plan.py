@@ -1,0 +1,86 @@
+"""The sentences of a round: who takes part, who owns what, who counted how much, what was committed.
+
+Written by the coordinator, read by every member.  Types only: no decisions, no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NewType
+
+from msgspec import Meta, Struct
+
+from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+
+PeerId = NewType("PeerId", str)
+
+PeerName = Annotated[str, Meta(max_length=64)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+HashList = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT * 32)]
+Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Reason = Annotated[str, Meta(max_length=2000)]
+
+
+class Plan(Struct, frozen=True, forbid_unknown_fields=True):
+    """OPEN.  `epoch` grows each time ownership moves within the round; bytes already sent stay good."""
+
+    round_no: Count
+    epoch: Count
+    version: Count  # the version that the round starts from
+    members: Annotated[
+        tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
+    ]  # sorted: the sum's order
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]  # chunk -> index in members
+    codec: Annotated[str, Meta(max_length=32)]
+
+    def chunks_of(self, peer: str) -> list[int]:
+        if peer not in self.members:
+            return []
+        index = self.members.index(peer)
+        return [chunk for chunk, owner in enumerate(self.owners) if owner == index]
+
+    def owner_of(self, chunk: int) -> str:
+        return self.members[self.owners[chunk]]
+
+
+class Decision(Struct, frozen=True, forbid_unknown_fields=True):
+    """DECIDE.  One weight per member for the WHOLE fragment; 0.0 means out, `reasons` says why."""
+
+    round_no: Count
+    decision_no: Count  # grows when a death after DECIDE made an included contribution unobtainable
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    reasons: dict[str, Reason]
+
+    def included(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(m for m, weight in zip(members, self.weights, strict=True) if weight > 0.0)
+
+
+class Commit(Struct, frozen=True, forbid_unknown_fields=True):
+    """COMMIT.  The durable record that version `version` exists, and of what it is made."""
+
+    version: Count  # the version that the round made
+    round_no: Count
+    members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    hashes: HashList  # of the encoded results, chunk by chunk
+    codec: Annotated[str, Meta(max_length=32)]
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        return tuple(m for m, weight in zip(self.members, self.weights, strict=True) if weight > 0.0)
+
+
+class Used(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Samples [start, upto) of one lease went into a contribution."""
+
+    lease: Count
+    upto: Count
+
+
+class Contact(Struct, frozen=True, forbid_unknown_fields=True):
+    """How one peer's data plane is reached.  An empty address: it can't be dialled and dials others."""
+
+    peer: Annotated[str, Meta(max_length=64)]
+    name: PeerName
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]  # CURVE public key of its session
+    address: Annotated[str, Meta(max_length=256)]

@@ -1,0 +1,259 @@
+"""One round at one member: as sender, as owner, and as receiver.  A pure state machine.
+
+Owned by the peer machine, which feeds it the coordinator's words (plan, decision), frames from other
+members, finished arithmetic, and time; it returns effects.  It must not know sockets, clocks, tensors or
+the coordinator: it never decides that a round commits, it only reports what it holds.
+
+The rules, in the order in which a round meets them:
+  * A contribution is encoded once and its bytes kept until the round is over: any owner, first or second,
+    receives the same bytes.
+  * An owner merges only after the decision, and only when it holds every included contribution of the
+    chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
+  * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_of
+from farflung.collectives.effects import DataEffect, Merge, SendFrame
+from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.plan import Decision, Plan
+from farflung.collectives.verdicts import Verdict
+
+ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    payload: Payload
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this member can prove to hold; the coordinator compares the combined hashes."""
+
+    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
+    got: tuple[int, bytes]  # (mask, combined hash) of results
+
+
+class MemberRound:
+    def __init__(self, me: str, plan: Plan, run_tag: bytes, quiet_s: float, now: float) -> None:
+        self.me = me
+        self.plan = plan
+        self.run_tag = run_tag
+        self.decision: Decision | None = None
+        self.mine: list[Piece] = []  # my contribution, by chunk; empty until encoded
+        self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
+        self.results: dict[int, Piece] = {}
+        self.merged: dict[int, bytes] = {}
+        self._merging: set[int] = set()
+        self._quiet_s = quiet_s
+        self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
+
+    # ---- the coordinator's words -------------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, now: float) -> list[DataEffect]:
+        """Ownership moved.  Send my chunks to their new owners; serve what I already have as an owner."""
+        if plan.epoch <= self.plan.epoch:
+            return []
+        before, self.plan = self.plan, plan
+        self._heard_at = dict.fromkeys(plan.members, now)
+        effects: list[DataEffect] = []
+        for chunk, owner in enumerate(plan.owners):
+            moved = before.owner_of(chunk) != plan.members[owner]
+            if moved and self.mine:
+                effects += self._deliver(chunk)
+            if moved and plan.members[owner] == self.me and chunk in self.results:
+                # I hold a dead owner's result: I answer for those bytes now and do not compute them again.
+                effects += self._publish(chunk, self.results[chunk])
+        return effects + self._merge_ready()
+
+    def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
+        if self.decision is not None and decision.decision_no <= self.decision.decision_no:
+            return []
+        self.decision = decision
+        self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
+        self.merged.clear()
+        self._merging.clear()
+        self._heard_at = dict.fromkeys(self.plan.members, now)
+        return self._merge_ready()
+
+    # ---- my own arithmetic -------------------------------------------------------------------------
+
+    def on_encoded(self, payloads: list[Payload]) -> list[DataEffect]:
+        self.mine = [Piece(payload, hash_bytes(payload)) for payload in payloads]
+        effects: list[DataEffect] = []
+        for chunk in range(len(self.mine)):
+            effects += self._deliver(chunk)
+        return effects + self._merge_ready()
+
+    def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
+        if self.decision is None or decision_no != self.decision.decision_no:
+            return []
+        self._merging.discard(chunk)
+        if self.plan.owner_of(chunk) != self.me:
+            return []  # ownership moved while I computed
+        return self._publish(chunk, Piece(payload, hash_bytes(payload)))
+
+    # ---- frames from other members -----------------------------------------------------------------
+
+    def is_early(self, frame: Frame) -> bool:
+        """It overtook the plan or the decision that explains it: worth keeping for a moment."""
+        header = frame.header
+        if header.chunk >= len(self.plan.owners):
+            return False
+        if header.kind == Kind.CONTRIBUTION:
+            return self.plan.owner_of(header.chunk) != self.me
+        known = self.decision.decision_no if self.decision is not None else 0
+        return header.kind == Kind.RESULT and header.decision_no > known
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        """A frame of THIS round whose payload already matched its hash."""
+        header = frame.header
+        if sender not in self.plan.members:
+            return Verdict.UNAUTHORISED, []
+        if header.chunk >= len(self.plan.owners):
+            return Verdict.MALFORMED, []
+        match header.kind:
+            case Kind.CONTRIBUTION:
+                return self._on_contribution(sender, frame, now)
+            case Kind.RESULT:
+                return self._on_result(sender, frame, now)
+            case Kind.WANT_CONTRIBUTION:
+                piece = self.mine[header.chunk] if self.mine else None
+                return Verdict.ACCEPTED, self._answer(sender, Kind.CONTRIBUTION, header.chunk, piece)
+            case Kind.WANT_RESULT:
+                if self.decision is None or header.decision_no != self.decision.decision_no:
+                    return Verdict.STALE, []
+                return Verdict.ACCEPTED, self._answer(
+                    sender, Kind.RESULT, header.chunk, self.results.get(header.chunk)
+                )
+            case _:
+                return Verdict.MALFORMED, []
+
+    def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        chunk = frame.header.chunk
+        if self.plan.owner_of(chunk) != self.me:
+            return Verdict.STALE, []
+        self._heard_at[sender] = now
+        shelf = self.held.setdefault(chunk, {})
+        if sender in shelf:
+            return Verdict.DUPLICATE, []
+        shelf[sender] = Piece(frame.payload, frame.header.hash)
+        return Verdict.ACCEPTED, self._merge_ready(chunk)
+
+    def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        chunk = frame.header.chunk
+        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
+            return Verdict.STALE, []
+        if sender != self.plan.owner_of(chunk):
+            return Verdict.STALE, []
+        self._heard_at[sender] = now
+        if chunk in self.results:
+            return Verdict.DUPLICATE, []
+        self.results[chunk] = Piece(frame.payload, frame.header.hash)
+        return Verdict.ACCEPTED, []
+
+    # ---- time --------------------------------------------------------------------------------------
+
+    def on_timer(self, now: float) -> list[DataEffect]:
+        """Ask for what is missing from whoever has been quiet for too long."""
+        effects: list[DataEffect] = []
+        for member in self.plan.members:
+            if member != self.me and now - self._heard_at[member] >= self._quiet_s:
+                wants = self._wants_of(member)
+                if wants:
+                    self._heard_at[member] = now
+                    effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
+        return effects
+
+    def _wants_of(self, member: str) -> list[Header]:
+        wants: list[Header] = []
+        if self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
+            for chunk in self.plan.chunks_of(self.me):
+                if member not in self.held.get(chunk, {}) and chunk not in self.results:
+                    wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
+        if self.decision is not None:
+            for chunk in self.plan.chunks_of(member):
+                if chunk not in self.results:
+                    wants.append(self._header(Kind.WANT_RESULT, chunk))
+        return wants
+
+    # ---- reports -----------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        held = {}
+        for member in self.plan.members:
+            pieces = {
+                chunk: shelf[member].hash
+                for chunk, shelf in self.held.items()
+                if member in shelf and self.plan.owner_of(chunk) == self.me
+            }
+            if pieces:
+                held[member] = (mask_of(pieces), combined(pieces.items()))
+        got = {chunk: piece.hash for chunk, piece in self.results.items()}
+        return Progress(held, dict(self.merged), (mask_of(got), combined(got.items())))
+
+    @property
+    def complete(self) -> tuple[bool, bool]:
+        """(every contribution I own is here, every result is here): worth telling at once."""
+        mine = self.plan.chunks_of(self.me)
+        owned = all(len(self.held.get(chunk, {})) == len(self.plan.members) for chunk in mine)
+        return owned, len(self.results) == len(self.plan.owners)
+
+    def missing_results(self) -> list[int]:
+        return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))
+
+    # ---- helpers -----------------------------------------------------------------------------------
+
+    def _header(self, kind: Kind, chunk: int) -> Header:
+        decision_no = self.decision.decision_no if self.decision is not None else 0
+        return Header(kind, self.run_tag, self.plan.round_no, decision_no, self.plan.version, chunk)
+
+    def _deliver(self, chunk: int) -> list[DataEffect]:
+        """My contribution of one chunk goes to its owner, or on my own shelf."""
+        owner, piece = self.plan.owner_of(chunk), self.mine[chunk]
+        if owner == self.me:
+            self.held.setdefault(chunk, {})[self.me] = piece
+            return []
+        return self._answer(owner, Kind.CONTRIBUTION, chunk, piece)
+
+    def _answer(self, to: str, kind: Kind, chunk: int, piece: Piece | None) -> list[DataEffect]:
+        if piece is None:
+            return [SendFrame(to, Frame(self._header(Kind.MISSING, chunk)))]
+        return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
+
+    def _publish(self, chunk: int, piece: Piece) -> list[DataEffect]:
+        self.results[chunk] = piece
+        self.merged[chunk] = piece.hash
+        effects: list[DataEffect] = []
+        for member in self.plan.members:
+            if member != self.me:
+                effects += self._answer(member, Kind.RESULT, chunk, piece)
+        return effects
+
+    def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Start the sum of every chunk of mine whose included contributions are all here."""
+        if self.decision is None:
+            return []
+        counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0]
+        effects: list[DataEffect] = []
+        for chunk in self.plan.chunks_of(self.me) if only is None else [only]:
+            shelf = self.held.get(chunk, {})
+            if chunk in self.results or chunk in self._merging or any(m not in shelf for m, _ in counted):
+                continue
+            self._merging.add(chunk)
+            effects.append(
+                Merge(
+                    self.plan.round_no,
+                    self.decision.decision_no,
+                    chunk,
+                    tuple(shelf[m].payload for m, _ in counted),
+                    tuple(w for _, w in counted),
+                )
+            )
+        return effects

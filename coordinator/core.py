@@ -1,0 +1,58 @@
+"""What the parts of the run machine share: the durable ledger, the volatile membership, and the way to act.
+
+`write` folds a record into the ledger at once and asks for its durability; whatever is appended after it
+leaves the process only when the record is on disk.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from farflung.coordinator.effects import Effect, Note, Tell, Write
+from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.membership import Member, Membership
+from farflung.coordinator.messages import ToMember
+from farflung.coordinator.records import Record
+
+EVENTS_SHOWN = 30
+
+
+class Core:
+    def __init__(self, manifest: Manifest, run_id: bytes, ledger: Ledger) -> None:
+        self.manifest = manifest
+        self.run_id = run_id
+        self.ledger = ledger
+        self.members = Membership(manifest.net.dead_after_s)
+        self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
+        self.now = 0.0
+        self._effects: list[Effect] = []
+
+    def write(self, record: Record) -> None:
+        self.ledger.apply(record)
+        self._effects.append(Write(record))
+
+    def do(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def tell(self, member: Member, kind: type[ToMember], **body: Any) -> None:
+        member.out_seq += 1
+        message = kind(session=member.session, seq=member.out_seq, **body)
+        self._effects.append(Tell(member.peer, member.session, message))
+
+    def note(self, text: str) -> None:
+        """Something a person wants to know: to the log and to the dashboard."""
+        self.events.append((self.now, text))
+        self._effects.append(Note(text))
+
+    def name(self, peer: str) -> str:
+        return self.ledger.names.get(peer, peer)
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def finished(self) -> bool:
+        return self.ledger.version >= self.manifest.run.rounds

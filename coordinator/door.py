@@ -1,0 +1,185 @@
+"""A listening socket of the coordinator, and the news of its connections: who came, who never got in, who left.
+
+Called by the server, which has two: the door, where strangers knock, and the members' socket.  Bounds what may
+arrive before anything is parsed.  Must not know messages.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from farflung.collectives import limits
+from farflung.collectives.errors import UserError
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator.keys import CoordinatorKeys
+
+FRAMES_PER_TURN = 256  # one busy socket must not keep timers and the other socket waiting
+GOODBYE_MS = 1000
+_EVERY_ADDRESS = ("*", "0.0.0.0", "::")
+
+_OPTIONS = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.MAXMSGSIZE: limits.CONTROL_FRAME_BYTES
+    + 4096,  # encryption adds bytes; what is far over is cut unread
+    zmq.SNDHWM: 64,  # of a ROUTER: for each connection
+    zmq.RCVHWM: 64,
+    zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
+    zmq.BACKLOG: 1024,  # after a restart all peers come back at once
+    zmq.HANDSHAKE_IVL: 5000,
+    zmq.HEARTBEAT_IVL: 2000,
+    zmq.HEARTBEAT_TIMEOUT: 6000,
+    zmq.HEARTBEAT_TTL: 6000,
+    zmq.TCP_MAXRT: 10_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 15,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+@dataclass(frozen=True)
+class ListenOn:
+    """Where to listen; port 0 is any free one.  An IPv6 host has no brackets here."""
+
+    host: str
+    port: int
+    member_port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> ListenOn:
+        """`HOST:PORT`, or `HOST:PORT:MEMBER_PORT` where a firewall must let both through."""
+        host, bracket, rest = text[1:].partition("]") if text.startswith("[") else ("", "", "")
+        if not bracket:
+            host, colon, rest = text.partition(":")
+            rest = colon + rest
+        empty, *ports = rest.split(":")
+        numbers = [int(port) for port in ports if port.isascii() and port.isdigit() and int(port) <= 65535]
+        if empty or not ports or len(ports) > 2 or len(numbers) != len(ports):
+            raise UserError(
+                f"listen address '{text}': expected HOST:PORT or HOST:PORT:MEMBER_PORT, such as *:7000"
+            )
+        return cls(host or "*", *numbers)
+
+    def host_for_others(self) -> str:
+        """The host to put into a URL: if this listens everywhere, the address that leads out of this machine."""
+        if self.host not in _EVERY_ADDRESS:
+            return self.host
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # an address of nobody; choosing a route sends no packet
+            except OSError:
+                return "127.0.0.1"
+            return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    routing_id: bytes  # names the connection for as long as it lasts
+    key: bytes  # the CURVE key that the connection proved
+    descriptor: int  # of its TCP socket: what the news of its end will name
+    payload: bytes | None  # None: it was not exactly one frame
+
+
+class Listener:
+    """A bound ROUTER that speaks CURVE.  Poll `readable`; read `news` before `arrivals`."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.SyncSocket], domain: str, keys: CoordinatorKeys, host: str, port: int
+    ) -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        for option, value in _OPTIONS.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode("ascii"))
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._heard: dict[int, bool] = {}  # open connections by descriptor: has a frame come over it?
+        self._failed = False  # the latest news was of a handshake that failed
+        try:
+            self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise UserError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose a free port, and an address of "
+                "this machine (* for all of them)"
+            ) from error
+        endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))
+        self.port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+
+    @property
+    def readable(self) -> tuple[zmq.SyncSocket, zmq.SyncSocket]:
+        return self._socket, self._monitor
+
+    def close(self, linger_ms: int = GOODBYE_MS) -> None:
+        self._socket.disable_monitor()
+        self._socket.close(linger_ms)
+
+    def send(self, routing_id: bytes, raw: bytes) -> bool:
+        """False if the connection is gone or its reader has stopped reading."""
+        try:
+            self._socket.send_multipart([routing_id, raw], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def is_open(self, descriptor: int) -> bool:
+        return descriptor in self._heard
+
+    def news(self) -> tuple[list[int], list[Verdict]]:
+        """(connections that ended, what to count for those that ended without a frame) since the last call."""
+        ended: list[int] = []
+        verdicts: list[Verdict] = []
+        while True:
+            try:
+                report = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return ended, verdicts
+            event, value = report["event"], report["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self._heard[value] = False
+            elif event == zmq.EVENT_DISCONNECTED:
+                ended.append(value)
+                # libzmq names no cause when the first bytes were not ZMTP at all, such as a web browser's.
+                if not self._heard.pop(value, True) and not self._failed:
+                    verdicts.append(Verdict.MALFORMED)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                verdicts.append(Verdict.MALFORMED)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                verdicts.append(Verdict.UNAUTHORISED)
+            # A failure's own DISCONNECTED follows it at once: one connection, one count.  Without detail, the
+            # other side went away or fell silent before it had said anything: nothing arrived to be counted.
+            self._failed = event not in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The frames waiting now, a bounded number."""
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                routing_id = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            first = last = self._socket.recv(copy=False)
+            while last.more:  # dropped one by one: a message of a million parts must not become a list
+                last = self._socket.recv(copy=False)
+            descriptor = int(first.get(zmq.SRCFD))
+            if descriptor in self._heard:
+                self._heard[descriptor] = True
+            key = bytes.fromhex(str(first.get("User-Id")))
+            yield Arrival(routing_id, key, descriptor, first.bytes if first is last else None)

@@ -1,0 +1,46 @@
+"""What the run machine asks its shell to do, in this order.  `Write` must be durable before what follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.coordinator.messages import ToDoor, ToMember
+from farflung.coordinator.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDoor:
+    caller: bytes  # opaque to the machine: which connection asked
+    message: ToDoor
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    peer: str
+    session: bytes
+    message: ToMember
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """From now on the members' socket accepts this CURVE key."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+
+
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | Note

@@ -1,0 +1,178 @@
+"""Owns the run's memory on disk: an append-only SQLite file of records, and the lock that keeps it single.
+
+Called by the server, which lets nothing leave the process before `append` has returned (P5).  Knows bytes and
+order only: what a record means is the ledger's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farflung.collectives.errors import UserError
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.records import Record, from_bytes, to_bytes
+
+SCHEMA_VERSION = 1
+_RESTORE = (
+    "move the whole folder aside and start from an intact copy of it, or begin a new run in an empty folder"
+)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS journal(pos INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value BLOB NOT NULL);
+"""
+
+
+class Journal:
+    """One run's records, in order.  `append` returns when they would survive a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = b""
+        self._lock = -1
+        self._db: sqlite3.Connection | None = None
+
+    @classmethod
+    def open_or_create(cls, path: Path, manifest: Manifest, new_run_id: Callable[[], bytes]) -> Journal:
+        """The journal of this manifest's run, begun if there is none; UserError if it is another run's."""
+        journal = cls(path)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(journal.close)
+            journal._take_lock()
+            try:
+                journal._open(manifest, new_run_id)
+            except sqlite3.DatabaseError as error:
+                raise _unusable(path, error) from error
+            on_failure.pop_all()
+        return journal
+
+    def records(self) -> list[Record]:
+        records: list[Record] = []
+        try:
+            for pos, body in self._database.execute("SELECT pos, body FROM journal ORDER BY pos"):
+                # Positions count without a gap, so a lost record can't pass unnoticed.
+                if pos != len(records) + 1:
+                    raise UserError(f"{self.path}: record {len(records) + 1} is missing; {_RESTORE}")
+                records.append(from_bytes(body))
+        except (msgspec.MsgspecError, TypeError) as error:
+            where = f"record {len(records) + 1} cannot be read ({error})"
+            raise UserError(
+                f"{self.path}: {where}: the file is damaged, or a newer farflung wrote it; {_RESTORE}"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from error
+        return records
+
+    def append(self, records: Sequence[Record]) -> None:
+        """All of them or none.  A full disk is an sqlite3.OperationalError, and nothing was appended."""
+        with self._database as transaction:
+            transaction.executemany(
+                "INSERT INTO journal(body) VALUES (?)", [(to_bytes(record),) for record in records]
+            )
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        if self._lock >= 0:
+            os.close(self._lock)  # and with it goes the lock
+            self._lock = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        assert self._db is not None, "the journal is closed"
+        return self._db
+
+    def _take_lock(self) -> None:
+        """SQLite would let two coordinators take turns in one journal, and each would think it is alone."""
+        lock_path = f"{self.path}.lock"
+        try:
+            self._lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 32).decode("ascii", "replace").strip() or "unknown"
+            raise UserError(
+                f"{self.path}: another coordinator (process {holder}) has this journal open; "
+                "stop that one first, or start this one with another data folder"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{lock_path}: cannot lock the journal: {error.strerror}") from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
+
+    def _open(self, manifest: Manifest, new_run_id: Callable[[], bytes]) -> None:
+        self._db = db = sqlite3.connect(self.path)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.executescript(_TABLES)
+        meta: dict[str, bytes] = dict(db.execute("SELECT key, value FROM meta"))
+        if not meta:
+            meta = {
+                "schema": str(SCHEMA_VERSION).encode("ascii"),
+                "run_id": new_run_id(),
+                "manifest": manifest.canonical(),
+            }
+            with db:
+                db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
+            _sync_folder(self.path.parent)
+        self._check(meta, manifest)
+        self.run_id = meta["run_id"]
+
+    def _check(self, meta: dict[str, bytes], manifest: Manifest) -> None:
+        if meta.keys() != {"schema", "run_id", "manifest"} or len(meta["run_id"]) != 16:
+            raise UserError(f"{self.path}: not the journal of a run; {_RESTORE}")
+        if meta["schema"] != str(SCHEMA_VERSION).encode("ascii"):
+            raise UserError(
+                f"{self.path}: written in format {meta['schema'].decode('ascii', 'replace')}, this farflung reads "
+                f"format {SCHEMA_VERSION}; start it with the farflung version that made it"
+            )
+        if meta["manifest"] != manifest.canonical():
+            difference = _first_difference(manifest, Manifest.from_canonical(meta["manifest"]))
+            raise UserError(
+                f"{self.path}: this journal is of a run with other rules: {difference}; "
+                "put the value back, or begin a new run in an empty folder"
+            )
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
+    if isinstance(error, sqlite3.OperationalError):  # the file may be fine: no permission, no space, ...
+        return UserError(
+            f"{path}: cannot use this journal: {error}; check the folder, its owner and its space"
+        )
+    return UserError(f"{path}: the journal is damaged ({error}); {_RESTORE}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is only there after a power cut if its folder was synced too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_difference(wanted: Manifest, kept: Manifest) -> str:
+    ours, theirs = dict(_flat(wanted)), dict(_flat(kept))
+    for key, value in ours.items():
+        if value != theirs[key]:
+            return f"{key} is {value!r} in the file given, {theirs[key]!r} in the run"
+    raise AssertionError("equal manifests have equal bytes")
+
+
+def _flat(manifest: Manifest) -> Iterator[tuple[str, Any]]:
+    for section, keys in manifest.model_dump().items():
+        for key, value in keys.items():
+            yield f"[{section}] {key}", value

@@ -1,0 +1,300 @@
+"""Owns the run manifest: what every peer of a run must agree on, its rules, and its digest.
+
+Called by the coordinator and the peers (both hold the same bytes), and by `farflung init` for TEMPLATE.
+Must not know files, sockets or torch: text or bytes come in, a checked value or a UserError comes out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from typing import Annotated, Any, Literal, Self
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from farflung.collectives.errors import UserError
+
+MAX_MANIFEST_BYTES = 64 * 1024
+MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
+_HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
+_SHOWN_CHARS = 60
+_SAME_VERSION = "are both sides on the same farflung version?"
+_NAME = "^[a-z0-9-]{1,64}$"
+
+Count = Annotated[int, Field(ge=1, le=_HUGE)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Section(BaseModel):
+    """Strict: `lr = "0.1"` is an error, not a guess.  Frozen: the digest names the content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunSection(_Section):
+    name: Annotated[str, Field(pattern=_NAME, description="1 to 64 of a-z, 0-9 and -")] = "my-run"
+    seed: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    min_peers: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_peers: Annotated[int, Field(ge=1, le=1024)] = 64
+    rounds: Count = 100
+
+
+class ModelSection(_Section):
+    builtin: Literal["tiny-gpt", ""] = "tiny-gpt"
+    layers: Annotated[int, Field(ge=1, le=1024)] = 2
+    width: Annotated[int, Field(ge=1, le=65536)] = 64
+    heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    context: Annotated[int, Field(ge=1, le=2**20)] = 64
+
+
+class DataSection(_Section):
+    source: Literal["python-stdlib", ""] = "python-stdlib"
+    batch: Annotated[int, Field(ge=1, le=65536)] = 8
+    lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
+
+
+class InnerSection(_Section):
+    lr: Annotated[float, Field(gt=0, le=10)] = 4e-4
+    # TOML and JSON have lists only, which strict mode would refuse for a tuple; the two numbers stay strict.
+    betas: Annotated[
+        tuple[Decay, Decay], Field(strict=False, description="two numbers from 0 up to but not 1")
+    ] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+
+
+class OuterSection(_Section):
+    lr: Annotated[float, Field(gt=0, le=10)] = 0.7
+    momentum: Decay = 0.9
+
+
+class RoundSection(_Section):
+    sync_every: Count = 50
+    codec: Annotated[str, Field(pattern=_NAME, description="the name of a codec")] = "fp32"
+    chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
+    deadline_s: Seconds = 60.0
+    scatter_grace_s: Seconds = 10.0
+    round_timeout_s: Seconds = 120.0
+    weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
+    keep_results: Annotated[int, Field(ge=1, le=1024)] = 8
+
+
+class NetSection(_Section):
+    heartbeat_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
+    dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+
+
+class Manifest(_Section):
+    """The whole `run.toml`, checked.  Two peers may train together only if their digests are equal."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    round: RoundSection = RoundSection()
+    net: NetSection = NetSection()
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> Self:
+        problems = _cross_checks(self)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @classmethod
+    def from_toml(cls, text: str, name: str) -> Manifest:
+        """Check the text of the file `name`; UserError with one line per problem otherwise."""
+        try:
+            # Some editors put a byte order mark first, which TOML does not allow.
+            return cls.model_validate(tomllib.loads(text.removeprefix("\ufeff")))
+        except ValidationError as error:
+            raise UserError("\n".join(f"{name}: {line}" for line in _explain(error))) from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name}: {_syntax_problem(text, error)}") from None
+
+    @classmethod
+    def from_canonical(cls, data: bytes) -> Manifest:
+        """Read what `canonical` wrote; anything else is refused, so that equal content has equal bytes."""
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise UserError(f"run manifest: {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
+        try:
+            manifest = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"run manifest: {_explain(error)[0]}; {_SAME_VERSION}") from None
+        if manifest.canonical() != data:
+            raise UserError(f"run manifest: not in canonical form; {_SAME_VERSION}")
+        return manifest
+
+    def canonical(self) -> bytes:
+        """The one byte string of this content: JSON, sorted keys, no spaces, every default spelled out."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    @property
+    def digest(self) -> bytes:
+        """blake3 of `canonical()`, 32 bytes: the identity of what is trained and how."""
+        return blake3(self.canonical()).digest()
+
+
+def _cross_checks(m: Manifest) -> list[str]:
+    """Rules between keys; each line says what is wrong with which value and how it must be."""
+    problems = []
+
+    def expect(holds: bool, key: str, rule: str, found: float) -> None:
+        if not holds:
+            problems.append(f"{key}: expected {rule}, found {found}")
+
+    least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
+    grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
+    expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
+    fits = not m.model.builtin or m.model.width % heads == 0
+    expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
+    samples, limit, dead = m.data.lease_samples, m.round.round_timeout_s, m.net.dead_after_s
+    expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
+    expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
+    # One lost heartbeat is an everyday event and must not look like a death.
+    expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
+    return problems
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines: list[str] = []
+    for item in error.errors(include_url=False):
+        loc = item["loc"]
+        if not loc and item["type"] == "value_error":
+            lines += str(item["ctx"]["error"]).splitlines()
+        elif not loc:
+            lines.append(item["msg"].splitlines()[0][:120])  # bytes that are no JSON, or no JSON object
+        elif len(loc) == 1:
+            lines.append(_section_problem(str(loc[0]), item["type"], item["input"]))
+        else:
+            lines.append(_key_problem(str(loc[0]), str(loc[1]), item["type"], item["input"]))
+    if len(lines) > MAX_PROBLEMS:
+        lines = [*lines[: MAX_PROBLEMS - 1], f"and {len(lines) - MAX_PROBLEMS + 1} more problems"]
+    return lines
+
+
+def _section_problem(section: str, kind: str, found: Any) -> str:
+    if kind != "extra_forbidden":
+        return f"[{section}]: expected a table, found {_shown(found)}"
+    if not isinstance(found, dict):
+        return f"{_shown_key(section)}: unknown key; {_hint(section, _homes(section), [])}"
+    return f"[{_shown_key(section)}]: unknown section; {_hint(section, [], list(Manifest.model_fields))}"
+
+
+def _key_problem(section: str, key: str, kind: str, found: Any) -> str:
+    where = f"[{section}] {_shown_key(key)}"
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key; {_hint(key, _homes(key), list(_keys(section)))}"
+    return f"{where}: expected {_expected(_keys(section)[key], found)}, found {_shown(found)}"
+
+
+def _keys(section: str) -> dict[str, dict[str, Any]]:
+    """The rules of a section's keys, as its JSON schema states them."""
+    annotation: Any = Manifest.model_fields[section].annotation
+    return dict(annotation.model_json_schema()["properties"])
+
+
+def _homes(key: str) -> list[str]:
+    return [section for section in Manifest.model_fields if key in _keys(section)]
+
+
+def _hint(word: str, homes: list[str], known: list[str]) -> str:
+    if homes:
+        return "it belongs in " + " or ".join(f"[{section}]" for section in homes)
+    if near := difflib.get_close_matches(word, known, n=1):
+        return f'did you mean "{near[0]}"?'
+    return "known are " + ", ".join(known or [f"[{section}]" for section in Manifest.model_fields])
+
+
+def _expected(rule: dict[str, Any], found: Any) -> str:
+    """The rule of one key in words, from the same schema that refused the value."""
+    if "description" in rule:
+        return str(rule["description"])
+    if "enum" in rule:
+        return " or ".join(_shown(value) for value in rule["enum"])
+    noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
+    low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
+    if rule.get("maximum") == _HUGE and not (isinstance(found, int) and found > _HUGE):
+        return f"{noun} {low}"  # a bound that only keeps numbers finite would distract from this one
+    high = f"<= {rule['maximum']}" if "maximum" in rule else f"< {rule['exclusiveMaximum']}"
+    return f"{noun} {low} and {high}"
+
+
+def _shown(value: Any) -> str:
+    """The value as one short line, with control characters escaped."""
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a value too long to show"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _shown_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _shown(key)
+
+
+def _syntax_problem(text: str, error: Exception) -> str:
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+    if not found:
+        return f"not valid TOML: {message[:120]}"
+    lines = text.split("\n")
+    line, column = found[2] or len(lines), found[3] or len(lines[-1]) + 1
+    return f"line {line}, column {column}: not valid TOML: {found[1]}"
+
+
+TEMPLATE = """\
+# The public description of a run.  Every peer gets it and it is hashed: a change makes another run.
+# Every key is optional; the values below are the defaults.
+
+[run]
+name = "my-run"           # appears in the join URL; a-z, 0-9 and -
+seed = 0                  # first weights and order of the data; change it to repeat a run independently
+min_peers = 1             # no round opens with fewer; raise it if lonely rounds are worth nothing to you
+max_peers = 64            # further peers are refused
+rounds = 100              # the run is finished after so many committed rounds
+
+[model]
+builtin = "tiny-gpt"      # "" if every peer brings the same model of its own, through farflung.join(...)
+layers = 2                # this and the next three describe tiny-gpt; other models ignore them
+width = 64                # size of a token's vector, a multiple of heads; raise it for a bigger model
+heads = 4                 # attention heads of each layer
+context = 64              # tokens per sample
+
+[data]
+source = "python-stdlib"  # text that every peer already has; "" if your own script brings the data
+batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
+lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
+
+[inner]                   # AdamW, run by each peer alone between two rounds
+lr = 4e-4                 # size of a step; lower it if the loss jumps about
+betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
+weight_decay = 0.1        # pulls weights to zero; lower it for short runs
+warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
+clip = 1.0                # largest gradient norm; lower it if the loss spikes
+
+[outer]                   # Nesterov momentum, applied to the merged result of a round
+lr = 0.7                  # lower it if the loss rises right after rounds
+momentum = 0.9            # how long the direction of earlier rounds lasts; lower it with few rounds
+
+[round]
+sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
+codec = "fp32"            # how results travel
+chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
+deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
+scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
+round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
+weight_cap = 4.0          # no peer counts for more than so many times the median tokens
+keep_results = 8          # rounds that a peer may miss and still catch up with cheaply; costs disk space
+
+[net]
+heartbeat_s = 1.0         # how often a peer says that it lives
+dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
+"""

@@ -1,0 +1,116 @@
+"""Who is here: sessions, liveness, what each peer last said of itself.  Pure and volatile.
+
+Used by the run machine only.  Alive means heard within `dead_after_s`; verified means that the digest the peer
+reported is the run's digest of the run's version; participating means that it has not been left out of a
+commit since it became able to take part.  The three are kept apart on purpose: a live peer that takes part in
+nothing is the failure that other systems do not show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from farflung.collectives.plan import Contact
+from farflung.coordinator.messages import Beat
+
+
+@dataclass
+class Member:
+    contact: Contact
+    session: bytes
+    process: bytes  # random per agent process: tells a reconnection from a restart
+    joined_no: int  # order of admission: the oldest member founds, and breaks ties
+    heard_at: float
+    in_seq: int = -1
+    out_seq: int = 0
+    beat: Beat | None = None
+    alive: bool = True
+    state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
+    verified: bool = False  # its digest is the run's digest of the run's version
+    vouched: bool = False  # it was verified at some version in this session: its next digest means something
+    quarantined: bool = False
+    missed: int = 0  # commits in a row that it could have been in and was not
+    strikes: int = 0
+    ready_since: float | None = None
+    progress_seen: int = 0
+    rate_tokens_per_s: float = 0.0
+    rated_at: float = 0.0
+    closed_at: float | None = None  # its connection broke; it has a moment to come back
+
+    @property
+    def peer(self) -> str:
+        return self.contact.peer
+
+    @property
+    def participating(self) -> bool:
+        return self.alive and self.verified and self.missed == 0
+
+
+@dataclass
+class Membership:
+    dead_after_s: float
+    members: dict[str, Member] = field(default_factory=dict)
+    roster_no: int = 0
+    _joined: int = 0
+    _by_session: dict[bytes, str] = field(default_factory=dict)
+
+    def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
+        """A new session of a peer; an older one of the same peer ends here."""
+        self._joined += 1
+        member = Member(contact, session, process, self._joined, now)
+        old = self.members.get(contact.peer)
+        if old is not None:
+            member.strikes = old.strikes
+            self._by_session.pop(old.session, None)
+        self.members[contact.peer] = member
+        self._by_session[session] = contact.peer
+        self.roster_no += 1
+        return member
+
+    def lose(self, member: Member, state: str) -> None:
+        """Kept in the list, so that people see who was lost; its session is over."""
+        member.alive = member.verified = False
+        member.state = state
+        self._by_session.pop(member.session, None)
+        self.roster_no += 1
+
+    def by_session(self, session: bytes) -> Member | None:
+        peer = self._by_session.get(session)
+        return self.members[peer] if peer is not None else None
+
+    def silent(self, now: float, grace_s: float) -> list[Member]:
+        """Members that count as dead from now on."""
+        return [
+            member
+            for member in self.members.values()
+            if member.alive
+            and (
+                now - member.heard_at >= self.dead_after_s
+                or (member.closed_at is not None and now - member.closed_at >= grace_s)
+            )
+        ]
+
+    @property
+    def alive(self) -> dict[str, Member]:
+        return {peer: member for peer, member in self.members.items() if member.alive}
+
+    @property
+    def dialable(self) -> set[str]:
+        return {peer for peer, member in self.members.items() if member.contact.address}
+
+    def roster(self) -> tuple[Contact, ...]:
+        return tuple(member.contact for _, member in sorted(self.members.items()) if member.alive)
+
+    def donors(self, version: int) -> tuple[str, ...]:
+        """Peers that may serve state: alive, dialable, verified at the run's version (P4)."""
+        return tuple(
+            sorted(
+                peer
+                for peer, m in self.members.items()
+                if m.alive
+                and m.verified
+                and m.contact.address
+                and m.beat is not None
+                and m.beat.version == version
+            )
+        )[:16]

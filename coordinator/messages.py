@@ -1,0 +1,245 @@
+"""All that peers and coordinator say to each other on the control plane.  Types and bounds only.
+
+Messages are *snapshots*, not deltas: a lost one is made good by the next beat, a repeated or late one does
+no harm.  Every member message carries the session and a growing `seq`; so does every answer.  Read together
+with collectives/plan.py, whose types appear here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from farflung.collectives.limits import CONTROL_BIN_BYTES, MAX_PEERS, TOKENS_MAX
+from farflung.collectives.plan import (
+    Commit,
+    Contact,
+    Count,
+    Decision,
+    Hash,
+    HashList,
+    Mask,
+    PeerName,
+    Plan,
+    Reason,
+    Used,
+)
+from farflung.coordinator.schema import ModelSchema
+
+Bytes32 = Hash
+Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
+Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
+LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
+Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
+ShortText = Annotated[str, Meta(max_length=256)]
+
+
+class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- at the door: anyone may speak here ------------------------------------------------------------
+
+
+class Knock(_Message, frozen=True, kw_only=True):
+    protocol: Count
+    run: PeerName
+
+
+class Challenge(_Message, frozen=True, kw_only=True):
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    run_id: Session
+    manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """Who I am, signed over the challenge; binds the CURVE key of this session to the identity."""
+
+    protocol: Count
+    run_id: Session
+    identity: Bytes32
+    key: Bytes32
+    address: ShortText
+    software: ShortText
+    manifest: Bytes32
+    model: ModelSchema
+    version: Version
+    digest: Digest
+    process: Session  # random per agent process: a restart is not a reconnection
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    session: Session
+    incarnation: Count
+    member_port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Refuse(_Message, frozen=True, kw_only=True):
+    code: Annotated[str, Meta(max_length=32)]
+    reason: Reason
+    retry_after_s: float
+
+
+class AskStatus(_Message, frozen=True, kw_only=True):
+    run: PeerName
+
+
+class StatusReply(_Message, frozen=True, kw_only=True):
+    status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]  # JSON
+
+
+# ---- from a member ---------------------------------------------------------------------------------
+
+
+class _FromMember(_Message, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class Beat(_FromMember, frozen=True, kw_only=True):
+    """Where I am.  Everything that the coordinator may have to repeat follows from it."""
+
+    roster_no: Count
+    version: Version
+    digest: Digest
+    round_no: Count  # of the round I am in, 0 if none
+    epoch: Count
+    decision_no: Count
+    phase: Annotated[str, Meta(max_length=16)]
+    ready: bool
+    step: Count
+    tokens: Tokens
+    loss: float | None
+    tx_bytes: Count
+    rx_bytes: Count
+    need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
+    have: LeaseIds
+    want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
+    samples: Count  # size of my data set, 0 if the run does not lease mine
+
+
+class Sent(_FromMember, frozen=True, kw_only=True):
+    """SCATTER: what my contribution is and what went into it."""
+
+    round_no: Count
+    hashes: HashList
+    tokens: Tokens
+    steps: Count
+    loss: float | None
+    used: Useds
+
+
+class ProgressReport(_FromMember, frozen=True, kw_only=True):
+    """DECIDE and GATHER: what I can prove to hold."""
+
+    round_no: Count
+    decision_no: Count
+    held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=64)]
+    merged: Mask
+    merged_hashes: HashList
+    got: Mask
+    got_hash: Bytes32
+
+
+class Leave(_FromMember, frozen=True, kw_only=True):
+    reason: Reason
+
+
+# ---- to a member -----------------------------------------------------------------------------------
+
+
+class Lease(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Samples [start, stop) of one epoch's order; those before `upto` are committed already."""
+
+    lease: Count
+    epoch: Count
+    start: Count
+    stop: Count
+    upto: Count
+
+
+class _ToMember(_Message, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class Tick(_ToMember, frozen=True, kw_only=True):
+    """The answer to a beat: where the run is and what to do now."""
+
+    version: Count
+    digests: Annotated[tuple[tuple[int, Bytes32], ...], Meta(max_length=16)]  # recent versions' digests
+    goal: Annotated[str, Meta(max_length=16)]  # found | sync | train | wait | finish
+    verified: bool
+    reason: Reason
+    roster_no: Count
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
+    donors: Annotated[tuple[str, ...], Meta(max_length=16)]
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
+    void: LeaseIds
+    round_no: Count  # the round in flight that counts on me, 0 if none
+    sent_seen: bool
+    progress_seen: Count  # seq of the newest progress report I acted on
+
+
+class OpenRound(_ToMember, frozen=True, kw_only=True):
+    plan: Plan
+
+
+class Decided(_ToMember, frozen=True, kw_only=True):
+    decision: Decision
+
+
+class Committed(_ToMember, frozen=True, kw_only=True):
+    commit: Commit
+
+
+class Aborted(_ToMember, frozen=True, kw_only=True):
+    round_no: Count
+    reason: Reason
+
+
+class Gone(_ToMember, frozen=True, kw_only=True):
+    """This session is over; say hello again (or not: `final`)."""
+
+    reason: Reason
+    final: bool
+
+
+DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus}
+DOOR_OUT: dict[str, type[_Message]] = {
+    "challenge": Challenge,
+    "welcome": Welcome,
+    "refuse": Refuse,
+    "status": StatusReply,
+}
+MEMBER_IN: dict[str, type[_Message]] = {
+    "beat": Beat,
+    "sent": Sent,
+    "progress": ProgressReport,
+    "leave": Leave,
+}
+MEMBER_OUT: dict[str, type[_Message]] = {
+    "tick": Tick,
+    "open": OpenRound,
+    "decided": Decided,
+    "committed": Committed,
+    "aborted": Aborted,
+    "gone": Gone,
+}
+
+KINDS: dict[str, type[_Message]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+FromMember = Beat | Sent | ProgressReport | Leave
+ToMember = Tick | OpenRound | Decided | Committed | Aborted | Gone
+FromDoor = Knock | Hello | AskStatus
+ToDoor = Challenge | Welcome | Refuse | StatusReply
+Message = FromMember | ToMember | FromDoor | ToDoor
+
+
+def kind_of(message: Message) -> str:
+    return _KIND_OF[type(message)]

@@ -1,0 +1,121 @@
+"""The journal's records: every durable transition of a run, one type each.
+
+Written by the run machine, made durable by the journal before anything acts on them, folded by the ledger.
+Data only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from farflung.collectives.plan import Commit, Decision, Plan, Used
+from farflung.coordinator.messages import Lease
+from farflung.coordinator.schema import ModelSchema
+
+
+class _Record(Struct, frozen=True, tag_field="record", kw_only=True):
+    pass
+
+
+class Started(_Record, frozen=True, kw_only=True, tag="started"):
+    """A coordinator process took over the run."""
+
+    incarnation: int
+
+
+class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
+    """The first peer's model is the run's model."""
+
+    model: ModelSchema
+    peer: str
+
+
+class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
+    samples: int
+    peer: str
+
+
+class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
+    """Version 0 is the founder's initial state."""
+
+    digest: bytes
+    peer: str
+
+
+class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
+    peer: str
+    name: str
+    session: bytes
+
+
+class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
+    peer: str
+    reason: str
+
+
+class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
+    plan: Plan
+
+
+class DecidedOn(_Record, frozen=True, kw_only=True, tag="decided"):
+    decision: Decision
+
+
+class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
+    commit: Commit
+    used: dict[str, tuple[Used, ...]]
+    excluded: dict[str, str]
+    tokens: int
+    steps: int
+    loss: float | None
+    seconds: float
+    tx_bytes: int
+
+
+class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
+    round_no: int
+    reason: str
+
+
+class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
+    version: int
+    digest: bytes
+
+
+class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
+    peer: str
+    lease: Lease
+
+
+class Released(_Record, frozen=True, kw_only=True, tag="released"):
+    leases: tuple[int, ...]
+    reason: str
+
+
+Record = (
+    Started
+    | ModelFixed
+    | DataFixed
+    | Genesis
+    | Admitted
+    | Departed
+    | Opened
+    | DecidedOn
+    | CommittedRound
+    | AbortedRound
+    | DigestFixed
+    | Granted
+    | Released
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def to_bytes(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def from_bytes(raw: bytes) -> Record:
+    return _decoder.decode(raw)

@@ -1,0 +1,282 @@
+"""One round at the coordinator: when each phase ends, who is in, and why.  Pure.
+
+`InFlight` collects what members report; `next_step` says which transition is due now, with its reason, and the
+run machine writes it down and announces it.  Must not know sockets, journals or membership beyond the set of
+peers alive and dialable at the moment.
+
+Order matters: the dead are replaced first, then the decision is made or remade, then the commit is considered.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from farflung.collectives import shares
+from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, split_hashes
+from farflung.collectives.plan import Commit, Decision, Plan
+from farflung.coordinator.messages import ProgressReport, Sent
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    min_peers: int
+    scatter_grace_s: float
+    round_timeout_s: float
+    weight_cap: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Ownership changed: announce the plan of the new epoch."""
+
+    plan: Plan
+    reason: str
+
+
+@dataclass(frozen=True)
+class Settled:
+    decision: Decision
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Failed:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    reason: str
+
+
+Step = Moved | Settled | Done | Failed | Waiting
+
+
+@dataclass
+class InFlight:
+    """What the coordinator knows of the round in flight.  Volatile: a restart aborts the round."""
+
+    plan: Plan
+    rules: RoundRules
+    opened_at: float
+    decision: Decision | None = None
+    sent: dict[str, Sent] = field(default_factory=dict)
+    barred: dict[str, str] = field(default_factory=dict)  # member -> why its contribution can't count
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
+    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    reports: dict[str, ProgressReport] = field(default_factory=dict)
+
+    # ---- what members report -------------------------------------------------------------------------
+
+    def on_sent(self, peer: str, sent: Sent) -> str | None:
+        """Returns why the contribution is barred, if it is."""
+        if peer in self.sent:
+            return None
+        if len(sent.hashes) != 32 * len(self.plan.owners):
+            self.barred[peer] = (
+                f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
+            )
+        elif sent.tokens == 0 and sent.steps == 0:
+            self.barred[peer] = "it has nothing to contribute"
+        self.sent[peer] = sent
+        for owner, report in self.reports.items():
+            self._prove_held(owner, report)  # an owner's report may have overtaken the hash list
+        return self.barred.get(peer)
+
+    def on_progress(self, peer: str, report: ProgressReport) -> None:
+        self.reports[peer] = report
+        self._prove_held(peer, report)
+        if self.decision is not None and report.decision_no == self.decision.decision_no:
+            for chunk, digest in zip(
+                bits(mask_from_bytes(report.merged)), split_hashes(report.merged_hashes), strict=False
+            ):
+                if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
+                    self.merged.setdefault(chunk, digest)
+
+    def _prove_held(self, owner: str, report: ProgressReport) -> None:
+        """Count only chunks that hash to what their sender says it sent."""
+        proven = self.held.setdefault(owner, {})
+        for member, (raw, digest) in report.held.items():
+            mask = mask_from_bytes(raw) & full_mask(len(self.plan.owners))
+            sent = self.sent.get(member)
+            if sent is None or member in self.barred:
+                continue
+            hashes = split_hashes(sent.hashes)
+            if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
+                proven[member] = mask
+            else:
+                self.barred[member] = f"the bytes that {owner} holds are not the bytes it says it sent"
+
+    # ---- what is due -----------------------------------------------------------------------------------
+
+    def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
+        moved = self._replace_the_dead(alive, dialable)
+        if moved is not None:
+            return moved
+        if now - self.opened_at >= self.rules.round_timeout_s:
+            return Failed(f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}")
+        if self.decision is None:
+            return self._decide(now, alive)
+        lost = self._unobtainable(alive)
+        if lost:
+            return self._settle(
+                [m for m in self.decision.included(self.plan.members) if m not in lost],
+                alive,
+                f"the contributions of {', '.join(sorted(lost))} died with their holders",
+            )
+        return self._maybe_commit(alive)
+
+    def _replace_the_dead(self, alive: set[str], dialable: set[str]) -> Step | None:
+        members = self.plan.members
+        lost = {index for index in set(self.plan.owners) if members[index] not in alive}
+        if not lost:
+            return None
+        heirs = [i for i, member in enumerate(members) if member in alive and member in dialable]
+        if not heirs:
+            return Failed("no living member can be dialled, so nobody can own a chunk")
+        owners = list(shares.reassign(self.plan.owners, lost, heirs))
+        for chunk, owner in enumerate(self.plan.owners):
+            holders = [i for i in heirs if chunk in self.merged and self._got(members[i]) >> chunk & 1]
+            if owner in lost and holders:
+                owners[chunk] = min(holders, key=lambda index: (owners.count(index), index))
+            elif owner in lost:
+                self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
+        for index in lost:
+            self.held.pop(members[index], None)
+        plan = Plan(
+            self.plan.round_no,
+            self.plan.epoch + 1,
+            self.plan.version,
+            members,
+            tuple(owners),
+            self.plan.codec,
+        )
+        self.plan = plan
+        names = ", ".join(members[index] for index in sorted(lost))
+        return Moved(plan, f"owner {names} is lost; its chunks moved")
+
+    def _decide(self, now: float, alive: set[str]) -> Step:
+        ready = [m for m in self.plan.members if self._complete(m)]
+        late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
+        grace_over = now - self.opened_at >= self.rules.scatter_grace_s
+        if late and not (grace_over and len(ready) >= self.rules.min_peers):
+            return Waiting(f"scatter: waiting for {', '.join(late)}")
+        reason = "the grace window is over" if late else "every living member's contribution is in"
+        return self._settle(ready, alive, reason)
+
+    def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
+        if len(ready) < self.rules.min_peers:
+            return Failed(f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed")
+        weights = token_weights([self.sent[m].tokens for m in ready], self.rules.weight_cap)
+        by_member = dict(zip(ready, weights, strict=True))
+        number = 1 if self.decision is None else self.decision.decision_no + 1
+        decision = Decision(
+            self.plan.round_no,
+            number,
+            tuple(by_member.get(m, 0.0) for m in self.plan.members),
+            {m: self._why_out(m, alive) for m in self.plan.members if m not in by_member},
+        )
+        self.decision = decision
+        self.merged.clear()
+        return Settled(decision, reason)
+
+    def _unobtainable(self, alive: set[str]) -> set[str]:
+        """Included members that are dead and whose bytes for a chunk still to be merged nobody holds."""
+        assert self.decision is not None
+        lost = set()
+        for member in self.decision.included(self.plan.members):
+            if member not in alive:
+                for chunk, owner in enumerate(self.plan.owners):
+                    if chunk not in self.merged and not self._holds(self.plan.members[owner], member, chunk):
+                        lost.add(member)
+        return lost
+
+    def _maybe_commit(self, alive: set[str]) -> Step:
+        chunks = len(self.plan.owners)
+        missing = chunks - len(self.merged)
+        if missing:
+            return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
+        here = [m for m in self.plan.members if m in alive]
+        needed = min(2, len(here))
+        masks = [self._got(m) for m in here]
+        thin = sum(1 for chunk in range(chunks) if sum(mask >> chunk & 1 for mask in masks) < needed)
+        if thin or not here:
+            return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
+        assert self.decision is not None
+        hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
+        return Done(
+            Commit(
+                self.plan.version + 1,
+                self.plan.round_no,
+                self.plan.members,
+                self.decision.weights,
+                hashes,
+                self.plan.codec,
+            )
+        )
+
+    # ---- questions -------------------------------------------------------------------------------------
+
+    def _holds(self, owner: str, member: str, chunk: int) -> bool:
+        return bool(self.held.get(owner, {}).get(member, 0) >> chunk & 1)
+
+    def _complete(self, member: str) -> bool:
+        if member not in self.sent or member in self.barred:
+            return False
+        return all(
+            self._holds(self.plan.members[owner], member, chunk)
+            for chunk, owner in enumerate(self.plan.owners)
+        )
+
+    def _got(self, member: str) -> int:
+        """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
+        report = self.reports.get(member)
+        if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
+            return 0
+        mask = mask_from_bytes(report.got) & full_mask(len(self.plan.owners))
+        if any(chunk not in self.merged for chunk in bits(mask)):
+            return 0  # its proof speaks of chunks that nobody answers for yet
+        return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
+
+    def _why_out(self, member: str, alive: set[str]) -> str:
+        if member in self.barred:
+            return self.barred[member]
+        if member not in alive:
+            return "it was lost before its contribution was safe"
+        return (
+            "its contribution was not whole in time"
+            if member in self.sent
+            else "it sent no hash list in time"
+        )
+
+    def _lag(self, alive: set[str]) -> str:
+        dead = [m for m in self.plan.members if m not in alive]
+        late = [m for m in self.plan.members if m in alive and not self._complete(m)]
+        return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}"
+
+    def fractions(self) -> tuple[int, float, float, float]:
+        """(members whose contribution is whole, held, merged, got) for the status."""
+        chunks, members = len(self.plan.owners), self.plan.members
+        held = sum(mask.bit_count() for by in self.held.values() for mask in by.values())
+        got = sum(self._got(m).bit_count() for m in members)
+        whole = sum(1 for m in members if self._complete(m))
+        return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))
+
+
+def token_weights(tokens: Sequence[int], cap: float) -> list[float]:
+    """Weights that sum to about 1, proportional to tokens but at most `cap` times the median; exact in fp32.
+
+    Rounded to fp32 here, once, so that what is written down is what every owner multiplies by.
+    """
+    bound = cap * statistics.median(tokens)
+    capped = [min(float(t), bound) if bound > 0 else 1.0 for t in tokens]
+    total = sum(capped)
+    return [struct.unpack("<f", struct.pack("<f", c / total))[0] for c in capped]

@@ -1,0 +1,212 @@
+"""The coordinator's machine: `(event, now) -> effects`, the whole of a run's decisions behind five doors.
+
+    on_door     a frame of a stranger        on_member   a frame of a member
+    on_closed   a member's connection broke  on_timer    time passed        start   once, first
+
+Driven by the server's sockets and clock, and by the simulator.  Pure: clock and randomness are arguments.
+What a member sends is a snapshot of where it is; what it lacks is repeated with every answer, so that lost,
+late and repeated messages all heal by the next beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.collectives.digests import HASH_BYTES
+from farflung.collectives.plan import Contact
+from farflung.collectives.verdicts import Counters, Verdict
+from farflung.coordinator.admission import Door
+from farflung.coordinator.conductor import Conductor
+from farflung.coordinator.core import Core
+from farflung.coordinator.effects import Allow, AnswerDoor, Effect, Forbid, Tell
+from farflung.coordinator.guidance import Guidance
+from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.membership import Member
+from farflung.coordinator.messages import (
+    AskStatus,
+    Beat,
+    FromDoor,
+    FromMember,
+    Gone,
+    Hello,
+    Knock,
+    Leave,
+    ProgressReport,
+    Sent,
+    StatusReply,
+    Welcome,
+)
+from farflung.coordinator.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
+from farflung.coordinator.signing import name_of, peer_id_of
+from farflung.coordinator.status import status_json
+
+RECONNECT_GRACE_S = (
+    1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
+)
+
+
+class RunMachine:
+    def __init__(
+        self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
+    ) -> None:
+        ledger = Ledger(manifest.data.lease_samples, manifest.round.keep_results)
+        for record in records:
+            ledger.apply(record)
+        self.core = Core(manifest, run_id, ledger)
+        self.conductor = Conductor(self.core)
+        self.guidance = Guidance(self.core, self.conductor)
+        self.door = Door(self.core)
+        self.counters = Counters()
+        self.member_port = 0
+        self._random = random
+        self._started_at = 0.0
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    def start(self, now: float, member_port: int) -> list[Effect]:
+        core = self.core
+        core.now = self._started_at = now
+        self.member_port = member_port
+        core.write(Started(incarnation=core.ledger.incarnation + 1))
+        if core.ledger.open_round:
+            number = core.ledger.open_round
+            core.write(AbortedRound(round_no=number, reason="the coordinator restarted"))
+            core.note(f"round {number} aborted: the coordinator restarted; local work is kept")
+        if core.ledger.version:
+            core.note(f"resumed at version {core.ledger.version} from the journal")
+        return core.take_effects()
+
+    def on_door(self, caller: bytes, key: bytes, message: FromDoor, now: float) -> list[Effect]:
+        self.core.now = now
+        match message:
+            case Knock():
+                self.core.do(AnswerDoor(caller, self.door.knock(caller, message, self._random(32))))
+            case Hello():
+                self._on_hello(caller, key, message)
+            case AskStatus():
+                self.core.do(AnswerDoor(caller, StatusReply(status=status_json(self, now))))
+        self.counters.count(Verdict.ACCEPTED)
+        return self.core.take_effects()
+
+    def on_member(self, key: bytes, message: FromMember, now: float) -> list[Effect]:
+        self.core.now = now
+        member = self.core.members.by_session(message.session)
+        if member is None:
+            self.counters.count(Verdict.STALE)
+            self.core.do(
+                Tell("", message.session, _gone(message.session, "this session is not known any more"))
+            )
+            return self.core.take_effects()
+        if member.contact.key != key:
+            self.counters.count(Verdict.UNAUTHORISED)
+            return []
+        if message.seq <= member.in_seq:
+            self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
+            return []
+        member.in_seq, member.heard_at, member.closed_at = message.seq, now, None
+        self.counters.count(self._on_member_message(member, message))
+        self._settle()
+        return self.core.take_effects()
+
+    def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
+        member = self.core.members.members.get(peer)
+        if member is not None and member.alive and member.session == session:
+            member.closed_at = now
+        return []
+
+    def on_timer(self, now: float) -> list[Effect]:
+        core = self.core
+        core.now = now
+        for member in core.members.silent(now, RECONNECT_GRACE_S):
+            closed = member.closed_at is not None
+            why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
+            self._lose(member, "lost", why)
+        self.guidance.reclaim_leases()
+        self._settle()
+        return core.take_effects()
+
+    # ---- hello ---------------------------------------------------------------------------------------
+
+    def _on_hello(self, caller: bytes, key: bytes, hello: Hello) -> None:
+        core = self.core
+        refusal = self.door.examine(caller, key, hello)
+        if refusal is not None:
+            core.do(AnswerDoor(caller, refusal))
+            return
+        peer, name = peer_id_of(hello.identity), name_of(hello.identity)
+        session = self._random(16)
+        if core.ledger.model is None:
+            core.write(ModelFixed(model=hello.model, peer=peer))
+        core.write(Admitted(peer=peer, name=name, session=session))
+        old = core.members.members.get(peer)
+        if old is not None:
+            core.do(Forbid(old.contact.key))
+            if old.process != hello.process:
+                self.conductor.on_restart(peer)
+        member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        member.vouched = bool(hello.digest) and core.ledger.digests.get(hello.version) == hello.digest
+        core.note(f"{name} {'came back' if old is not None else 'joined'}")
+        core.do(Allow(key))
+        core.do(
+            AnswerDoor(
+                caller,
+                Welcome(session=session, incarnation=core.ledger.incarnation, member_port=self.member_port),
+            )
+        )
+
+    # ---- members -------------------------------------------------------------------------------------
+
+    def _on_member_message(self, member: Member, message: FromMember) -> Verdict:
+        match message:
+            case Beat():
+                return self._on_beat(member, message)
+            case Sent() | ProgressReport():
+                return self._on_round_report(member, message)
+            case Leave():
+                self._lose(member, "left", message.reason or "it left")
+                return Verdict.ACCEPTED
+
+    def _on_beat(self, member: Member, beat: Beat) -> Verdict:
+        if beat.digest and len(beat.digest) != HASH_BYTES:
+            return Verdict.MALFORMED
+        refusal = self.guidance.on_beat(member, beat)
+        if refusal is not None:
+            self.core.tell(member, Gone, reason=refusal, final=True)
+            self._lose(member, "left", refusal)
+        return Verdict.ACCEPTED
+
+    def _on_round_report(self, member: Member, message: Sent | ProgressReport) -> Verdict:
+        flight = self.conductor.round
+        if flight is None or message.round_no != flight.plan.round_no or not self.conductor.counts_on(member):
+            return Verdict.STALE
+        if isinstance(message, Sent):
+            self.conductor.on_sent(member, message)
+        else:
+            flight.on_progress(member.peer, message)
+            member.progress_seen = message.seq
+        return Verdict.ACCEPTED
+
+    def _lose(self, member: Member, state: str, why: str) -> None:
+        self.core.write(Departed(peer=member.peer, reason=why))
+        self.core.note(f"{member.contact.name} {state}: {why}")
+        self.core.do(Forbid(member.contact.key))
+        self.core.members.lose(member, state)
+
+    # ---- what follows from any event -------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Move the round on, settle a new version's digest, and tell everybody at once what that changes."""
+        self.conductor.advance()
+        if self.conductor.maybe_fix_digest():
+            self.guidance.recheck_all()
+        self.conductor.maybe_open()
+        self.conductor.advance()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.core.now - self._started_at
+
+
+def _gone(session: bytes, reason: str) -> Gone:
+    return Gone(session=session, seq=1, reason=reason, final=False)

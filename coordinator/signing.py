@@ -1,0 +1,58 @@
+"""Owns what a public key means: the id and the name of its peer, and whether a signature is good.
+
+Called by the coordinator on every hello and by peer/identity.py, which holds the private half.
+Must not know files, messages or sockets; all functions are pure, and none raises on hostile bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+_ID_BYTES = 10  # 80 bits: 16 letters of base32 without padding
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# 64 of each, so that six bits of the hash choose one.  Order and spelling are part of every peer's name.
+ADJECTIVES = _words(
+    "amber ample azure bold brave brisk bronze calm clever copper coral cosmic crisp dapper daring dusty "
+    "eager early fair fleet fond frosty gentle glad golden grand green happy hardy hazel honest humble "
+    "indigo ivory jade jolly keen kind lively lucky lunar mellow merry mighty misty modest nimble noble "
+    "olive patient plucky polar proud quick quiet rapid rosy royal rustic silver spry steady sunny velvet"
+)
+ANIMALS = _words(
+    "badger bat bear beaver bison camel cat cod condor coot crab crane crow deer dingo dove "
+    "eagle eel egret elk falcon ferret finch fox gecko goat goose gull hare hawk heron hound "
+    "ibex ibis jackal jay kiwi koala lark lemur lion llama lynx magpie marten mole moose newt "
+    "ocelot orca otter owl panda pika puffin quail rabbit raven robin seal stork tapir trout wren"
+)
+
+
+def peer_id_of(public: bytes) -> str:
+    """The 16 lower-case letters and digits by which a peer is known."""
+    return base64.b32encode(_hash(public)[:_ID_BYTES]).decode("ascii").lower()
+
+
+def name_of(public: bytes) -> str:
+    """A name for people, such as `amber-fox`.  Not unique: rules must use the id."""
+    first, second = _hash(public)[_ID_BYTES : _ID_BYTES + 2]
+    return f"{ADJECTIVES[first % 64]}-{ANIMALS[second % 64]}"
+
+
+def verify(public: bytes, message: bytes, signature: bytes) -> bool:
+    """True if the holder of the key signed exactly this message; damaged keys and signatures are False."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _hash(public: bytes) -> bytes:
+    return blake3(public).digest()

@@ -1,0 +1,110 @@
+"""How a peer gets in: knock, read the manifest, say a signed hello, retry with patience.  Pure.
+
+Part of the peer machine.  Signing is handed in; no clock, no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farflung.collectives.limits import PROTOCOL_VERSION
+from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
+from farflung.coordinator.schema import ModelSchema
+
+RETRY_S = 0.5
+RETRY_MAX_S = 10.0
+# A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
+FINAL_CODES = frozenset({"protocol", "run", "model", "manifest", "key"})
+
+
+class Stand(StrEnum):
+    KNOCKING = "knocking"
+    READING = "reading"  # the manifest is here, the model is not yet
+    GREETING = "greeting"
+    INSIDE = "inside"
+
+
+@dataclass(frozen=True)
+class Me:
+    """Who this process is; `sign(nonce, hello)` returns the hello with its signature."""
+
+    peer: str
+    identity: bytes
+    key: bytes
+    process: bytes
+    address: str
+    software: str
+    sign: Callable[[bytes, Hello], Hello]
+
+
+class Doorway:
+    def __init__(self, me: Me, run: str) -> None:
+        self.stand = Stand.KNOCKING
+        self.manifest: bytes | None = None
+        self.manifest_digest = b""
+        self.run_id = b""
+        self.last_refusal: Refuse | None = None
+        self._me = me
+        self._run = run
+        self._nonce = b""
+        self._again_at = 0.0
+        self._tries = 0
+
+    def leave(self, now: float, jitter: float) -> None:
+        """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
+        self.stand = Stand.KNOCKING
+        self._tries = 0
+        self._again_at = now + jitter
+
+    def on_timer(self, now: float) -> Knock | None:
+        if self.stand == Stand.INSIDE or now < self._again_at:
+            return None
+        if self.stand == Stand.READING:
+            return None
+        self.stand = Stand.KNOCKING
+        self._again_at = now + min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
+        self._tries += 1
+        return Knock(protocol=PROTOCOL_VERSION, run=self._run)
+
+    def on_challenge(self, challenge: Challenge) -> bool:
+        """True when it was expected."""
+        if self.stand != Stand.KNOCKING:
+            return False
+        self._nonce, self.run_id, self.manifest = challenge.nonce, challenge.run_id, challenge.manifest
+        self.stand = Stand.READING
+        return True
+
+    def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
+        self.stand = Stand.GREETING
+        self._again_at = now + 2 * RETRY_S
+        me = self._me
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            run_id=self.run_id,
+            identity=me.identity,
+            key=me.key,
+            address=me.address,
+            software=me.software,
+            manifest=self.manifest_digest,
+            model=model,
+            version=version,
+            digest=digest,
+            process=me.process,
+            signature=b"",
+        )
+        return me.sign(self._nonce, hello)
+
+    def on_welcome(self, welcome: Welcome) -> bool:
+        if self.stand != Stand.GREETING:
+            return False
+        self.stand, self._tries, self.last_refusal = Stand.INSIDE, 0, None
+        return True
+
+    def on_refuse(self, refuse: Refuse, now: float) -> bool:
+        """True when trying again is pointless."""
+        self.last_refusal = refuse
+        self.stand = Stand.KNOCKING
+        self._again_at = now + max(refuse.retry_after_s, RETRY_S)
+        return refuse.code in FINAL_CODES

@@ -1,0 +1,97 @@
+"""What the peer's machine asks its shell (the agent, or the simulator) to do, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.effects import DataEffect
+from farflung.collectives.plan import Contact
+from farflung.coordinator.messages import FromDoor, FromMember
+from farflung.peer.local_messages import ToTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class ToDoor:
+    message: FromDoor
+
+
+@dataclass(frozen=True, slots=True)
+class EnterMembers:
+    """The coordinator let me in: connect to its members' port."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveMembers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class Contacts:
+    """Everybody in the run: whose frames are accepted, and where they can be dialled."""
+
+    roster: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    message: ToTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode the pseudo-gradient in a delta slot, chunk by chunk."""
+
+    round_no: int
+    slot: int
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServeState:
+    """Send one chunk of the outer state as it is now (it is at `version`)."""
+
+    to: str
+    chunk: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeManifest:
+    to: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The peer is done: `code` is "finished", "left", or a refusal's code."""
+
+    code: str
+    reason: str
+
+
+Effect = (
+    ToDoor
+    | EnterMembers
+    | LeaveMembers
+    | ToCoordinator
+    | Contacts
+    | Tell
+    | Encode
+    | ServeState
+    | ServeManifest
+    | Note
+    | Exit
+    | DataEffect
+)

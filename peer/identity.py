@@ -1,0 +1,117 @@
+"""Owns the peer's ed25519 key: makes it once, keeps it private on disk, signs with it.
+
+Called by the CLI and the agent.  Must not know the network; what others may derive from the public
+half (id, name, checking a signature) is in coordinator/signing.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from farflung.collectives.errors import UserError
+from farflung.coordinator.signing import name_of, peer_id_of
+
+_MAX_KEY_FILE_BYTES = 16 * 1024
+_REPLACE = "move it away and farflung makes a new key (with a new peer id)"
+
+
+class Identity:
+    """Who this peer is.  The private key never leaves this object except into its own file."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public: bytes = key.public_key().public_bytes_raw()
+        self.peer_id: str = peer_id_of(self.public)
+        self.name: str = name_of(self.public)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id}, {self.name})"
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte ed25519 signature of the message."""
+        return self._key.sign(message)
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A fresh identity that is kept nowhere."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load_or_create(cls, path: Path | None = None) -> Identity:
+        """The identity in the file, which is made on first use; UserError if the file cannot be trusted."""
+        path = path or default_path()
+        try:
+            if not os.path.lexists(path):
+                _create(path)
+            return cls(_load(path))
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise UserError(f"{path}: cannot use this key file: {reason}") from error
+
+
+def default_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$FARFLUNG_HOME/identity.pem`, else `~/.config/farflung/identity.pem`."""
+    try:
+        home = Path(environ.get("FARFLUNG_HOME") or "~/.config/farflung").expanduser()
+    except RuntimeError as error:
+        raise UserError(f"no place for the identity key: {error}; set FARFLUNG_HOME to a folder") from error
+    return home / "identity.pem"
+
+
+def _create(path: Path) -> None:
+    """Write aside, then link: nobody ever sees half a key, and of two starting peers one key wins."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        aside.unlink()
+
+
+def _load(path: Path) -> Ed25519PrivateKey:
+    # Non-blocking, because opening a pipe would otherwise wait for a writer for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: not a regular file; {_REPLACE}")
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise UserError(
+                f"{path}: others may use this private key (mode {mode:04o}); "
+                f"run: chmod 600 {shlex.quote(str(path))}"
+            )
+        pem = os.read(descriptor, _MAX_KEY_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError:
+        raise UserError(f"{path}: protected by a password, which farflung cannot use; {_REPLACE}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise UserError(f"{path}: damaged, or not a private key in PEM form; {_REPLACE}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"{path}: a key of another kind, expected ed25519; {_REPLACE}")
+    return key

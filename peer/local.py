@@ -1,0 +1,270 @@
+"""What agent and trainer of one peer share on their machine: a folder, memory and a message channel.
+
+Called by the agent (`SharedState.create`, `LocalServer`), by the trainer (`SharedState.open`, `LocalClient`)
+and by whoever starts the two (`make_folder`).
+Must not know what the messages mean, or who may write to the anchor when.
+
+    FOLDER/lock           flock, held as long as the process that made the folder lives
+    FOLDER/trainer.sock   the channel
+    PLACE/anchor slot0 slot1 progress      PLACE is FOLDER, or another such folder where there is more room
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import shutil
+import tempfile
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import zmq
+from torch import Tensor
+
+from farflung.collectives.errors import UserError
+from farflung.peer.local_messages import (
+    FromTrainer,
+    Shared,
+    Stop,
+    ToTrainer,
+    from_trainer,
+    to_bytes,
+    to_trainer,
+)
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "farflung-"
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
+_MARGIN_BYTES = 16 << 20
+_PAGE_BYTES = 4096
+_MESSAGE_BYTES = 4 << 20
+_QUEUED_MESSAGES = 1000
+_LAST_WORDS_MS = 500  # how long a closing socket tries to deliver what was said last
+
+
+# ---- the folder
+
+
+def make_folder(room_bytes: int = _ROOM_BYTES) -> Path:
+    """A private folder, in memory where there is room.  Its lock is held for the life of this process."""
+    usable = os.access(_MEMORY, os.W_OK) and os.path.ismount(_MEMORY) and _free_bytes(_MEMORY) >= room_bytes
+    home = _MEMORY if usable else Path(tempfile.gettempdir())
+    # Locked first and named afterwards, so that nobody sweeps it away in between.  mkdtemp makes it 0700.
+    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}{os.getpid()}-", dir=home))
+    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the descriptor stays open: only the end of this process lets go of it
+    return new.rename(home / new.name.removeprefix("new-"))
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that made the folder is gone, however it ended."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return not folder.exists()  # without a lock it is being made, or is not ours to judge
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def sweep_stale() -> list[Path]:
+    """Remove what peers of this user left behind when they were killed; returns what was removed."""
+    removed = []
+    for home in {_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in home.glob(f"{_PREFIX}*-*"):
+            try:
+                mine = folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+            except OSError:  # somebody else removed it just now
+                continue
+            if mine and is_abandoned(folder):
+                remove_folder(folder)
+                removed.append(folder)
+    return removed
+
+
+def _free_bytes(path: Path) -> int:
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+# ---- memory
+
+
+class SharedState:
+    """The anchor, two delta slots and the progress counters, mapped into both processes."""
+
+    def __init__(self, message: Shared) -> None:
+        self._message = message
+        self.anchor = _mapped(message.anchor, message.elements)
+        self.slots = (_mapped(message.slots[0], message.elements), _mapped(message.slots[1], message.elements))
+        # One aligned 8-byte store per counter: a reader never sees half of one.
+        self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
+        self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
+
+    @classmethod
+    def create(cls, folder: Path, elements: int) -> SharedState:
+        needed = 3 * 4 * elements + _PAGE_BYTES
+        # The files are sparse: without this check, a full /dev/shm would kill a process in mid-step (SIGBUS).
+        place = folder if _free_bytes(folder) >= needed + _MARGIN_BYTES else make_folder(needed + _MARGIN_BYTES)
+        if _free_bytes(place) < needed:
+            remove_folder(place)
+            raise UserError(
+                f"no room for the {needed >> 20} MiB that agent and trainer share, in /dev/shm or {place.parent}; "
+                "make /dev/shm larger (containers: --shm-size) or set TMPDIR to a disk with more room"
+            )
+        for name in ("anchor", "slot0", "slot1"):
+            with open(place / name, "wb") as file:
+                file.truncate(4 * elements)
+        with open(place / "progress", "wb") as file:
+            file.truncate(_PAGE_BYTES)
+        state = cls(
+            Shared(
+                anchor=str(place / "anchor"),
+                slots=(str(place / "slot0"), str(place / "slot1")),
+                progress=str(place / "progress"),
+                elements=elements,
+            )
+        )
+        state.write_progress(0, 0, None)
+        return state
+
+    @classmethod
+    def open(cls, shared: Shared) -> SharedState:
+        return cls(shared)
+
+    @property
+    def place(self) -> Path:
+        """Where the files lie: not always the folder that `create` was given.  Remove both at the end."""
+        return Path(self._message.anchor).parent
+
+    @property
+    def elements(self) -> int:
+        return self._message.elements
+
+    def as_message(self) -> Shared:
+        return self._message
+
+    def write_progress(self, step: int, tokens: int, loss: float | None) -> None:
+        self._counts[0] = step
+        self._counts[1] = tokens
+        self._loss[0] = math.nan if loss is None else loss
+
+    def read_progress(self) -> tuple[int, int, float | None]:
+        loss = float(self._loss[0])
+        return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
+
+
+def _mapped(path: str, elements: int) -> Tensor:
+    return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
+
+
+# ---- messages
+
+
+class Greeting(Enum):
+    WAITING = "a new trainer connected and waits to be told what the run is"
+
+
+WAITING = Greeting.WAITING
+
+
+class LocalServer:
+    """The agent's end.  It talks to one trainer at a time: the newest connection wins."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        _limit(self.socket)
+        self.socket.bind(_address(folder))
+        self._trainer: bytes | None = None
+
+    def recv_nowait(self) -> tuple[bytes, FromTrainer | Greeting] | None:
+        """The next message of the trainer, or None; the socket is then empty, as edge-triggered pollers need."""
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            identity, payload = parts[0], parts[-1]
+            if payload == b"" and len(parts) == 2:
+                self._welcome(identity)
+                return identity, WAITING
+            if identity != self._trainer or len(parts) != 2:
+                log.warning("dropped a local message that is not from the trainer in charge")
+                continue
+            try:
+                return identity, from_trainer(payload)
+            except msgspec.MsgspecError as error:
+                log.warning("dropped a malformed message of the trainer: %s", error)
+
+    def _welcome(self, identity: bytes) -> None:
+        before, self._trainer = self._trainer, identity
+        if before is not None and before != identity:
+            # Usually it is dead and this goes nowhere; alive, it would wait for ever and write into the slots.
+            stop = Stop(code="replaced", reason="another trainer has connected to this peer's agent")
+            self.socket.send_multipart([before, to_bytes(stop)])
+
+    def send(self, message: ToTrainer) -> None:
+        """Goes nowhere without a trainer: the next one is told what it needs when it attaches."""
+        if self._trainer is not None:
+            self.socket.send_multipart([self._trainer, to_bytes(message)])
+
+    def close(self) -> None:
+        self.socket.close(linger=_LAST_WORDS_MS)
+        self._context.term()
+
+
+class LocalClient:
+    """The trainer's end.  Waits for an agent that has not opened its socket yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        _limit(self._socket)
+        self._socket.connect(_address(folder))
+        self._socket.send(b"")
+
+    def send(self, message: FromTrainer) -> None:
+        self._socket.send(to_bytes(message))
+
+    def recv(self, timeout_s: float) -> ToTrainer | None:
+        if not self._socket.poll(round(1000 * timeout_s)):
+            return None
+        try:
+            return to_trainer(self._socket.recv())
+        except msgspec.MsgspecError as error:
+            text = f"cannot read the agent's message: {error}; do agent and trainer run the same farflung version?"
+            raise UserError(text) from None
+
+    def close(self) -> None:
+        self._socket.close(linger=_LAST_WORDS_MS)
+        self._context.term()
+
+
+def _limit(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES)
+    socket.setsockopt(zmq.LINGER, 0)
+
+
+def _address(folder: Path) -> str:
+    path = folder / "trainer.sock"
+    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+        raise UserError(f"{path} is too long for a local socket; set TMPDIR to a shorter path")
+    return f"ipc://{path}"

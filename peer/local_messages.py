@@ -1,0 +1,131 @@
+"""What trainer and agent of one peer say to each other, on one machine.  Types only.
+
+Bulk goes through shared memory: the anchor (agent writes), three delta slots (trainer writes) and a page of
+progress counters.  Three, so that there is always one to freeze into besides the newest pseudo-gradient and the
+one that a round is using: the agent names it (`spare`).  A slot costs memory only once it is written.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from farflung.collectives.plan import Used
+from farflung.coordinator.messages import Lease
+from farflung.coordinator.schema import ModelSchema
+
+# What a trainer keeps of its own work when it loads the anchor:
+#   drop     nothing: it starts from the anchor
+#   all      everything not yet merged (its contribution was not in the commit, P6)
+#   rest     only what came after the slot that the commit used
+#   restore  it is a fresh trainer: it takes the slot's delta as its own unmerged work
+Keep = Literal["drop", "all", "rest", "restore"]
+
+
+class _Local(Struct, frozen=True, kw_only=True, tag_field="say", forbid_unknown_fields=True):
+    pass
+
+
+# ---- trainer to agent
+
+
+class Attach(_Local, frozen=True, kw_only=True, tag="attach"):
+    model: ModelSchema
+    pid: int
+
+
+class Provided(_Local, frozen=True, kw_only=True, tag="provided"):
+    """The model's initial values are in the anchor."""
+
+
+class Loaded(_Local, frozen=True, kw_only=True, tag="loaded"):
+    version: int
+
+
+class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
+    """A pseudo-gradient stands in `slot`; the numbers count all work that no commit has used yet."""
+
+    slot: int
+    tokens: int
+    steps: int
+    used: tuple[Used, ...]
+    loss: float | None
+
+
+class Need(_Local, frozen=True, kw_only=True, tag="need"):
+    samples: int  # size of the data set
+    want: int  # samples wanted beyond what is leased now
+
+
+class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
+    reason: str
+
+
+# ---- agent to trainer
+
+
+class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
+    manifest: bytes
+    peer: str
+    name: str
+
+
+class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
+    anchor: str
+    slots: tuple[str, str, str]
+    progress: str
+    elements: int
+
+
+class Provide(_Local, frozen=True, kw_only=True, tag="provide"):
+    """Found the run: write the model's values into the anchor."""
+
+
+class Load(_Local, frozen=True, kw_only=True, tag="load"):
+    version: int
+    keep: Keep
+    slot: int
+    tokens: int  # rest: how much the commit used; restore: how much stands in the slot
+    steps: int
+    spare: int  # the slot to freeze into next
+
+
+class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
+    """Nobody can be reached: go on with inner steps."""
+
+    spare: int
+
+
+class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
+    leases: tuple[Lease, ...]  # `upto`: where to go on reading
+
+
+class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
+    version: int
+
+
+class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
+    code: str
+    reason: str
+
+
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Bye
+ToTrainer = Begin | Shared | Provide | Load | Resume | LeasesNow | Finish | Stop
+
+_encoder = msgspec.msgpack.Encoder()
+_from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
+_to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
+
+
+def to_bytes(message: FromTrainer | ToTrainer) -> bytes:
+    return _encoder.encode(message)
+
+
+def from_trainer(raw: bytes) -> FromTrainer:
+    return _from_trainer.decode(raw)
+
+
+def to_trainer(raw: bytes) -> ToTrainer:
+    return _to_trainer.decode(raw)

@@ -1,0 +1,351 @@
+"""The simulator: the production machines in virtual time over a seeded, hostile network.
+
+One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links
+are cut; any party is killed and started again between any two effects; trainers crash.  The invariants are
+checked at every event.  After the faults the network is calm and the run must come to its end.
+
+Used by the tests, and by hand: `python -m farflung.peer.simulator SEED`.  Nothing here waits or sleeps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.collectives.effects import SendFrame
+from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.coordinator import wire
+from farflung.coordinator.admission import signed_part
+from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
+from farflung.coordinator.records import Record, from_bytes, to_bytes
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signing import peer_id_of
+from farflung.peer import effects as do
+from farflung.peer.doorway import Me
+from farflung.peer.invariants import Broken, Invariants
+from farflung.peer.machine import PeerMachine
+from farflung.peer.virtual_peer import Surroundings, VirtualPeer
+
+COORDINATOR = "coordinator"
+RUN_ID = bytes(range(16))
+TICK_S = 0.2
+_MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
+_DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How hostile the world is.  The defaults make a run in which nearly everything happens somewhere."""
+
+    peers: int = 4
+    chunks: int = 3
+    rounds: int = 5
+    min_peers: int = 2
+    faults_until_s: float = 14.0
+    end_s: float = 120.0
+    drop: float = 0.03
+    duplicate: float = 0.03
+    slow: float = 0.05  # share of messages that take up to 3 s, which also reorders them
+    kill_per_effect: float = 0.004
+    cut_per_s: float = 0.05
+    trainer_crash_per_s: float = 0.02
+
+
+def manifest_for(scenario: Scenario) -> Manifest:
+    return Manifest.from_toml(
+        f"""
+        [run]
+        name = "simulated"
+        rounds = {scenario.rounds}
+        min_peers = {scenario.min_peers}
+        [data]
+        lease_samples = 8
+        batch = 2
+        [round]
+        sync_every = 4
+        deadline_s = 6.0
+        scatter_grace_s = 3.0
+        round_timeout_s = 12.0
+        keep_results = 3
+        [net]
+        heartbeat_s = 1.0
+        dead_after_s = 3.0
+        """,
+        "simulated",
+    )
+
+
+@dataclass
+class Report:
+    seed: int
+    version: int
+    seconds: float
+    events: int
+    checks: int
+    kills: int
+    steps_committed: int
+    outcome: str  # "finished", or why the run rightly waits
+    log: list[str] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
+        self.seed, self.scenario = seed, scenario
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.invariants = Invariants()
+        self.log: list[str] = []
+        self.kills = 0
+        self.events = 0
+        self.manifest = manifest_for(scenario)
+        self.model = ModelSchema(
+            tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
+            chunk_elements=4,
+            chunk_count=scenario.chunks,
+            first_plain_chunk=scenario.chunks,
+            frozen=bytes(32),
+        )
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = 0
+        self._cut: set[frozenset[str]] = set()
+        self._machine_class = machine
+        self.journal: list[bytes] = []
+        self.coordinator: RunMachine | None = None
+        self.peers: dict[str, VirtualPeer] = {}
+        self._keys = [self._identity() for _ in range(scenario.peers)]
+
+    # ---- time -----------------------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self.now + delay_s, self._order, action))
+
+    def run(self) -> Report:
+        self.start_coordinator()
+        for index in range(len(self._keys)):
+            self.after(self.random.uniform(0, 4.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
+        self.after(1.0, self._misfortune)
+        while self._queue and self.now < self.scenario.end_s and not self._over():
+            self.now, _, action = heapq.heappop(self._queue)
+            self.events += 1
+            action()
+        self.invariants.at_rest(p for p in self.peers.values() if p.alive)
+        return self._report()
+
+    def _over(self) -> bool:
+        return self.calm and bool(self.peers) and all(not p.alive or p.exit_code for p in self.peers.values())
+
+    @property
+    def calm(self) -> bool:
+        return self.now >= self.scenario.faults_until_s
+
+    # ---- the coordinator --------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        records = [from_bytes(raw) for raw in self.journal]
+        machine = RunMachine(self.manifest, RUN_ID, records, self.random.randbytes)
+        self.coordinator = machine
+        self._carry_out(machine, machine.start(self.now, 1))
+        self._tick(machine)
+
+    def _tick(self, machine: RunMachine) -> None:
+        if self.coordinator is machine:
+            self._carry_out(machine, machine.on_timer(self.now))
+            self.after(TICK_S, lambda: self._tick(machine))
+
+    def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
+        for effect in effects:
+            if self.coordinator is not machine or not self.survives(COORDINATOR):
+                return
+            match effect:
+                case Write(record=record):
+                    self._write(record)
+                case AnswerDoor(caller=caller, message=message):
+                    self._deliver(COORDINATOR, caller.decode(), message, _DOOR[1])
+                case Tell(peer=peer, message=message):
+                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
+
+    def _write(self, record: Record) -> None:
+        self.journal.append(to_bytes(record))
+        self.note(f"durable: {type(record).__name__}")
+        self.invariants.on_record(record)
+
+    # ---- peers ------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.random.randbytes(32))
+
+    def start_peer(self, index: int) -> None:
+        key = self._keys[index]
+        public = key.public_key().public_bytes_raw()
+        me = Me(
+            peer=peer_id_of(public),
+            identity=public,
+            key=self.random.randbytes(32),
+            process=self.random.randbytes(16),
+            address=f"{index}:1",
+            software="simulated",
+            sign=lambda nonce, hello: _signed(key, nonce, hello),
+        )
+        world = Surroundings(
+            now=lambda: self.now,
+            after=self.after,
+            delay=self._local_delay,
+            to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
+            to_coordinator=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _MEMBERS[0], me.key),
+            to_peer=self._send_frame,
+            survives=self.survives,
+            observe=self.invariants.observe,
+            machine=self._machine_class,
+        )
+        self.note(f"{me.peer} starts")
+        peer = VirtualPeer(me, self.manifest, self.model, world)
+        self.peers[me.peer] = peer
+        self._peer_tick(peer)
+
+    def _peer_tick(self, peer: VirtualPeer) -> None:
+        if peer.alive and not peer.exit_code:
+            peer.carry_out(peer.machine.on_timer(self.now))
+            self.after(TICK_S, lambda: self._peer_tick(peer))
+
+    def _local_delay(self, what: str) -> float:
+        low, high = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25)}[what]
+        return self.random.uniform(low, high)
+
+    # ---- the network --------------------------------------------------------------------------------------------
+
+    def _delays(self, source: str, target: str) -> list[float]:
+        """One delay per copy that arrives; none if the message is lost."""
+        scenario, draw = self.scenario, self.random
+        if self.calm:
+            return [draw.uniform(0.005, 0.05)]
+        if frozenset((source, target)) in self._cut or draw.random() < scenario.drop:
+            return []
+        copies = 2 if draw.random() < scenario.duplicate else 1
+        return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
+
+    def _deliver(self, source: str, target: str, message: Message, allowed: frozenset[str], key: bytes = b"") -> None:
+        raw = wire.encode(message)
+        for delay_s in self._delays(source, target):
+            self.after(delay_s, lambda: self._arrive(source, target, wire.decode(raw, allowed), key))
+
+    def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
+        if target == COORDINATOR:
+            machine = self.coordinator
+            if machine is not None and type(message) in DOOR_IN.values():
+                self._carry_out(machine, machine.on_door(source.encode(), key, message, self.now))  # type: ignore[arg-type]
+            elif machine is not None:
+                self._carry_out(machine, machine.on_member(key, message, self.now))  # type: ignore[arg-type]
+            return
+        peer = self.peers.get(target)
+        if peer is None or not peer.alive or peer.exit_code:
+            return
+        if type(message) in DOOR_OUT.values():
+            peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
+        else:
+            peer.carry_out(peer.machine.on_control(message, self.now))  # type: ignore[arg-type]
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
+        for delay_s in self._delays(source, effect.to):
+            self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
+
+    def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
+        peer = self.peers.get(target)
+        if peer is not None and peer.alive and not peer.exit_code:
+            parsed = parse(header, len(payload), RUN_ID[:8], 1 << 20)
+            check_payload(parsed, payload)
+            peer.on_frame(source, Frame(parsed, payload))
+
+    # ---- misfortune -----------------------------------------------------------------------------------------------
+
+    def survives(self, party: str) -> bool:
+        """Asked before every effect of every party: False means that it was killed right here."""
+        if self.calm or self.random.random() >= self.scenario.kill_per_effect:
+            return True
+        self.kills += 1
+        self.note(f"{party} is killed")
+        delay_s = self.random.choice((0.0, 0.5, 2.0, 6.0))
+        if party == COORDINATOR:
+            self.coordinator = None
+            self.after(delay_s, self.start_coordinator)
+        else:
+            self.peers[party].alive = False
+            index = next(i for i, key in enumerate(self._keys) if _peer_of(key) == party)
+            self.after(delay_s, lambda: self.start_peer(index))
+        return False
+
+    def _misfortune(self) -> None:
+        """Once a virtual second: links are cut and mended, trainers crash."""
+        self._cut = {link for link in self._cut if self.random.random() < 0.6}
+        if self.calm:
+            self._cut.clear()
+            return
+        parties = [COORDINATOR, *self.peers]
+        if len(parties) > 1 and self.random.random() < self.scenario.cut_per_s * len(parties):
+            self._cut.add(frozenset(self.random.sample(parties, 2)))
+        for peer in list(self.peers.values()):
+            if peer.alive and peer.trainer and self.random.random() < self.scenario.trainer_crash_per_s:
+                self.note(f"the trainer of {peer.peer} crashes")
+                peer.kill_trainer()
+                self.after(0.5, lambda peer=peer: peer.alive and peer.start_trainer())  # type: ignore[misc]
+        self.after(1.0, self._misfortune)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.now:8.3f} {text}")
+
+    def _report(self) -> Report:
+        assert self.coordinator is not None
+        ledger = self.coordinator.core.ledger
+        finished = ledger.version >= self.scenario.rounds
+        outcome = "finished" if finished else self.coordinator.conductor.reason
+        if not finished and self._somebody_holds(ledger.version):
+            raise Broken(f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}")
+        return Report(
+            self.seed,
+            ledger.version,
+            self.now,
+            self.events,
+            self.invariants.checks,
+            self.kills,
+            self.invariants.steps_committed,
+            outcome,
+            self.log,
+        )
+
+    def _somebody_holds(self, version: int) -> bool:
+        """Some living peer holds the run's version: then nothing excuses a run that does not go on."""
+        return version == 0 or any(
+            p.alive and p.machine.part is not None and p.machine.part.version >= version for p in self.peers.values()
+        )
+
+
+def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:
+    import msgspec
+
+    return msgspec.structs.replace(hello, signature=key.sign(signed_part(hello, nonce)))
+
+
+def _peer_of(key: Ed25519PrivateKey) -> str:
+    return peer_id_of(key.public_key().public_bytes_raw())
+
+
+def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:
+    """One seeded run; raises Broken at the event that breaks a promise."""
+    return World(seed, scenario or Scenario(), machine).run()
+
+
+if __name__ == "__main__":
+    report = simulate(int(sys.argv[1]))
+    print("\n".join(report.log))
+    print(report.outcome, f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills")

@@ -1,0 +1,166 @@
+"""A peer of the simulator: the real peer machine and the real outer state, a virtual trainer, no process.
+
+Driven by the simulator.  It carries out the machine's effects as the agent does, but over the simulated
+network and in virtual time, and may be killed between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.compression.codec import codec_named
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.schema import ModelSchema
+from farflung.optim.outer import Nesterov
+from farflung.peer import effects as do
+from farflung.peer.doorway import Me
+from farflung.peer.local_messages import FromTrainer, ToTrainer
+from farflung.peer.machine import PeerMachine
+from farflung.peer.state import OuterState
+from farflung.peer.virtual_trainer import VirtualTrainer
+
+
+@dataclass
+class Surroundings:
+    """What a virtual peer needs of the simulated world."""
+
+    now: Callable[[], float]
+    after: Callable[[float, Callable[[], None]], None]  # virtual time
+    delay: Callable[[str], float]  # of a local thing: "compute", "local", "step"
+    to_door: Callable[[str, do.ToDoor], None]
+    to_coordinator: Callable[[str, do.ToCoordinator], None]
+    to_peer: Callable[[str, SendFrame], None]
+    survives: Callable[[str], bool]  # may return False: the party is killed here
+    observe: Callable[[str, object], None]  # (what happened, details) for the invariants
+    machine: type[PeerMachine] = PeerMachine
+
+
+@dataclass
+class VirtualPeer:
+    me: Me
+    manifest: Manifest
+    model: ModelSchema
+    world: Surroundings
+    alive: bool = True
+    machine: PeerMachine = field(init=False)
+    trainer: VirtualTrainer | None = field(default=None, init=False)
+    exit_code: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        elements = self.model.chunk_count * self.model.chunk_elements
+        self.anchor = torch.zeros(elements)
+        self.slots = tuple(torch.zeros(elements) for _ in range(3))
+        outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
+        self.state = OuterState(self.anchor, self.model, codec_named(self.manifest.round.codec), outer)
+        self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
+        self._busy_until = 0.0
+        self._kept_work: list[list[tuple[int, int]]] = [[], [], []]
+        self.start_trainer()
+
+    @property
+    def peer(self) -> str:
+        return self.me.peer
+
+    # ---- the trainer process -----------------------------------------------------------------------------
+
+    def start_trainer(self) -> None:
+        self.trainer = VirtualTrainer(self, self.world, self.manifest.round.sync_every)
+        self.carry_out(self.machine.on_trainer_waiting())
+
+    def kill_trainer(self) -> None:
+        if self.trainer is not None:
+            self.trainer.alive = False
+            self.trainer = None
+            self.carry_out(self.machine.on_trainer_gone(self.world.now()))
+
+    def from_trainer(self, message: FromTrainer) -> None:
+        self._later("local", lambda: self.carry_out(self.machine.on_local(message, self.world.now())))
+
+    def _to_trainer(self, message: ToTrainer) -> None:
+        trainer = self.trainer
+        if trainer is not None:
+            self.world.after(self.world.delay("local"), lambda: trainer.alive and trainer.on_message(message))
+
+    def keep_work(self, slot: int, work: list[tuple[int, int]]) -> None:
+        """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
+        self._kept_work[slot] = list(work)
+
+    def kept_work(self, slot: int) -> list[tuple[int, int]]:
+        return self._kept_work[slot]
+
+    # ---- effects -----------------------------------------------------------------------------------------
+
+    def carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            if not self.alive or not self.world.survives(self.peer):
+                return
+            self._do(effect)
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.ToDoor():
+                self.world.to_door(self.peer, effect)
+            case do.ToCoordinator():
+                self.world.observe("to_coordinator", (self, effect.message))
+                self.world.to_coordinator(self.peer, effect)
+            case SendFrame():
+                self.world.to_peer(self.peer, effect)
+            case do.Tell():
+                self._to_trainer(effect.message)
+            case do.Exit():
+                self.exit_code = effect.code
+                self.world.observe("exit", (self, effect))
+            case Install() | Roll() | Seal() | Merge() | do.Encode() | do.ServeState() | do.ServeManifest():
+                self._queue(effect)
+            case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
+                pass  # links and logs: the simulated network needs neither
+
+    def _queue(self, effect: do.Effect) -> None:
+        """One arithmetic worker: everything in order, each thing taking a while."""
+        self._busy_until = max(self._busy_until, self.world.now()) + self.world.delay("compute")
+        self.world.after(self._busy_until - self.world.now(), lambda: self.alive and self._compute(effect))
+
+    def _compute(self, effect: do.Effect) -> None:
+        now = self.world.now()
+        match effect:
+            case Install():
+                self.state.install(effect)
+            case Roll():
+                self.world.observe("roll", (self, effect))
+                self.state.roll(effect)
+            case Seal():
+                digest = self.state.seal()
+                self.world.observe("sealed", (self, effect.version, digest))
+                self.carry_out(self.machine.on_sealed(effect.version, digest, now))
+            case Merge():
+                payload = self.state.merge(effect)
+                self.carry_out(
+                    self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
+                )
+            case do.Encode():
+                self.world.observe("encode", (self, effect))
+                payloads, problem = self.state.encode(self.slots[effect.slot])
+                self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
+            case do.ServeState():
+                self._answer(effect.to, Kind.STATE, effect.version, effect.chunk)
+            case do.ServeManifest():
+                self._answer(effect.to, Kind.MANIFEST, effect.version, 0)
+
+    def _answer(self, to: str, kind: Kind, version: int, chunk: int) -> None:
+        payload = self.state.chunk_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes()
+        self.world.observe("serve", (self, kind, version))
+        tag = self.machine.doorway.run_id[:8]
+        frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
+        self.world.to_peer(self.peer, SendFrame(to, frame))
+
+    def on_frame(self, sender: str, frame: Frame) -> None:
+        self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))
+
+    def _later(self, what: str, action: Callable[[], None]) -> None:
+        self.world.after(self.world.delay(what), lambda: self.alive and action())
+

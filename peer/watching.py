@@ -1,0 +1,91 @@
+"""Asks a coordinator how its run is: the client behind `status`, `watch` and the demo.
+
+Called by the CLI.  Needs no identity and no admission: it knocks at the door with a key made for the occasion.
+Must not know how a status is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import zmq
+
+from farflung.collectives.errors import FrameError, Refused, Unreachable
+from farflung.collectives.limits import CONTROL_FRAME_BYTES
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator import wire
+from farflung.coordinator.keys import text_of
+from farflung.coordinator.messages import AskStatus, Refuse, StatusReply
+from farflung.coordinator.url import JoinUrl
+
+_ANSWERS = frozenset({"status", "refuse"})
+_OPTIONS = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.MAXMSGSIZE: CONTROL_FRAME_BYTES + 4096,
+    zmq.RECONNECT_IVL: 200,
+    zmq.HANDSHAKE_IVL: 5000,
+}
+
+
+class StatusClient:
+    """Use as a context manager.  One connection serves many fetches; after a silent one it is made anew."""
+
+    def __init__(self, url: JoinUrl) -> None:
+        self._url = url
+        self._context: zmq.Context[zmq.SyncSocket] | None = None
+        self._socket: zmq.SyncSocket | None = None
+
+    def __enter__(self) -> StatusClient:
+        self._context = zmq.Context()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hang_up()
+        assert self._context is not None
+        self._context.term()
+
+    def fetch(self, timeout_s: float) -> dict[str, Any]:
+        """The status as docs/sample_status.json shows it; Refused, Unreachable or FrameError otherwise."""
+        line = self._socket = self._socket or self._dial()
+        line.send(wire.encode(AskStatus(run=self._url.run)))
+        if not line.poll(round(timeout_s * 1000)):
+            # A late answer must not be taken for the next one, and questions must not pile up meanwhile.
+            self._hang_up()
+            raise Unreachable(
+                f"no answer from {self._url.host} port {self._url.port} within {timeout_s:g} s; check that the "
+                "coordinator is running, that a firewall lets this port through, and that the join URL is the one "
+                "it printed last (another key in the URL looks like silence too)"
+            )
+        match wire.decode(line.recv(), _ANSWERS):
+            case StatusReply(status=raw):
+                return _parsed(raw)
+            case Refuse() as refuse:
+                raise Refused(refuse.code, refuse.reason, refuse.retry_after_s)
+        raise AssertionError("decode lets no other kind through")
+
+    def _dial(self) -> zmq.SyncSocket:
+        assert self._context is not None, "use StatusClient in a with statement"
+        line = self._context.socket(zmq.DEALER)
+        for option, value in _OPTIONS.items():
+            line.setsockopt(option, value)
+        line.curve_publickey, line.curve_secretkey = zmq.curve_keypair()
+        line.curve_serverkey = text_of(self._url.key)
+        line.connect(f"tcp://{self._url.address}")
+        return line
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    try:
+        status = json.loads(raw)
+    except (ValueError, RecursionError):
+        status = None
+    if not isinstance(status, dict):
+        raise FrameError(Verdict.MALFORMED, "the coordinator's status is not a JSON object")
+    return status

@@ -1,0 +1,154 @@
+"""The run manifest: defaults, canonical bytes, and messages that say what to mend."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.collectives.errors import UserError
+from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, TEMPLATE, Manifest
+
+
+def problem(text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        Manifest.from_toml(text, "run.toml")
+    return str(caught.value)
+
+
+def test_template_spells_out_exactly_the_defaults() -> None:
+    assert Manifest.from_toml(TEMPLATE, "run.toml") == Manifest() == Manifest.from_toml("", "run.toml")
+    for section, value in Manifest().model_dump().items():
+        assert f"[{section}]" in TEMPLATE
+        for key in value:
+            assert re.search(rf"^{key} = .+?  # \S", TEMPLATE, re.MULTILINE), (
+                f"{section}.{key} has no comment"
+            )
+
+
+def test_canonical_bytes_are_stable() -> None:
+    manifest = Manifest.from_toml("[round]\nsync_every = 7\n[inner]\nlr = 1\n", "run.toml")
+    assert manifest.canonical().startswith(
+        b'{"data":{"batch":8,"lease_samples":256,"source":"python-stdlib"},"inner"'
+    )
+    assert Manifest.from_canonical(manifest.canonical()) == manifest
+    assert Manifest.from_canonical(manifest.canonical()).digest == manifest.digest
+    # A whole number where a fraction is meant is the same manifest.
+    assert Manifest.from_toml("[inner]\nlr = 1.0\n[round]\nsync_every = 7\n", "x").digest == manifest.digest
+
+
+def test_digest_names_the_content() -> None:
+    assert len(Manifest().digest) == 32
+    assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
+    # A change here makes every earlier run another run: it must be on purpose.
+    assert Manifest().digest.hex().startswith("c5fffdfa")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[round]\nsync_evry = 3", '[round] sync_evry: unknown key; did you mean "sync_every"?'),
+        ('[round]\nsync_every = "fifty"', '[round] sync_every: expected an integer >= 1, found "fifty"'),
+        ("[round]\nsync_every = true", "[round] sync_every: expected an integer >= 1, found true"),
+        ("[round]\nsync_every = 0", "[round] sync_every: expected an integer >= 1, found 0"),
+        ("[round]\nchunk_kb = 99999", "[round] chunk_kb: expected an integer >= 1 and <= 16384, found 99999"),
+        ("[outer]\nmomentum = 1.0", "[outer] momentum: expected a number >= 0 and < 1, found 1.0"),
+        ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
+        ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
+        ('[model]\nbuiltin = "gpt"', '[model] builtin: expected "tiny-gpt" or "", found "gpt"'),
+        ('[run]\nname = "A\\nb"', '[run] name: expected 1 to 64 of a-z, 0-9 and -, found "A\\nb"'),
+        ("[run]\nsync_every = 3", "[run] sync_every: unknown key; it belongs in [round]"),
+        ("sync_every = 3", "sync_every: unknown key; it belongs in [round]"),
+        ("[rond]\nsync_every = 3", '[rond]: unknown section; did you mean "round"?'),
+        ("round = 5", "[round]: expected a table, found 5"),
+        (
+            '[run]\n"a\\nb" = 1',
+            '[run] "a\\nb": unknown key; known are name, seed, min_peers, max_peers, rounds',
+        ),
+        ("[run\n", "line 1, column 5: not valid TOML: Expected ']' at the end of a table declaration"),
+        ('a = "', "line 1, column 6: not valid TOML: Unterminated string"),
+        ("[run]\nmin_peers = 9\nmax_peers = 3", "[run] max_peers: expected at least min_peers (9), found 3"),
+        ("[model]\nheads = 5", "[model] width: expected a multiple of heads (5), found 64"),
+        ("[data]\nbatch = 300", "[data] lease_samples: expected at least one batch (300), found 256"),
+        (
+            "[round]\nround_timeout_s = 9.0",
+            "[round] round_timeout_s: expected more than scatter_grace_s (10.0), found 9.0",
+        ),
+        (
+            "[net]\ndead_after_s = 2",
+            "[net] dead_after_s: expected more than twice heartbeat_s (1.0), found 2.0",
+        ),
+    ],
+)
+def test_messages(text: str, expected: str) -> None:
+    assert problem(text) == f"run.toml: {expected}"
+
+
+def test_every_key_explains_a_wrong_type() -> None:
+    for section, value in Manifest().model_dump().items():
+        for key in value:
+            message = problem(f"[{section}]\n{key} = 2001-01-01")
+            assert re.fullmatch(rf'run\.toml: \[{section}\] {key}: expected .+, found "2001-01-01"', message)
+
+
+def test_at_most_five_lines() -> None:
+    lines = problem("[run]\n" + "\n".join(f"key{i} = 1" for i in range(9))).splitlines()
+    assert len(lines) == 5
+    assert lines[-1] == "run.toml: and 5 more problems"
+
+
+def test_a_model_of_your_own_needs_no_matching_heads() -> None:
+    assert Manifest.from_toml('[model]\nbuiltin = ""\nheads = 5', "run.toml").model.builtin == ""
+
+
+def test_a_byte_order_mark_is_harmless() -> None:
+    assert Manifest.from_toml("\ufeff[run]\nseed = 1", "run.toml").run.seed == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 5000,
+        "a = " + "9" * 5000,
+        "[run]\nseed = 0x" + "f" * 9000,
+        "[run]\nname = '" + "a" * 9000,
+    ],
+)
+def test_absurd_text_is_a_user_error(text: str) -> None:
+    assert all(len(line) < 300 for line in problem(text).splitlines())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b"\xff",
+        b"[" * 60_000,
+        b" " * (MAX_MANIFEST_BYTES + 1),
+        Manifest().canonical() + b" ",
+        Manifest().canonical().replace(b"50", b'"fifty"'),
+        Manifest().canonical().replace(b'"heads":4', b'"heads":5'),
+        Manifest().canonical().replace(b'"seed":0', b'"seed":0,"seed":0'),
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(UserError, match="^run manifest: .{1,300}$"):
+        Manifest.from_canonical(data)
+
+
+@given(st.one_of(st.text(), st.text("[]=\"'{}\n.,0123456789abefnrtu_-#")))
+def test_random_text_raises_user_errors_only(text: str) -> None:
+    try:
+        Manifest.from_toml(text, "run.toml")
+    except UserError as error:
+        assert all(line.startswith("run.toml: ") for line in str(error).split("\n"))
+
+
+@given(st.binary())
+def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
+    with pytest.raises(UserError):
+        Manifest.from_canonical(data)
