@@ -29,6 +29,8 @@ def signed_part(hello: Hello, nonce: bytes) -> bytes:
 class Door:
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._manifest = core.manifest.canonical()
+        self._manifest_digest = core.manifest.digest
         self._challenges: OrderedDict[bytes, bytes] = OrderedDict()
 
     def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
@@ -46,7 +48,7 @@ class Door:
         self._challenges.move_to_end(caller)
         while len(self._challenges) > CHALLENGES_KEPT:
             self._challenges.popitem(last=False)
-        return Challenge(nonce=nonce, run_id=self._core.run_id, manifest=self._core.manifest.canonical())
+        return Challenge(nonce=nonce, run_id=self._core.run_id, manifest=self._manifest)
 
     def examine(self, caller: bytes, key: bytes, hello: Hello) -> Refuse | None:
         """Why this hello is refused, or None.  Uses up the challenge."""
@@ -69,7 +71,7 @@ class Door:
             return _refuse(
                 "run", "this is another run under the same name: its run id differs; use its new join URL"
             )
-        if hello.manifest != core.manifest.digest:
+        if hello.manifest != self._manifest_digest:
             return _refuse("manifest", "the manifest differs from the run's; read it again with a fresh join")
         if core.ledger.model is not None:
             difference = first_difference(hello.model, core.ledger.model)

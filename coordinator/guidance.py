@@ -17,6 +17,7 @@ RELEASE_AFTER_DEAD = (
 )
 LEASES_PER_PEER = 64
 DIGESTS_TOLD = 8
+DONORS_TOLD = 16
 
 
 class Guidance:
@@ -165,12 +166,14 @@ class Guidance:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
         core = self._core
         version = core.ledger.version
-        donors = set(core.members.donors(version))
         commit = core.ledger.commits.get(version)
-        if commit is not None:
-            donors |= {m for m in commit.members if m in core.members.alive and m in core.members.dialable}
-        donors.discard(member.peer)
-        return tuple(sorted(donors)[:16])
+        makers = commit.members if commit is not None else ()
+        donors = [
+            peer
+            for peer, other in core.members.alive.items()
+            if (other.verified or peer in makers) and other is not member and core.members.can_talk(member, other)
+        ]
+        return tuple(sorted(donors)[:DONORS_TOLD])
 
     @staticmethod
     def _state_for_people(member: Member, goal: str) -> str:

@@ -101,16 +101,6 @@ class Membership:
     def roster(self) -> tuple[Contact, ...]:
         return tuple(member.contact for _, member in sorted(self.members.items()) if member.alive)
 
-    def donors(self, version: int) -> tuple[str, ...]:
-        """Peers that may serve state: alive, dialable, verified at the run's version (P4)."""
-        return tuple(
-            sorted(
-                peer
-                for peer, m in self.members.items()
-                if m.alive
-                and m.verified
-                and m.contact.address
-                and m.beat is not None
-                and m.beat.version == version
-            )
-        )[:16]
+    def can_talk(self, one: Member, other: Member) -> bool:
+        """One of two must be dialable: who can't be dialled keeps connections to all who can."""
+        return bool(one.contact.address or other.contact.address)

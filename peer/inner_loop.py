@@ -1,6 +1,6 @@
 """The trainer's side of a run: when to hand work over, what to keep of it, what to load.
 
-Owns: the unmerged work (`carry` and what was learned since the last load), its counts, the two delta slots.
+Owns: the unmerged work (`carry` and what was learned since the last load), its counts, when a slot is written.
 Called by the public API after every optimizer step, and while it waits for data.
 Must not know: processes, sockets, rounds, how the outer step works.  Messages come through a channel.
 
@@ -103,7 +103,7 @@ class InnerLoop:
         self._carry: Tensor | None = None  # unmerged work from before it, fp32; None is zero
         self._tokens = self._steps = 0  # counts of the unmerged work
         self._since_freeze = 0
-        self._next_slot = 0
+        self._spare = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
         self._blocked = False
         self._all_tokens = 0
         self._batch_tokens = 0  # handed out since the last step
@@ -173,10 +173,9 @@ class InnerLoop:
         self.shared.write_progress(self.step_count, self._all_tokens, self._loss)
 
     def _freeze(self) -> None:
-        slot = self._next_slot
+        slot = self._spare
         self.layout.write_delta(self._model, self._loaded, self._carry, self.shared.slots[slot])
         loss = self._losses.read()
-        self._next_slot = 1 - slot  # the agent may be sending this one when the next is frozen
         self._start_period()
         self._blocked = True
         self._channel.send(
@@ -214,8 +213,8 @@ class InnerLoop:
                 self._channel.send(Provided())
             case Load():
                 self._load(message)
-            case Resume():
-                self._blocked = False
+            case Resume(spare=spare):
+                self._spare, self._blocked = spare, False
             case LeasesNow(leases=leases):
                 self.leases.on_leases(leases)
             case Finish():
@@ -232,8 +231,7 @@ class InnerLoop:
         anchor = self.shared.anchor
         self.layout.load(self._model, anchor if self._carry is None else anchor - self._carry)
         self._loaded = self.layout.snapshot(self._model)
-        self.version = load.version
-        self._blocked = False
+        self.version, self._spare, self._blocked = load.version, load.spare, False
         self._channel.send(Loaded(version=load.version))
 
     def _kept(self, load: Load) -> Tensor | None:
@@ -246,13 +244,10 @@ class InnerLoop:
                 self._steps = max(0, self._steps - load.steps)
                 return self._owed().sub_(self.shared.slots[load.slot])
             case "drop" | "restore":
-                self._tokens, self._steps = load.tokens, load.steps
+                self._tokens, self._steps = load.tokens, load.steps  # drop: zero
                 self._start_period()
                 self.leases.restart()
-                if load.keep == "drop":
-                    return None
-                self._next_slot = 1 - load.slot  # the other one's work may still be on its way
-                return self.shared.slots[load.slot].clone()
+                return self.shared.slots[load.slot].clone() if load.keep == "restore" else None
 
     def _owed(self) -> Tensor:
         owed = torch.empty(self.layout.total_elements)

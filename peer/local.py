@@ -6,7 +6,7 @@ Must not know what the messages mean, or who may write to the anchor when.
 
     FOLDER/lock           flock, held as long as the process that made the folder lives
     FOLDER/trainer.sock   the channel
-    PLACE/anchor slot0 slot1 progress      PLACE is FOLDER, or another such folder where there is more room
+    PLACE/anchor slot0 slot1 slot2 progress      PLACE is FOLDER, or another such folder where there is more room
 """
 
 from __future__ import annotations
@@ -106,40 +106,32 @@ def _free_bytes(path: Path) -> int:
 
 
 class SharedState:
-    """The anchor, two delta slots and the progress counters, mapped into both processes."""
+    """The anchor, three delta slots and the progress counters, mapped into both processes."""
 
     def __init__(self, message: Shared) -> None:
         self._message = message
         self.anchor = _mapped(message.anchor, message.elements)
-        self.slots = (_mapped(message.slots[0], message.elements), _mapped(message.slots[1], message.elements))
+        self.slots = tuple(_mapped(path, message.elements) for path in message.slots)
         # One aligned 8-byte store per counter: a reader never sees half of one.
         self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
         self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:
-        needed = 3 * 4 * elements + _PAGE_BYTES
-        # The files are sparse: without this check, a full /dev/shm would kill a process in mid-step (SIGBUS).
-        place = folder if _free_bytes(folder) >= needed + _MARGIN_BYTES else make_folder(needed + _MARGIN_BYTES)
-        if _free_bytes(place) < needed:
-            remove_folder(place)
-            raise UserError(
-                f"no room for the {needed >> 20} MiB that agent and trainer share, in /dev/shm or {place.parent}; "
-                "make /dev/shm larger (containers: --shm-size) or set TMPDIR to a disk with more room"
-            )
-        for name in ("anchor", "slot0", "slot1"):
-            with open(place / name, "wb") as file:
-                file.truncate(4 * elements)
-        with open(place / "progress", "wb") as file:
-            file.truncate(_PAGE_BYTES)
-        state = cls(
-            Shared(
-                anchor=str(place / "anchor"),
-                slots=(str(place / "slot0"), str(place / "slot1")),
-                progress=str(place / "progress"),
-                elements=elements,
-            )
+        place = _place_with_room(folder, 4 * 4 * elements + _PAGE_BYTES)
+        anchor, *slots = (str(place / name) for name in ("anchor", "slot0", "slot1", "slot2"))
+        progress = str(place / "progress")
+        for path, size in (
+            (anchor, 4 * elements),
+            *((slot, 4 * elements) for slot in slots),
+            (progress, _PAGE_BYTES),
+        ):
+            with open(path, "wb") as file:
+                file.truncate(size)
+        message = Shared(
+            anchor=anchor, slots=(slots[0], slots[1], slots[2]), progress=progress, elements=elements
         )
+        state = cls(message)
         state.write_progress(0, 0, None)
         return state
 
@@ -167,6 +159,21 @@ class SharedState:
     def read_progress(self) -> tuple[int, int, float | None]:
         loss = float(self._loss[0])
         return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
+
+
+def _place_with_room(folder: Path, bytes_needed: int) -> Path:
+    """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
+    wanted = bytes_needed + _MARGIN_BYTES
+    if _free_bytes(folder) >= wanted:
+        return folder
+    place = make_folder(wanted)
+    if _free_bytes(place) < wanted:
+        remove_folder(place)
+        raise UserError(
+            f"no room for the {wanted >> 20} MiB that agent and trainer share, neither in {folder.parent} nor in "
+            f"{place.parent}: make /dev/shm larger (containers: --shm-size) or set TMPDIR to a larger disk"
+        )
+    return place
 
 
 def _mapped(path: str, elements: int) -> Tensor:

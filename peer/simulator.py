@@ -36,7 +36,7 @@ from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
-TICK_S = 0.2
+TICK_S = 0.25
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
@@ -49,7 +49,8 @@ class Scenario:
     chunks: int = 3
     rounds: int = 5
     min_peers: int = 2
-    faults_until_s: float = 14.0
+    undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
+    faults_until_s: float = 12.0
     end_s: float = 120.0
     drop: float = 0.03
     duplicate: float = 0.03
@@ -57,6 +58,23 @@ class Scenario:
     kill_per_effect: float = 0.004
     cut_per_s: float = 0.05
     trainer_crash_per_s: float = 0.02
+
+    @staticmethod
+    def of(seed: int) -> Scenario:
+        """The seed also chooses how large the run is, and how bad the world."""
+        draw = random.Random(f"scenario {seed}")
+        peers = draw.choice((2, 3, 3, 4, 4, 5))
+        return Scenario(
+            peers=peers,
+            chunks=draw.choice((1, 2, 3, 5)),
+            rounds=draw.choice((3, 4, 5)),
+            min_peers=draw.choice((1, 2, 2)),
+            undialable=draw.choice((0, 0, 1)),
+            drop=draw.choice((0.0, 0.02, 0.08)),
+            slow=draw.choice((0.0, 0.05, 0.1)),
+            kill_per_effect=draw.choice((0.0, 0.003, 0.006, 0.01)),
+            cut_per_s=draw.choice((0.0, 0.05, 0.1)),
+        )
 
 
 def manifest_for(scenario: Scenario) -> Manifest:
@@ -117,6 +135,7 @@ class World:
         self._order = 0
         self._cut: set[frozenset[str]] = set()
         self._machine_class = machine
+        self._ended = False
         self.journal: list[bytes] = []
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
@@ -133,7 +152,7 @@ class World:
         for index in range(len(self._keys)):
             self.after(self.random.uniform(0, 4.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
-        while self._queue and self.now < self.scenario.end_s and not self._over():
+        while self._queue and self.now < self.scenario.end_s and not self._ended:
             self.now, _, action = heapq.heappop(self._queue)
             self.events += 1
             action()
@@ -141,7 +160,13 @@ class World:
         return self._report()
 
     def _over(self) -> bool:
-        return self.calm and bool(self.peers) and all(not p.alive or p.exit_code for p in self.peers.values())
+        """Looked at when a peer exits: everybody who is left has finished."""
+        return self.calm and all(not p.alive or p.exit_code for p in self.peers.values())
+
+    def _observe(self, what: str, details: object) -> None:
+        self.invariants.observe(what, details)
+        if what == "exit":
+            self._ended = self._over()
 
     @property
     def calm(self) -> bool:
@@ -191,7 +216,7 @@ class World:
             identity=public,
             key=self.random.randbytes(32),
             process=self.random.randbytes(16),
-            address=f"{index}:1",
+            address="" if index < self.scenario.undialable else f"{index}:1",
             software="simulated",
             sign=lambda nonce, hello: _signed(key, nonce, hello),
         )
@@ -203,7 +228,7 @@ class World:
             to_coordinator=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _MEMBERS[0], me.key),
             to_peer=self._send_frame,
             survives=self.survives,
-            observe=self.invariants.observe,
+            observe=self._observe,
             machine=self._machine_class,
         )
         self.note(f"{me.peer} starts")
@@ -254,9 +279,14 @@ class World:
             peer.carry_out(peer.machine.on_control(message, self.now))  # type: ignore[arg-type]
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
+        if not (self._dialable(source) or self._dialable(effect.to)):
+            return  # nobody can open a connection between the two
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         for delay_s in self._delays(source, effect.to):
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
+
+    def _dialable(self, peer: str) -> bool:
+        return peer in self.peers and bool(self.peers[peer].me.address)
 
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         peer = self.peers.get(target)
@@ -325,9 +355,10 @@ class World:
 
     def _somebody_holds(self, version: int) -> bool:
         """Some living peer holds the run's version: then nothing excuses a run that does not go on."""
-        return version == 0 or any(
-            p.alive and p.machine.part is not None and p.machine.part.version >= version for p in self.peers.values()
-        )
+        holders = [
+            p for p in self.peers.values() if p.alive and p.machine.part is not None and p.machine.part.version >= version
+        ]
+        return version == 0 or bool(holders)
 
 
 def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:
@@ -342,7 +373,7 @@ def _peer_of(key: Ed25519PrivateKey) -> str:
 
 def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:
     """One seeded run; raises Broken at the event that breaks a promise."""
-    return World(seed, scenario or Scenario(), machine).run()
+    return World(seed, scenario or Scenario.of(seed), machine).run()
 
 
 if __name__ == "__main__":
