@@ -13,6 +13,7 @@ CONTROL_MAP_LEN = 1024
 CHUNKS_PER_FRAGMENT = 4096  # 4096 hashes of 32 bytes fit in one control message
 MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
 MAX_PEERS = 1024
+ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message
 
 BULK_HEADER_BYTES = 96
 CHUNK_BYTES_MAX = 16 * 1024 * 1024

@@ -9,7 +9,7 @@ from typing import Annotated, NewType
 
 from msgspec import Meta, Struct
 
-from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+from farflung.collectives.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
 
 PeerId = NewType("PeerId", str)
 
@@ -83,4 +83,4 @@ class Contact(Struct, frozen=True, forbid_unknown_fields=True):
     peer: Annotated[str, Meta(max_length=64)]
     name: PeerName
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]  # CURVE public key of its session
-    address: Annotated[str, Meta(max_length=256)]
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]

@@ -17,6 +17,7 @@ from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse
 from farflung.coordinator.schema import first_difference
 from farflung.coordinator.signing import peer_id_of, verify
 
+UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
 CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
 
 
@@ -50,6 +51,10 @@ class Door:
             self._challenges.popitem(last=False)
         return Challenge(nonce=nonce, run_id=self._core.run_id, manifest=self._manifest)
 
+    def wrong_run(self, name: str) -> Refuse | None:
+        here = self._core.manifest.run.name
+        return None if name == here else _refuse("run", f"this coordinator runs '{here}', not '{name}'")
+
     def examine(self, caller: bytes, key: bytes, hello: Hello) -> Refuse | None:
         """Why this hello is refused, or None.  Uses up the challenge."""
         nonce = self._challenges.pop(caller, None)
@@ -73,11 +78,15 @@ class Door:
             )
         if hello.manifest != self._manifest_digest:
             return _refuse("manifest", "the manifest differs from the run's; read it again with a fresh join")
-        if core.ledger.model is not None:
+        if core.ledger.model is not None and not self._may_still_change():
             difference = first_difference(hello.model, core.ledger.model)
             if difference:
                 return _refuse("model", f"the model differs from the run's: {difference}")
         return None
+
+    def _may_still_change(self) -> bool:
+        """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""
+        return self._core.ledger.version == 0 and not self._core.members.alive
 
     def _crowded(self, hello: Hello) -> Refuse | None:
         core = self._core

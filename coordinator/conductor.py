@@ -31,6 +31,10 @@ class Conductor:
         self._tx_at_commit = 0
         self._committed_at = 0.0
 
+    @property
+    def since_commit_s(self) -> float:
+        return self.core.now - self._committed_at
+
     # ---- opening -------------------------------------------------------------------------------------
 
     def maybe_open(self) -> None:
@@ -201,12 +205,15 @@ class Conductor:
             for m in self.core.members.alive.values()
             # Who speaks for a new version: peers that were at the one before, or that made it (and may have met
             # a coordinator since that has not seen their older digests).
-            if (m.vouched or m.peer in makers) and m.beat is not None and m.beat.version == version and m.beat.digest
+            if (m.vouched or m.peer in makers)
+            and m.beat is not None
+            and m.beat.version == version
+            and m.beat.digest
         }
         if not reports:
             return False
         digest, agreeing = Counter(reports.values()).most_common(1)[0]
-        patience_over = self.core.now - self._committed_at >= 2 * self.core.manifest.net.dead_after_s
+        patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
         still_to_come = any(
             m.vouched and m.beat is not None and m.beat.version < version
             for m in self.core.members.alive.values()

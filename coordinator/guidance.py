@@ -18,6 +18,7 @@ RELEASE_AFTER_DEAD = (
 LEASES_PER_PEER = 64
 DIGESTS_TOLD = 8
 DONORS_TOLD = 16
+FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 
 
 class Guidance:
@@ -123,11 +124,18 @@ class Guidance:
         if member.verified:
             member.quarantined = False
             if core.finished:
-                return "finish", f"the run is complete: {version} rounds committed"
+                return self._finish(version)
             return "train", self._conductor.reason
         if beat.version == version:
             return "train", f"waiting for the digest of version {version} to be settled"
         return self._sync(member, f"it holds version {beat.version}, the run is at {version}")
+
+    def _finish(self, version: int) -> tuple[str, str]:
+        """Who has the last version stays a while for those who are still fetching it."""
+        behind = [m for m in self._core.members.alive.values() if not m.verified]
+        if behind and self._conductor.since_commit_s < FINISH_GRACE_S:
+            return "wait", f"the run is complete; {len(behind)} peers are still fetching version {version}"
+        return "finish", f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, reason: str) -> tuple[str, str]:
         if self._donors(member):
@@ -157,6 +165,8 @@ class Guidance:
             return "wait", f"{oldest.contact.name} gives the run its initial state"
         if beat.version != 0 or not beat.digest:
             return "found", "it gives the run its initial state"
+        if self._conductor.round is not None:
+            self._conductor.abort("version 0 is founded anew")
         self._core.write(Genesis(digest=beat.digest, peer=member.peer))
         self._core.note(f"{member.contact.name} founded version 0")
         member.verified = member.vouched = True
@@ -171,7 +181,9 @@ class Guidance:
         donors = [
             peer
             for peer, other in core.members.alive.items()
-            if (other.verified or peer in makers) and other is not member and core.members.can_talk(member, other)
+            if (other.verified or peer in makers)
+            and other is not member
+            and core.members.can_talk(member, other)
         ]
         return tuple(sorted(donors)[:DONORS_TOLD])
 
@@ -212,8 +224,7 @@ class Guidance:
             if beat.version == core.ledger.version and not in_flight
             else ()
         )
-        known = set(beat.have)
-        if known == mine.keys():
+        if mine.keys() <= set(beat.have):
             return None, void
         return tuple(held.as_lease(i) for i, held in sorted(mine.items())), void
 

@@ -60,6 +60,7 @@ class Ledger:
                 self.incarnation = incarnation
             case ModelFixed(model=model):
                 self.model = model
+                self.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
                 self.leases.samples = samples
             case Genesis(digest=digest, peer=peer):

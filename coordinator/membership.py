@@ -46,6 +46,9 @@ class Member:
         return self.alive and self.verified and self.missed == 0
 
 
+LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
+
+
 @dataclass
 class Membership:
     dead_after_s: float
@@ -73,6 +76,9 @@ class Membership:
         member.state = state
         self._by_session.pop(member.session, None)
         self.roster_no += 1
+        gone = sorted((m for m in self.members.values() if not m.alive), key=lambda m: m.heard_at)
+        for oldest in gone[:-LOST_KEPT]:
+            del self.members[oldest.peer]
 
     def by_session(self, session: bytes) -> Member | None:
         peer = self._by_session.get(session)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from farflung.collectives.limits import CONTROL_BIN_BYTES, MAX_PEERS, TOKENS_MAX
+from farflung.collectives.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, MAX_PEERS, TOKENS_MAX
 from farflung.collectives.plan import (
     Commit,
     Contact,
@@ -62,7 +62,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     run_id: Session
     identity: Bytes32
     key: Bytes32
-    address: ShortText
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
     software: ShortText
     manifest: Bytes32
     model: ModelSchema

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from farflung.collectives.digests import HASH_BYTES
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
-from farflung.coordinator.admission import Door
+from farflung.coordinator.admission import UNPROVEN, Door
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.effects import Allow, AnswerDoor, Effect, Forbid, Tell
@@ -79,14 +79,16 @@ class RunMachine:
 
     def on_door(self, caller: bytes, key: bytes, message: FromDoor, now: float) -> list[Effect]:
         self.core.now = now
+        verdict = Verdict.ACCEPTED
         match message:
             case Knock():
                 self.core.do(AnswerDoor(caller, self.door.knock(caller, message, self._random(32))))
             case Hello():
-                self._on_hello(caller, key, message)
-            case AskStatus():
-                self.core.do(AnswerDoor(caller, StatusReply(status=status_json(self, now))))
-        self.counters.count(Verdict.ACCEPTED)
+                verdict = self._on_hello(caller, key, message)
+            case AskStatus(run=run):
+                wrong = self.door.wrong_run(run)
+                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=status_json(self, now))))
+        self.counters.count(verdict)
         return self.core.take_effects()
 
     def on_member(self, key: bytes, message: FromMember, now: float) -> list[Effect]:
@@ -128,15 +130,15 @@ class RunMachine:
 
     # ---- hello ---------------------------------------------------------------------------------------
 
-    def _on_hello(self, caller: bytes, key: bytes, hello: Hello) -> None:
+    def _on_hello(self, caller: bytes, key: bytes, hello: Hello) -> Verdict:
         core = self.core
         refusal = self.door.examine(caller, key, hello)
         if refusal is not None:
             core.do(AnswerDoor(caller, refusal))
-            return
+            return Verdict.UNAUTHORISED if refusal.code in UNPROVEN else Verdict.ACCEPTED
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
-        if core.ledger.model is None:
+        if core.ledger.model != hello.model:
             core.write(ModelFixed(model=hello.model, peer=peer))
         core.write(Admitted(peer=peer, name=name, session=session))
         old = core.members.members.get(peer)
@@ -154,6 +156,7 @@ class RunMachine:
                 Welcome(session=session, incarnation=core.ledger.incarnation, member_port=self.member_port),
             )
         )
+        return Verdict.ACCEPTED
 
     # ---- members -------------------------------------------------------------------------------------
 

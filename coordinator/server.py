@@ -43,8 +43,7 @@ LINGER_DONE_S = 2.0  # after a finished run's last member left
 LINGER_MOST_S = 60.0  # after the run finished, whoever is still there
 
 KEY_BYTES = 32
-_AT_DOOR = frozenset(DOOR_IN)
-_OF_MEMBERS = frozenset(MEMBER_IN)
+_AT_DOOR, _OF_MEMBERS = frozenset(DOOR_IN), frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
 
@@ -205,10 +204,8 @@ class Server:
         try:
             self._journal.append(records)
         except (OSError, sqlite3.OperationalError) as error:
-            raise UserError(
-                f"{self._journal.path}: cannot be written: {error}; what was committed is safe: mend this (is the disk "
-                "full?) and start the coordinator again"
-            ) from error
+            mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
+            raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
         records.clear()
 
     def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | Note, reply_to: bytes) -> None:

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from farflung.collectives.errors import Refused, UserError
+from farflung.coordinator.url import JoinUrl
 from farflung.peer.local import LocalClient, is_abandoned, make_folder, remove_folder, sweep_stale
 from farflung.peer.local_messages import Begin, Bye, Stop
-from farflung.peer.url import JoinUrl
 
 log = logging.getLogger(__name__)
 

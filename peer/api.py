@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -88,8 +89,7 @@ class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
 
     def __init__(self, agent: AgentProcess, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
-        self.optimizer = optimizer
-        """Your optimizer, for schedulers and gradient scalers; a step of it is a step of the run."""
+        self.optimizer = optimizer  # for schedulers and gradient scalers; a step of it is a step of the run
         self.name = name
         self._agent = agent
         self._loop = loop
@@ -153,22 +153,18 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """The run's weights at `version`, without this peer's unmerged work, as a safetensors file.
 
-        A folder gets a file model.safetensors.  Call it when the run is finished: during a round, the agent may
+        Equal bytes for every peer at this version.  A folder gets a file model.safetensors.  Call it when the run is finished: during a round, the agent may
         be writing the next version while it is read.  Frozen parameters are not in it.
         """
         target = Path(path)
         target = target / "model.safetensors" if target.is_dir() else target
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        metadata = {
-            "format": "pt",
-            "farflung.run": self.manifest.run.name,
-            "farflung.version": str(self.version),
-        }
         try:
-            save_file(self._loop.layout.named_tensors(self._loop.shared.anchor), part, metadata)
+            # One key only: safetensors writes several in a random order, and equal weights should be equal files.
+            save_file(self._loop.layout.named_tensors(self._loop.shared.anchor), part, {"format": "pt"})
             part.replace(target)  # a reader never finds half a file
-        except OSError as error:
-            raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot write {target}: {error}") from None
         finally:
             part.unlink(missing_ok=True)
 

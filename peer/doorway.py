@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
+from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
 from farflung.coordinator.schema import ModelSchema
 
 RETRY_S = 0.5
@@ -31,10 +31,10 @@ class Me:
     """Who this process is; `sign(nonce, hello)` returns the hello with its signature."""
 
     peer: str
+    name: str
     identity: bytes
     key: bytes
     process: bytes
-    address: str
     software: str
     sign: Callable[[bytes, Hello], Hello]
 
@@ -46,6 +46,7 @@ class Doorway:
         self.manifest_digest = b""
         self.run_id = b""
         self.last_refusal: Refuse | None = None
+        self.address = ""  # where other peers dial me; the shell knows it once it listens, before the hello
         self._me = me
         self._run = run
         self._nonce = b""
@@ -85,7 +86,7 @@ class Doorway:
             run_id=self.run_id,
             identity=me.identity,
             key=me.key,
-            address=me.address,
+            address=self.address,
             software=me.software,
             manifest=self.manifest_digest,
             model=model,

@@ -14,6 +14,7 @@ REFUSED = 20  # the coordinator said no
 MISMATCH = 21  # this peer does not fit the run: another model, manifest or protocol
 UNREACHABLE = 30
 TEMPORARY = 75  # the same command may work later
+INTERRUPTED = 130  # Ctrl-C, as shells count it
 
 
 def for_refusal(code: str) -> int:

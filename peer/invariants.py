@@ -46,8 +46,12 @@ class Invariants:
             case CommittedRound(commit=commit):
                 self._on_commit(commit)
             case DigestFixed(version=version, digest=digest):
-                self._require("P1", self.digests.setdefault(version, digest) == digest, f"two digests for {version}")
-                self._require("P1", self.sealed.get(version) == digest, f"the digest of {version} is nobody's")
+                self._require(
+                    "P1", self.digests.setdefault(version, digest) == digest, f"two digests for {version}"
+                )
+                self._require(
+                    "P1", self.sealed.get(version) == digest, f"the digest of {version} is nobody's"
+                )
             case Genesis(digest=digest):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
                 self.digests[0] = digest
@@ -77,10 +81,14 @@ class Invariants:
     def _saw_roll(self, details: tuple[VirtualPeer, Roll]) -> None:
         peer, roll = details
         commit = self.commits.get(roll.version)
-        self._require("P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit")
+        self._require(
+            "P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit"
+        )
         assert commit is not None
         expected = commit.hashes[32 * roll.chunk : 32 * roll.chunk + 32]
-        self._require("P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's")
+        self._require(
+            "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
+        )
 
     def _saw_sealed(self, details: tuple[VirtualPeer, int, bytes]) -> None:
         peer, version, digest = details
@@ -98,21 +106,24 @@ class Invariants:
         peer, message = details
         if isinstance(message, Sent) and peer.machine.part is not None:
             part = peer.machine.part
-            known = self.digests.get(part.version)
-            self._require("P4", known == part.digest, f"{peer.peer} contributes from a state that is not the run's")
+            good = self._is_the_runs(part.version, part.digest)
+            self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
 
     def _saw_serve(self, details: tuple[VirtualPeer, object, int]) -> None:
         peer, _, version = details
-        digest = peer.state.digest
-        good = digest in self.geneses if version == 0 else self.digests.get(version) == digest
+        good = self._is_the_runs(version, peer.state.digest)
         self._require("P4", good, f"{peer.peer} serves a state that is not version {version}")
+
+    def _is_the_runs(self, version: int, digest: bytes) -> bool:
+        return digest in self.geneses if version == 0 else self.digests.get(version) == digest
 
     def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
         peer, trainer, load = details
         owed = float(trainer.delta()[0])
-        self._require(
-            "P6", abs(owed - trainer.steps) < 1e-2, f"{peer.peer} owes {trainer.steps} steps after loading {load.keep!r}, its delta says {owed:.3f}"
+        told = (
+            f"{peer.peer} owes {trainer.steps} steps after loading {load.keep!r}, its delta says {owed:.3f}"
         )
+        self._require("P6", abs(owed - trainer.steps) < 1e-2, told)
         if load.keep == "rest":
             mine = [c for c in self.commits.values() if peer.peer in c.included]
             self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
@@ -124,9 +135,11 @@ class Invariants:
         states: dict[int, bytes] = {}
         for peer in peers:
             part = peer.machine.part
-            if part is not None and part.version >= 0 and not part.sealing:
+            if part is not None and part.version >= 0 and set(part.catch.versions) == {part.version}:
                 raw = peer.anchor.numpy().tobytes()
-                self._require("P1", states.setdefault(part.version, raw) == raw, f"{peer.peer} differs at the end")
+                self._require(
+                    "P1", states.setdefault(part.version, raw) == raw, f"{peer.peer} differs at the end"
+                )
 
     def _require(self, promise: str, holds: bool, text: str) -> None:
         self.checks += 1

@@ -99,7 +99,7 @@ class PeerMachine:
     def _begin(self) -> list[do.Effect]:
         """Tell a waiting trainer what the run is, so that it can say what its model is."""
         assert self.manifest is not None
-        begin = Begin(manifest=self.manifest.canonical(), peer=self.me.peer, name=self.me.peer)
+        begin = Begin(manifest=self.manifest.canonical(), peer=self.me.peer, name=self.me.name)
         return [do.Tell(begin)]
 
     def _greet(self) -> list[do.Effect]:

@@ -135,7 +135,7 @@ class Reporter:
                 tx_bytes=vitals.tx_bytes,
                 rx_bytes=vitals.rx_bytes,
                 need=part.catch.needs_commits,
-                have=tuple(sorted(training.leases)),
+                have=tuple(sorted(training.known_leases)),
                 want=training.want,
                 samples=training.samples,
             )

@@ -27,8 +27,7 @@ from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_O
 from farflung.coordinator.records import Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signing import peer_id_of
-from farflung.peer import effects as do
+from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
@@ -136,6 +135,7 @@ class World:
         self._cut: set[frozenset[str]] = set()
         self._machine_class = machine
         self._ended = False
+        self._waited_for: list[VirtualPeer] | None = None  # who was in the run when the first peer finished
         self.journal: list[bytes] = []
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
@@ -167,6 +167,9 @@ class World:
         self.invariants.observe(what, details)
         if what == "exit":
             self._ended = self._over()
+            if self._waited_for is None and self.coordinator is not None:
+                here = self.coordinator.core.members.alive
+                self._waited_for = [p for p in self.peers.values() if p.alive and p.peer in here]
 
     @property
     def calm(self) -> bool:
@@ -213,10 +216,10 @@ class World:
         public = key.public_key().public_bytes_raw()
         me = Me(
             peer=peer_id_of(public),
+            name=name_of(public),
             identity=public,
             key=self.random.randbytes(32),
             process=self.random.randbytes(16),
-            address="" if index < self.scenario.undialable else f"{index}:1",
             software="simulated",
             sign=lambda nonce, hello: _signed(key, nonce, hello),
         )
@@ -225,7 +228,9 @@ class World:
             after=self.after,
             delay=self._local_delay,
             to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
-            to_coordinator=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _MEMBERS[0], me.key),
+            to_coordinator=lambda peer, effect: self._deliver(
+                peer, COORDINATOR, effect.message, _MEMBERS[0], me.key
+            ),
             to_peer=self._send_frame,
             survives=self.survives,
             observe=self._observe,
@@ -233,6 +238,7 @@ class World:
         )
         self.note(f"{me.peer} starts")
         peer = VirtualPeer(me, self.manifest, self.model, world)
+        peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 
@@ -257,7 +263,9 @@ class World:
         copies = 2 if draw.random() < scenario.duplicate else 1
         return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
 
-    def _deliver(self, source: str, target: str, message: Message, allowed: frozenset[str], key: bytes = b"") -> None:
+    def _deliver(
+        self, source: str, target: str, message: Message, allowed: frozenset[str], key: bytes = b""
+    ) -> None:
         raw = wire.encode(message)
         for delay_s in self._delays(source, target):
             self.after(delay_s, lambda: self._arrive(source, target, wire.decode(raw, allowed), key))
@@ -286,7 +294,7 @@ class World:
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
     def _dialable(self, peer: str) -> bool:
-        return peer in self.peers and bool(self.peers[peer].me.address)
+        return peer in self.peers and bool(self.peers[peer].machine.doorway.address)
 
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         peer = self.peers.get(target)
@@ -340,7 +348,12 @@ class World:
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else self.coordinator.conductor.reason
         if not finished and self._somebody_holds(ledger.version):
-            raise Broken(f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}")
+            raise Broken(
+                f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
+            )
+        left_behind = [p.peer for p in self._waited_for or () if p.alive and not p.exit_code]
+        if finished and left_behind:
+            raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
         return Report(
             self.seed,
             ledger.version,
@@ -356,7 +369,9 @@ class World:
     def _somebody_holds(self, version: int) -> bool:
         """Some living peer holds the run's version: then nothing excuses a run that does not go on."""
         holders = [
-            p for p in self.peers.values() if p.alive and p.machine.part is not None and p.machine.part.version >= version
+            p
+            for p in self.peers.values()
+            if p.alive and p.machine.part is not None and p.machine.part.version >= version
         ]
         return version == 0 or bool(holders)
 
@@ -379,4 +394,6 @@ def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMach
 if __name__ == "__main__":
     report = simulate(int(sys.argv[1]))
     print("\n".join(report.log))
-    print(report.outcome, f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills")
+    print(
+        report.outcome, f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
+    )

@@ -37,7 +37,9 @@ class OuterState:
     def install(self, effect: Install) -> None:
         count = self._model.chunk_elements
         if len(effect.payload) != 8 * count:
-            raise FrameError(Verdict.MALFORMED, f"a state chunk of {len(effect.payload)} bytes, not {8 * count}")
+            raise FrameError(
+                Verdict.MALFORMED, f"a state chunk of {len(effect.payload)} bytes, not {8 * count}"
+            )
         both = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
         self._anchor[effect.chunk].copy_(both[:count])
         self._momentum[effect.chunk].copy_(both[count:])

@@ -18,13 +18,16 @@ class Training:
         self.loading = False
         self.running = False  # taking inner steps, not waiting at the barrier
         self.frozen: Frozen | None = None  # unmerged work that stands in a slot
-        self.sent_slot: int | None = None  # the slot that a round is using, until its commit or abort is known
+        self.sent_slot: int | None = (
+            None  # the slot that a round is using, until its commit or abort is known
+        )
         self.work_in_trainer = False  # the trainer may hold work that is in no slot
         self.leases: dict[int, Lease] = {}
         self.samples = 0
         self.want = 0
         self.voided = 0
         self._finish_told = False
+        self._outdated = False  # while loading: a Frozen on its way speaks of work that the load took away
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
@@ -62,6 +65,7 @@ class Training:
         if self.fresh or keep == "drop":
             effects += self._tell_leases()
         self.fresh = False
+        self._outdated = keep in ("drop", "rest")
         self.loading = self.running = True
         effects.append(
             Tell(
@@ -83,6 +87,8 @@ class Training:
     # ---- freezing -----------------------------------------------------------------------------------------
 
     def on_frozen(self, frozen: Frozen) -> None:
+        if self.loading and self._outdated:
+            return  # it crossed the Load, which also sends the trainer on
         self.frozen = frozen
         self.running = False
 
@@ -131,12 +137,18 @@ class Training:
         return self._tell_leases() if used and not self.fresh else []
 
     def on_void(self, void: tuple[int, ...], version: int) -> list[Effect]:
-        mine = [lease_id for lease_id in void if lease_id in self.leases]
+        mine = self.known_leases & set(void)
         if not mine:
             return []
         for lease_id in mine:
-            del self.leases[lease_id]
+            self.leases.pop(lease_id, None)
         return self.drop_work(version)
+
+    @property
+    def known_leases(self) -> set[int]:
+        """Leases that I think are mine, and those behind work that stands frozen."""
+        behind = {u.lease for u in self.frozen.used} if self.frozen is not None else set()
+        return self.leases.keys() | behind
 
     def _tell_leases(self) -> list[Effect]:
         """Where to go on reading: behind what is committed, and behind what stands frozen."""

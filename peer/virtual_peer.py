@@ -30,7 +30,7 @@ class Surroundings:
     """What a virtual peer needs of the simulated world."""
 
     now: Callable[[], float]
-    after: Callable[[float, Callable[[], None]], None]  # virtual time
+    after: Callable[[float, Callable[[], object]], None]  # virtual time
     delay: Callable[[str], float]  # of a local thing: "compute", "local", "step"
     to_door: Callable[[str, do.ToDoor], None]
     to_coordinator: Callable[[str, do.ToCoordinator], None]
@@ -84,7 +84,7 @@ class VirtualPeer:
     def _to_trainer(self, message: ToTrainer) -> None:
         trainer = self.trainer
         if trainer is not None:
-            self.world.after(self.world.delay("local"), lambda: trainer.alive and trainer.on_message(message))
+            self.world.after(self.world.delay("local"), lambda: trainer.on_message(message))
 
     def keep_work(self, slot: int, work: list[tuple[int, int]]) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
@@ -123,9 +123,11 @@ class VirtualPeer:
     def _queue(self, effect: do.Effect) -> None:
         """One arithmetic worker: everything in order, each thing taking a while."""
         self._busy_until = max(self._busy_until, self.world.now()) + self.world.delay("compute")
-        self.world.after(self._busy_until - self.world.now(), lambda: self.alive and self._compute(effect))
+        self.world.after(self._busy_until - self.world.now(), lambda: self._compute(effect))
 
     def _compute(self, effect: do.Effect) -> None:
+        if not self.alive:
+            return
         now = self.world.now()
         match effect:
             case Install():
@@ -162,5 +164,8 @@ class VirtualPeer:
         self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))
 
     def _later(self, what: str, action: Callable[[], None]) -> None:
-        self.world.after(self.world.delay(what), lambda: self.alive and action())
+        self.world.after(self.world.delay(what), lambda: self._if_alive(action))
 
+    def _if_alive(self, action: Callable[[], None]) -> None:
+        if self.alive:
+            action()

@@ -68,6 +68,8 @@ class VirtualTrainer:
     # ---- the agent's words -------------------------------------------------------------------------------------
 
     def on_message(self, message: ToTrainer) -> None:
+        if not self.alive:
+            return
         match message:
             case Begin():
                 self.host.from_trainer(Attach(model=self.host.model, pid=0))
@@ -127,14 +129,18 @@ class VirtualTrainer:
             self._again()
 
     def _again(self) -> None:
-        self.world.after(self.world.delay("step"), lambda: self.alive and not self.finished and self._step())
+        self.world.after(self.world.delay("step"), self._step)
 
     def _step(self) -> None:
+        if not self.alive or self.finished:
+            return
         samples = self._take(SAMPLES_PER_STEP)
         if len(samples) < SAMPLES_PER_STEP:
             if not self._asked:
                 self._asked = True
-                self.host.from_trainer(Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._sync_every))
+                self.host.from_trainer(
+                    Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._sync_every)
+                )
             self._again()
             return
         self.work += samples

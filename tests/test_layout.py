@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from farflung.collectives.errors import UserError
-from farflung.peer.layout import ModelLayout, first_difference, unwrap
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.peer.layout import ModelLayout, unwrap
 
 CHUNK = 16
 
@@ -196,8 +198,7 @@ def test_a_model_on_a_gpu_gives_the_same_bits_as_on_the_cpu() -> None:
     on_cpu = Mixed()
     on_gpu = copy.deepcopy(on_cpu).cuda()
     layout = ModelLayout.of(on_gpu, CHUNK)
-    assert layout.schema_hash == ModelLayout.of(on_cpu, CHUNK).schema_hash
-    assert layout.frozen_hash(on_gpu) == layout.frozen_hash(on_cpu)
+    assert layout.model_schema(on_gpu) == ModelLayout.of(on_cpu, CHUNK).model_schema(on_cpu)
     flat = anchor_of(layout, on_gpu)
     assert torch.equal(flat, anchor_of(layout, on_cpu))
     target = torch.randn(layout.total_elements)
@@ -334,30 +335,57 @@ def test_a_model_that_changed_after_joining_is_named() -> None:
 # ---- comparing with other peers
 
 
+def test_the_schema_says_what_is_exchanged_tied_and_frozen() -> None:
+    model = Mixed()
+    schema = ModelLayout.of(model, CHUNK).model_schema(model)
+    assert schema.tensors[0] == TensorSpec("bf16", (5,), "bfloat16", "param")
+    kinds = [spec.kind for spec in schema.tensors]
+    assert kinds == ["param"] * 10 + ["buffer"] * 2 + ["frozen", "alias"]
+    assert schema.tensors[-1].name == "tied.weight = plain.weight"
+    assert (schema.chunk_elements, schema.chunk_count, schema.first_plain_chunk) == (CHUNK, 4, 3)
+    assert schema.frozen == ModelLayout.of(model, CHUNK).frozen_hash(model)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(schema), type=ModelSchema) == schema
+
+
 def test_the_schema_hash_sees_every_part_of_the_description() -> None:
     def changed(change: object) -> bytes:
         model = Mixed()
         change(model)  # type: ignore[operator]
-        return ModelLayout.of(model, CHUNK).schema_hash
+        return ModelLayout.of(model, CHUNK).model_schema(model).hash
 
     hashes = {
         changed(lambda m: None),
         changed(lambda m: m.bf16.requires_grad_(False)),
         changed(lambda m: setattr(m, "frozen", nn.Parameter(torch.zeros(3, 2), requires_grad=False))),
+        changed(lambda m: m.frozen.data.add_(1)),
         changed(lambda m: setattr(m, "scalar", nn.Parameter(torch.zeros(1)))),
         changed(lambda m: setattr(m, "fp16", nn.Parameter(torch.zeros(2, 2)))),
         changed(lambda m: setattr(m.tied, "weight", nn.Parameter(torch.zeros(3, 4)))),
         changed(lambda m: setattr(m, "bn", nn.Identity())),
     }
-    assert len(hashes) == 7
+    assert len(hashes) == 8
     assert changed(lambda m: None) in hashes
-    assert {len(h) for h in hashes} == {32}
 
 
-def test_the_schema_hash_is_the_same_in_every_release() -> None:
-    expected = "9d20efd90b7ff71ebdca21273d8f1f3bb4d0ef2597fd4a18ab9574733acbccf3"
-    assert ModelLayout.of(Mixed(), CHUNK).schema_hash.hex() == expected
-    assert ModelLayout.of(Mixed(), 5).schema_hash.hex() == expected  # chunks belong to the run, not the model
+def test_tying_to_another_tensor_of_the_same_shape_is_another_model() -> None:
+    def tied_to(name: str) -> bytes:
+        model = parameter_model(a=torch.zeros(2), b=torch.zeros(2))
+        model.c = getattr(model, name)
+        return ModelLayout.of(model, CHUNK).model_schema(model).hash
+
+    assert tied_to("a") != tied_to("b")
+
+
+def test_what_the_wire_cannot_carry_is_refused_with_a_way_out() -> None:
+    model = nn.Linear(100, 100)
+    with pytest.raises(UserError, match="10100 chunks, at most 4096.*chunk_kb.*to 1 or more"):
+        ModelLayout.of(model, 1).model_schema(model)
+    long = parameter_model(**{"n" * 600: torch.zeros(2)})
+    with pytest.raises(UserError, match="cannot be described"):
+        ModelLayout.of(long, CHUNK).model_schema(long)
+    many = parameter_model(**{f"{i:03}{'n' * 500}": torch.zeros(2) for i in range(400)})
+    with pytest.raises(UserError, match="400 tensors; use fewer or shorter names"):
+        ModelLayout.of(many, CHUNK).model_schema(many)
 
 
 def test_frozen_values_are_covered_by_their_own_hash() -> None:
@@ -381,23 +409,3 @@ def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype) -> None:
     model.one = nn.Parameter(torch.ones(()).to(dtype), requires_grad=False)
     model.none = nn.Parameter(torch.ones(0).to(dtype), requires_grad=False)
     assert any(ModelLayout.of(model, CHUNK).frozen_hash(model))
-
-
-def test_the_first_difference_is_told_in_words() -> None:
-    mine = ModelLayout.of(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), CHUNK).schema()
-    theirs = copy.deepcopy(mine)
-    assert first_difference(mine, theirs) is None
-    theirs[0]["shape"] = [8, 16]
-    assert first_difference(mine, theirs) == "parameter 1 '0.weight': shape [8, 4] here, [8, 16] in the run"
-    theirs = copy.deepcopy(mine)
-    theirs[4]["dtype"] = "bfloat16"
-    assert (
-        first_difference(mine, theirs) == "buffer 5 '1.running_mean': dtype float32 here, bfloat16 in the run"
-    )
-    theirs[2]["name"] = "\x1b[2Jevil"
-    assert first_difference(mine, theirs) == (
-        r"entry 3: parameter '1.weight' here, parameter '\x1b[2Jevil' in the run"
-    )
-    assert first_difference(mine, mine[:4]) == "entry 5: buffer '1.running_mean' here, nothing in the run"
-    assert first_difference(mine[:4], mine) == "entry 5: nothing here, buffer '1.running_mean' in the run"
-    assert first_difference(mine, [{}]) == "entry 1: parameter '0.weight' here, entry None in the run"

@@ -1,0 +1,339 @@
+"""The agent: one process that owns a peer's network and outer state.  A thin shell around the peer machine.
+
+Started by the public API as a child of the training script (`python -m farflung.peer.agent`), or by
+`farflung join`, which then also has it start the trainer.  It polls sockets, runs arithmetic beside the loop,
+carries out effects in order, and decides nothing about rounds.  No CUDA here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+from zmq.utils import z85
+
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.errors import FarflungError
+from farflung.collectives.frames import Header, Kind, Payload, with_payload
+from farflung.collectives.verdicts import Counters
+from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
+from farflung.compression.codec import codec_named
+from farflung.coordinator.admission import signed_part
+from farflung.coordinator.messages import DOOR_OUT, Hello
+from farflung.coordinator.schema import ModelSchema
+from farflung.coordinator.url import JoinUrl
+from farflung.coordinator.zap import ZapHandler
+from farflung.optim.outer import Nesterov
+from farflung.peer import effects as do
+from farflung.peer import exit_codes
+from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.control import ControlLink
+from farflung.peer.doorway import Me
+from farflung.peer.identity import Identity
+from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
+from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided
+from farflung.peer.machine import PeerMachine
+from farflung.peer.state import OuterState
+from farflung.peer.supervisor import ParentTrainer, Supervisor
+
+TICK_S = 0.05
+OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    url: JoinUrl
+    folder: Path
+    identity: Path | None = None
+    listen: str = (
+        ""  # HOST:PORT, "" for any port on the address that leads to the coordinator, "off" for none
+    )
+    advertise: str = ""  # HOST[:PORT] that others dial, where it differs from `listen`
+
+
+class Agent:
+    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._supervisor = supervisor
+        self._say = say
+        self._identity = Identity.load_or_create(options.identity)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zap = ZapHandler(self._context)
+        # The server key of the data plane is told to members only, so a handshake already shows membership;
+        # whose frames count is decided frame by frame, from the contacts.
+        self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
+        keys = zmq.curve_keypair()
+        self._link = ZmqLink(self._context, keys, Counters())
+        self._control = ControlLink(self._context, options.url, keys, Counters())
+        self._local = LocalServer(options.folder)
+        self._arithmetic = Arithmetic()
+        self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        self._shared: SharedState | None = None
+        self._state: OuterState | None = None
+        self._exit: do.Exit | None = None
+        self._asked_to_leave = 0
+
+    def _me(self, public: bytes) -> Me:
+        identity = self._identity
+        return Me(
+            peer=identity.peer_id,
+            name=identity.name,
+            identity=identity.public,
+            key=z85.decode(public),
+            process=os.urandom(16),
+            software="farflung 0.1.0",
+            sign=lambda nonce, hello: _signed(identity, nonce, hello),
+        )
+
+    def _open_port(self) -> str:
+        """Listen for other peers; returns the address that they dial ("" if none)."""
+        options = self._options
+        if options.listen == OUTBOUND_ONLY:
+            return ""
+        host, _, port = options.listen.rpartition(":")
+        bind = host or _address_towards(options.url)
+        bound = self._link.listen(bind, int(port or 0))
+        if options.advertise:
+            return options.advertise if ":" in options.advertise else f"{options.advertise}:{bound}"
+        dialled = _address_towards(options.url) if bind in ("0.0.0.0", "*", "[::]") else bind
+        return f"{dialled}:{bound}"
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    def run(self) -> do.Exit:
+        """Until the run is over, the user leaves, or the trainer is gone for good."""
+        self._say(f"I am {self._identity.name} ({self._identity.peer_id})")
+        next_tick = 0.0
+        try:
+            while self._exit is None:
+                self._wait(next_tick)
+                self._take_what_came()
+                now = time.monotonic()
+                if now >= next_tick:
+                    next_tick = now + TICK_S
+                    self._on_tick(now)
+        finally:
+            self._close()
+        return self._exit
+
+    def ask_to_leave(self) -> None:
+        """From a signal handler: leave in good order, at the next turn of the loop."""
+        self._asked_to_leave += 1
+
+    def _wait(self, until: float) -> None:
+        poller = zmq.Poller()
+        for quiet in (self._zap.socket, self._local.socket, self._arithmetic.wake, *self._control.sockets()):
+            poller.register(quiet, zmq.POLLIN)
+        for link, wants_out in self._link.sockets():
+            poller.register(link, zmq.POLLIN | (zmq.POLLOUT if wants_out else 0))
+        poller.poll(max(0, round(1000 * (until - time.monotonic()))))
+
+    def _take_what_came(self) -> None:
+        machine = self._machine
+        self._zap.serve_waiting()
+        for message in self._control.receive():
+            handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
+            self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
+        while (local := self._local.recv_nowait()) is not None:
+            self._on_local(local[1])
+        for sender, frame in self._link.receive():
+            self._carry_out(machine.on_frame(sender, frame, time.monotonic()))
+        self._arithmetic.collect()
+        self._link.flush()
+
+    def _on_tick(self, now: float) -> None:
+        machine, vitals = self._machine, self._machine.reports.vitals
+        problem = self._supervisor.watch(now)
+        if self._supervisor.just_died:
+            self._carry_out(machine.on_trainer_gone(now))
+        if problem is not None and self._exit is None:
+            self._carry_out([*machine.leave(problem), do.Exit("agent", problem)])
+            return
+        if self._asked_to_leave:
+            self._carry_out(machine.leave("the user asked it to leave"))
+            return
+        if self._shared is not None:
+            vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+        vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
+        self._carry_out(machine.on_timer(now))
+
+    # ---- the trainer -----------------------------------------------------------------------------------------
+
+    def _on_local(self, message: FromTrainer | Greeting) -> None:
+        now = time.monotonic()
+        if isinstance(message, Greeting):
+            self._carry_out(self._machine.on_trainer_waiting())
+            return
+        if isinstance(message, Attach):
+            self._share_memory(message.model)
+        elif isinstance(message, Provided) and self._state is not None:
+            self._state.restart_momentum()
+        elif isinstance(message, Bye) and self._exit is not None:
+            return
+        self._carry_out(self._machine.on_local(message, now))
+
+    def _share_memory(self, model: ModelSchema) -> None:
+        """The first trainer's model says how large everything is; later ones find it made."""
+        manifest = self._machine.manifest
+        assert manifest is not None
+        if self._shared is None:
+            self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
+            codec = codec_named(manifest.round.codec)
+            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
+            self._state = OuterState(self._shared.anchor, model, codec, outer)
+            largest = max(
+                8 * model.chunk_elements, codec.payload_bytes(model.chunk_elements), 32 * model.chunk_count
+            )
+            self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
+            self._machine.doorway.address = self._open_port()
+        self._local.send(self._shared.as_message())
+
+    # ---- effects ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.ToDoor(message=message):
+                self._control.to_door(message)
+            case do.ToCoordinator(message=said):
+                self._control.to_members(said)
+            case do.EnterMembers(port=port):
+                self._control.enter_members(port)
+                self._say("in touch with the coordinator")
+            case do.LeaveMembers():
+                self._control.leave_members()
+            case do.Contacts(roster=roster):
+                self._link.set_contacts(roster)
+            case SendFrame(to=to, frame=frame):
+                self._link.send(to, frame)
+            case do.Tell(message=told):
+                self._local.send(told)
+            case do.Note(text=text):
+                self._say(text)
+            case do.Exit():
+                self._exit = effect
+            case _:
+                self._calculate(effect)
+
+    def _calculate(
+        self, effect: Install | Roll | Seal | Merge | do.Encode | do.ServeState | do.ServeManifest
+    ) -> None:
+        state, shared = self._state, self._shared
+        assert state is not None and shared is not None, "arithmetic before a trainer attached"
+        submit = self._arithmetic.submit
+        match effect:
+            case Install():
+                submit(lambda: state.install(effect), _nothing)
+            case Roll():
+                submit(lambda: state.roll(effect), _nothing)
+            case Seal(version=version):
+                submit(state.seal, lambda digest: self._sealed(version, digest))
+            case Merge():
+                submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
+            case do.Encode(round_no=round_no, slot=slot):
+                submit(lambda: state.encode(shared.slots[slot]), lambda made: self._encoded(round_no, made))
+            case do.ServeState(to=to, chunk=chunk, version=version):
+                header = self._header(Kind.STATE, version, chunk)
+                submit(lambda: with_payload(header, state.chunk_bytes(chunk)), lambda f: self._served(to, f))
+            case do.ServeManifest(to=to, version=version):
+                header = self._header(Kind.MANIFEST, version, 0)
+                submit(lambda: with_payload(header, state.manifest_bytes()), lambda f: self._served(to, f))
+
+    def _header(self, kind: Kind, version: int, chunk: int) -> Header:
+        return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
+
+    def _sealed(self, version: int, digest: object) -> None:
+        assert isinstance(digest, bytes)
+        self._carry_out(self._machine.on_sealed(version, digest, time.monotonic()))
+        self._say(f"version {version} is here, digest {digest.hex()[:8]}")
+
+    def _merged(self, effect: Merge, payload: object) -> None:
+        assert isinstance(payload, bytes)
+        now = time.monotonic()
+        done = self._machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
+        self._carry_out(done)
+
+    def _encoded(self, round_no: int, made: object) -> None:
+        assert isinstance(made, tuple)
+        payloads: list[Payload] = made[0]
+        self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
+
+    def _served(self, to: str, frame: object) -> None:
+        self._do(SendFrame(to, frame))  # type: ignore[arg-type]
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._arithmetic.close()
+        self._local.close()
+        self._supervisor.stop()
+        self._control.close()
+        self._link.close()
+        self._zap.close()
+        self._context.term()
+        if self._shared is not None:
+            remove_folder(self._shared.place)
+
+
+def _nothing(_: object) -> None:
+    """What follows an Install or a Roll: the Seal after them reports."""
+
+
+def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
+    return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
+
+
+def _address_towards(url: JoinUrl) -> str:
+    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
+    family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((url.host, url.port))
+        host = str(probe.getsockname()[0])
+    return f"[{host}]" if ":" in host else host
+
+
+def say_on_stderr(text: str) -> None:
+    print(f"farflung: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """The agent as a child of a training script (see agent_process.py for who calls it)."""
+    parser = argparse.ArgumentParser(prog="python -m farflung.peer.agent")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--identity", type=Path)
+    parser.add_argument("--listen", default="")
+    parser.add_argument("--advertise", default="")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        options = AgentOptions(
+            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise
+        )
+        agent = Agent(options, ParentTrainer(asked.parent), say_on_stderr)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.ask_to_leave())
+        end = agent.run()
+    except FarflungError as error:
+        say_on_stderr(str(error))
+        return exit_codes.code_for(error)
+    return exit_codes.for_refusal(end.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The command line: parses words, calls one function, turns errors into one line and an exit code.
+
+Results go to stdout, everything else to stderr.  Heavy imports (torch) happen inside the commands that need
+them, so that `farflung status` and `--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.collectives.errors import FarflungError, UserError
+from farflung.coordinator.url import JoinUrl
+from farflung.peer import exit_codes
+
+app = typer.Typer(
+    name="farflung",
+    help="Many people, each with one GPU box and an ordinary internet link, train one model together.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+Url = Annotated[
+    str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
+]
+STATUS_TIMEOUT_S = 5.0
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write run.toml, commented: the description of a run."""
+    from farflung.coordinator.manifest import TEMPLATE
+
+    if path.exists() and not force:
+        raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    typer.echo(f"wrote {path}; next: farflung coordinate {path}")
+
+
+@app.command()
+def coordinate(
+    run_toml: Annotated[Path, typer.Argument(help="The run's description; `farflung init` writes one.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Where the journal and the key live [run.toml's folder].")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT to listen on; port 0 takes any free one.")
+    ] = "0.0.0.0:29800",
+    host: Annotated[
+        str | None, typer.Option(help="The name or address that peers dial, for the URL.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
+    exit_when_done: Annotated[
+        bool, typer.Option(help="End when the run is complete and everybody left.")
+    ] = False,
+) -> None:
+    """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
+    import logging
+
+    from farflung.coordinator.server import serve
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+
+    def announce(url: str) -> None:
+        print(json.dumps({"url": url}) if json_output else f'farflung join "{url}"', flush=True)
+
+    folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
+    serve(run_toml, folder, listen, host, exit_when_done, announce)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def join(
+    url: Url,
+    script_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to --script.")] = None,
+    identity: Annotated[Path | None, typer.Option(help="Key file of this peer [~/.config/farflung].")] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT for other peers; `off`: this peer can't be dialled.")
+    ] = "",
+    advertise: Annotated[
+        str, typer.Option(help="HOST[:PORT] that others dial, behind a forwarded port.")
+    ] = "",
+    script: Annotated[
+        Path | None, typer.Option(help="Your own training script instead of the built-in one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+) -> None:
+    """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
+    from farflung.peer.joining import JoinOptions
+    from farflung.peer.joining import join as take_part
+
+    options = JoinOptions(
+        JoinUrl.parse(url), identity, listen, advertise, script, tuple(script_arguments or ()), out
+    )
+    raise typer.Exit(take_part(options))
+
+
+@app.command()
+def status(
+    url: Url,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Show where a run is, once."""
+    from farflung.peer.dashboard import plain_line
+    from farflung.peer.watching import StatusClient
+
+    with StatusClient(JoinUrl.parse(url)) as client:
+        found = client.fetch(STATUS_TIMEOUT_S)
+    typer.echo(json.dumps(found) if json_output else plain_line(found))
+
+
+@app.command()
+def watch(
+    url: Url,
+    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """The dashboard, live; plain lines where the output is no terminal.  Ctrl-C ends it."""
+    from farflung.peer.live import watch as look
+
+    look(JoinUrl.parse(url), once, every)
+
+
+@app.command()
+def demo(
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and models in this folder.")] = None,
+) -> None:
+    """A whole run on this machine: a coordinator, three peers, one of them killed, a fresh one in its place."""
+    from farflung.peer.demo import run_demo
+
+    raise typer.Exit(run_demo(keep))
+
+
+def main() -> int:
+    """The entry point: every expected failure is one line on stderr and a documented exit code."""
+    try:
+        app()
+    except SystemExit as end:  # how the parser ends, also after a success
+        return end.code if isinstance(end.code, int) else exit_codes.UNEXPECTED
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except FarflungError as error:
+        print(f"farflung: {error}", file=sys.stderr)
+        return exit_codes.code_for(error)
+    return exit_codes.OK

@@ -1,0 +1,102 @@
+"""The agent's connections to the coordinator: to the door, and, once let in, to the members' port.
+
+Called by the agent's loop, which polls `sockets()`.  It carries messages and closes what the machine asks to
+close; when to knock, and what silence means, is the machine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import zmq
+
+from farflung.collectives.errors import FrameError
+from farflung.collectives.limits import CONTROL_FRAME_BYTES
+from farflung.collectives.verdicts import Counters
+from farflung.coordinator import wire
+from farflung.coordinator.keys import text_of
+from farflung.coordinator.messages import DOOR_OUT, MEMBER_OUT, FromDoor, FromMember, Message
+from farflung.coordinator.url import JoinUrl
+
+_FROM_DOOR = frozenset(DOOR_OUT)
+_FROM_MEMBERS = frozenset(MEMBER_OUT)
+_GOODBYE_MS = 1000  # a last word may still leave; a dead coordinator must not hold us
+
+
+class ControlLink:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        url: JoinUrl,
+        keys: tuple[bytes, bytes],
+        counters: Counters,
+    ) -> None:
+        """`keys`: CURVE public and secret key of this session, z85.  The coordinator's key is pinned by the URL."""
+        self._context = context
+        self._url = url
+        self._public, self._secret = keys
+        self._counters = counters
+        self._door = self._dial(url.port)
+        self._members: zmq.Socket[bytes] | None = None
+
+    def sockets(self) -> Iterator[zmq.Socket[bytes]]:
+        yield self._door
+        if self._members is not None:
+            yield self._members
+
+    def to_door(self, message: FromDoor) -> None:
+        self._send(self._door, message)
+
+    def to_members(self, message: FromMember) -> None:
+        if self._members is not None:
+            self._send(self._members, message)
+
+    def enter_members(self, port: int) -> None:
+        self.leave_members()
+        self._members = self._dial(port)
+
+    def leave_members(self) -> None:
+        if self._members is not None:
+            self._members.close(linger=_GOODBYE_MS)
+            self._members = None
+
+    def receive(self) -> Iterator[Message]:
+        """What came from the coordinator; anything that is not a message of its kind ends in a counter."""
+        for socket, allowed in ((self._door, _FROM_DOOR), (self._members, _FROM_MEMBERS)):
+            while socket is not None and not socket.closed:
+                try:
+                    raw = socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                try:
+                    yield wire.decode(raw, allowed)
+                except FrameError as error:
+                    self._counters.count(error.verdict)
+
+    def close(self) -> None:
+        self.leave_members()
+        self._door.close(linger=0)
+
+    @staticmethod
+    def _send(socket: zmq.Socket[bytes], message: Message) -> None:
+        try:
+            socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # the queue is full because nobody reads: every message is repeated by later beats
+
+    def _dial(self, port: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
+        socket.curve_serverkey = text_of(self._url.key)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_FRAME_BYTES + 4096)
+        socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        socket.setsockopt(zmq.IPV6, 1)
+        host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
+        socket.connect(f"tcp://{host}:{port}")
+        return socket

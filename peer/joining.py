@@ -1,0 +1,76 @@
+"""`farflung join`: the agent in this process, and a trainer that it starts and starts again.
+
+Called by the command line.  The trainer is the built-in one, or a script that the volunteer names: code never
+comes from the run (a manifest is data).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from farflung.collectives.errors import UserError
+from farflung.coordinator.url import JoinUrl
+from farflung.peer import exit_codes
+from farflung.peer.agent import Agent, AgentOptions, say_on_stderr
+from farflung.peer.agent_process import AGENT_VARIABLE
+from farflung.peer.effects import Exit
+from farflung.peer.local import make_folder, remove_folder, sweep_stale
+from farflung.peer.supervisor import ChildTrainer
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    url: JoinUrl
+    identity: Path | None = None
+    listen: str = ""
+    advertise: str = ""
+    script: Path | None = None
+    script_arguments: tuple[str, ...] = ()
+    out: Path | None = None
+
+
+def join(options: JoinOptions) -> int:
+    """Take part until the run is over or the user leaves; returns the exit code."""
+    if options.out is not None and not options.out.parent.is_dir():
+        raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
+    torch.set_num_threads(1)
+    sweep_stale()
+    folder = make_folder()
+    try:
+        trainer = ChildTrainer(_command(options), os.environ | {AGENT_VARIABLE: str(folder)})
+        agent_options = AgentOptions(options.url, folder, options.identity, options.listen, options.advertise)
+        agent = Agent(agent_options, trainer, say_on_stderr)
+        before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]
+        try:
+            end = agent.run()
+        finally:
+            for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+                signal.signal(number, handler)
+    finally:
+        remove_folder(folder)
+    return _conclude(end)
+
+
+def _command(options: JoinOptions) -> list[str]:
+    if options.script is None:
+        out = ["--out", str(options.out)] if options.out is not None else []
+        return [sys.executable, "-m", "farflung.peer.trainer", *out]
+    if not options.script.is_file():
+        raise UserError(f"--script {options.script}: there is no such file")
+    return [sys.executable, str(options.script), *options.script_arguments]
+
+
+def _conclude(end: Exit) -> int:
+    if end.code == "finished":
+        say_on_stderr("the run is complete; thank you for taking part")
+    elif end.code == "left":
+        say_on_stderr(f"left the run: {end.reason}")
+    else:
+        say_on_stderr(f"cannot take part: {end.reason}")
+    return exit_codes.for_refusal(end.code)

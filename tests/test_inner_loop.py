@@ -1,0 +1,591 @@
+"""The trainer's state machine: nothing learned is lost or counted twice, whatever the agent says when.
+
+A test plays the agent: it holds the other end of the shared memory and says what comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farflung.collectives.errors import Refused, UserError
+from farflung.collectives.plan import Used
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.messages import Lease
+from farflung.peer.api import Run
+from farflung.peer.inner_loop import InnerLoop, MeanLoss
+from farflung.peer.leased_data import LeaseBook, Span, tokens_in
+from farflung.peer.local import SharedState
+from farflung.peer.local_messages import (
+    Attach,
+    Begin,
+    Finish,
+    Frozen,
+    LeasesNow,
+    Load,
+    Loaded,
+    Need,
+    Provide,
+    Provided,
+    Resume,
+    Stop,
+    from_trainer,
+    to_bytes,
+    to_trainer,
+)
+from farflung.peer.optimizer import RunOptimizer
+
+SYNC_EVERY = 3
+MANIFEST = Manifest.model_validate(
+    {
+        "round": {"sync_every": SYNC_EVERY, "chunk_kb": 1},
+        "data": {"batch": 2, "lease_samples": 6},
+        "run": {"seed": 5},
+    }
+)
+
+
+class FakeChannel:
+    """The agent's words wait in `coming`; encoded both ways, so that what cannot be sent fails here."""
+
+    def __init__(self) -> None:
+        self.coming: deque[bytes] = deque()
+        self.answers: deque[bytes] = deque()  # said only to one who waits
+        self.said: list[object] = []
+        self.may_wait = False
+
+    def send(self, message: object) -> None:
+        self.said.append(from_trainer(to_bytes(message)))  # type: ignore[arg-type]
+
+    def recv(self, timeout_s: float) -> object | None:
+        if timeout_s:
+            self.coming.extend(self.answers)
+            self.answers.clear()
+        if self.coming:
+            return to_trainer(self.coming.popleft())
+        assert timeout_s == 0 or self.may_wait, "this would wait for ever"
+        return None
+
+    def will_answer(self, *messages: object) -> None:
+        self.answers.extend(to_bytes(message) for message in messages)  # type: ignore[arg-type]
+
+    def will_say(self, *messages: object) -> None:
+        self.coming.extend(to_bytes(message) for message in messages)  # type: ignore[arg-type]
+
+    def take(self) -> list[object]:
+        said, self.said = self.said, []
+        return said
+
+
+def load(version: int, keep: str = "drop", **fields: int) -> Load:
+    given = {"slot": 0, "tokens": 0, "steps": 0, "spare": 0, **fields}
+    return Load(version=version, keep=keep, **given)  # type: ignore[arg-type]
+
+
+class Trainer:
+    """An inner loop on a small model; one step moves every parameter by exactly `by`."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, shared: SharedState | None = None
+    ) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(4, 3).to(dtype)
+        self.channel = FakeChannel()
+        self.gone: str | None = None
+        self.now = 0.0
+        self.loop = InnerLoop(self.channel, self.model, MANIFEST, lambda: self.gone, lambda: self.now)  # type: ignore[arg-type]
+        self.shared = shared or SharedState.create(folder, self.loop.layout.total_elements)
+
+    def attach(self, *messages: object) -> Trainer:
+        self.channel.will_say(self.shared.as_message(), *messages)
+        self.loop.attach()
+        self.channel.take()
+        return self
+
+    def step(self, by: float = 0.25, loss: float | None = None, tokens: int | None = 10) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter -= by
+        self.loop.record(loss, tokens)
+        self.loop.after_step()
+
+    def freeze(self, *answers: object, by: float = 0.25) -> Frozen:
+        """Steps up to the next freeze; `answers` let it go on."""
+        self.channel.take()
+        self.channel.will_answer(*answers)
+        frozen: list[Frozen] = []
+        while not frozen:
+            self.step(by)
+            frozen = [m for m in self.channel.said if isinstance(m, Frozen)]
+        return frozen[0]
+
+    def flat(self) -> Tensor:
+        out = torch.zeros(self.loop.layout.total_elements)
+        self.loop.layout.write_anchor(self.model, out)
+        return out
+
+    def used_cells(self, flat: Tensor) -> Tensor:
+        return flat[:15]  # 12 weights and 3 biases; the rest is padding
+
+    def owed(self) -> Tensor:
+        return self.used_cells(self.loop._owed())
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path).attach(load(0, spare=0))
+
+
+def holds(trainer: Trainer, flat: Tensor) -> bool:
+    """The model is exactly the rounded `flat`."""
+    want = trainer.loop.layout.named_tensors(flat)
+    return all(torch.equal(p.detach(), want[n]) for n, p in trainer.model.named_parameters())
+
+
+def new_anchor(trainer: Trainer) -> Tensor:
+    trainer.shared.anchor.copy_(torch.randn(trainer.shared.elements))
+    return trainer.shared.anchor
+
+
+# ---- getting in
+
+
+def test_the_first_peer_gives_the_run_its_values(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    before = trainer.flat()
+    begin = Begin(manifest=MANIFEST.canonical(), peer="p", name="n")
+    trainer.channel.will_say(begin, trainer.shared.as_message(), Provide(), load(0))
+    trainer.loop.attach()
+    said = trainer.channel.take()
+    assert [type(m) for m in said] == [Attach, Provided, Loaded]
+    assert said[0].model.chunk_elements == 256  # type: ignore[attr-defined]
+    assert torch.equal(trainer.shared.anchor, before)
+    assert trainer.loop.version == 0
+
+
+def test_a_later_peer_takes_the_runs_state(tmp_path: Path, dtype: torch.dtype) -> None:
+    trainer = Trainer(tmp_path, dtype)
+    anchor = new_anchor(trainer)
+    trainer.attach(load(17))
+    assert trainer.loop.version == 17
+    assert holds(trainer, anchor)
+    assert not trainer.owed().any()  # what rounding changed was not learned
+
+
+def test_a_refusal_ends_the_waiting(tmp_path: Path) -> None:
+    for code in ("model", "finished"):
+        trainer = Trainer(tmp_path)
+        trainer.channel.will_say(Stop(code=code, reason="because"))
+        with pytest.raises(Refused, match="because"):
+            trainer.loop.attach()
+
+
+def test_shared_memory_of_another_size_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.channel.will_say(SharedState.create(tmp_path, 99).as_message())
+    with pytest.raises(UserError, match="the agent shares 99 values, this model has 256"):
+        trainer.loop.attach()
+
+
+# ---- freezing
+
+
+def test_a_freeze_hands_over_everything_since_the_load(trainer: Trainer) -> None:
+    before = trainer.flat()
+    frozen = trainer.freeze(Resume(spare=1))
+    assert (frozen.slot, frozen.steps, frozen.tokens, frozen.used) == (0, 3, 30, ())
+    expected = trainer.used_cells(before - trainer.flat())
+    assert torch.equal(trainer.used_cells(trainer.shared.slots[0]), expected)
+    assert not trainer.shared.slots[0][15:].any()
+
+
+def test_work_goes_on_without_the_network_and_no_slot_is_overwritten(trainer: Trainer) -> None:
+    first = trainer.freeze(Resume(spare=1))
+    kept = trainer.shared.slots[0].clone()
+    second = trainer.freeze(Resume(spare=2))
+    third = trainer.freeze(Resume(spare=0))
+    assert [first.slot, second.slot, third.slot] == [0, 1, 2]
+    assert [first.steps, second.steps, third.steps] == [3, 6, 9]
+    assert torch.equal(trainer.shared.slots[0], kept)
+    assert torch.allclose(trainer.used_cells(trainer.shared.slots[2]), torch.tensor(9 * 0.25))
+
+
+# ---- loading, and what is kept
+
+
+def test_a_commit_that_used_the_slot_leaves_exactly_the_anchor(tmp_path: Path, dtype: torch.dtype) -> None:
+    trainer = Trainer(tmp_path, dtype)
+    new_anchor(trainer)
+    trainer.attach(load(0))
+    trainer.freeze(load(1, "rest", slot=0, tokens=30, steps=3, spare=1), by=0.0137)
+    new_anchor(trainer)
+    frozen = trainer.freeze(load(2, "rest", slot=1, tokens=30, steps=3, spare=0), by=0.0137)
+    assert (frozen.tokens, frozen.steps) == (30, 3)
+    assert trainer.loop._carry is None
+    assert holds(trainer, trainer.shared.anchor)
+    assert not trainer.owed().any()
+
+
+def test_a_commit_without_me_costs_me_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
+    trainer = Trainer(tmp_path, dtype)
+    anchor = new_anchor(trainer)
+    trainer.attach(load(0))
+    trainer.freeze(Resume(spare=1))
+    owed = trainer.owed()
+    trainer.shared.anchor.add_(1.0)
+    trainer.channel.will_say(load(1, "all", spare=1))
+    trainer.step(by=0.0)
+    assert torch.equal(trainer.owed(), owed)  # also for bf16: the carry is fp32, and rounding is not learning
+    assert holds(trainer, anchor - torch.nn.functional.pad(owed, (0, trainer.shared.elements - 15)))
+    frozen = trainer.freeze(Resume(spare=2))  # the period goes on: the load is no new beginning
+    assert (frozen.slot, frozen.steps, frozen.tokens) == (1, 6, 60)
+
+
+def test_what_came_after_the_used_slot_stays(tmp_path: Path, dtype: torch.dtype) -> None:
+    trainer = Trainer(tmp_path, dtype)
+    new_anchor(trainer)
+    trainer.attach(load(0))
+    trainer.freeze(Resume(spare=1))
+    in_slot = trainer.used_cells(trainer.shared.slots[0]).clone()
+    trainer.freeze(Resume(spare=2))
+    trainer.step()
+    owed = trainer.owed()
+    trainer.shared.anchor.sub_(in_slot.mean())
+    trainer.channel.will_say(load(1, "rest", slot=0, tokens=30, steps=3, spare=0))
+    trainer.step(by=0.0)
+    assert torch.equal(trainer.owed(), owed - in_slot)
+    assert (trainer.loop._tokens, trainer.loop._steps) == (50, 5)
+    expected = trainer.used_cells(trainer.shared.anchor) - (owed - in_slot)
+    assert torch.equal(trainer.used_cells(trainer.flat()), expected.to(dtype).float())
+
+
+def test_dropped_work_is_gone(trainer: Trainer) -> None:
+    anchor = new_anchor(trainer)
+    trainer.step()
+    trainer.step()
+    trainer.channel.will_say(load(4, "drop", spare=2))
+    trainer.step()
+    assert holds(trainer, anchor)
+    frozen = trainer.freeze(Resume(spare=0))  # a whole period, counted from nothing
+    assert (frozen.slot, frozen.steps, frozen.tokens) == (2, 3, 30)
+    assert torch.allclose(trainer.used_cells(trainer.shared.slots[2]), torch.tensor(0.75))
+
+
+def test_a_fresh_trainer_takes_over_what_stands_in_the_slot(tmp_path: Path, dtype: torch.dtype) -> None:
+    first = Trainer(tmp_path, dtype)
+    anchor = new_anchor(first)
+    first.attach(load(3, spare=1))
+    frozen = first.freeze(Resume(spare=0))
+    first.step()  # dies with it
+
+    second = Trainer(tmp_path, dtype, first.shared)
+    second.attach(load(3, "restore", slot=1, tokens=frozen.tokens, steps=frozen.steps, spare=0))
+    assert torch.equal(second.owed(), second.used_cells(first.shared.slots[1]))
+    assert holds(second, anchor - first.shared.slots[1])
+    kept = first.shared.slots[1].clone()
+    again = second.freeze(load(4, "rest", slot=1, tokens=30, steps=3, spare=1))
+    assert (again.slot, again.steps, again.tokens) == (0, 6, 60)
+    assert torch.equal(first.shared.slots[1], kept)
+    assert torch.allclose(second.owed(), torch.tensor(0.75), atol=0.02)
+    assert (second.loop._steps, second.loop._tokens) == (3, 30)
+
+
+def test_loads_at_every_step_lose_nothing(trainer: Trainer) -> None:
+    """Anchor moved under the trainer each step; what it owes is the sum of what it did."""
+    for version in range(1, 3):
+        trainer.shared.anchor.add_(0.5)
+        trainer.channel.will_say(load(version, "all"))
+        trainer.step()
+    assert trainer.loop.version == 2
+    assert torch.allclose(trainer.owed(), torch.tensor(0.5))
+
+
+# ---- the end, and agents that vanish
+
+
+def test_a_finished_run_takes_no_more_part(trainer: Trainer) -> None:
+    trainer.channel.will_say(Finish(version=9))
+    for _ in range(3 * SYNC_EVERY):
+        trainer.step()  # would wait for ever at a barrier
+    assert trainer.loop.finished
+    assert trainer.channel.take() == []
+    assert trainer.loop.next_span(100, 2) is None
+
+
+def test_finish_and_leave_end_the_waiting_at_the_barrier(tmp_path: Path) -> None:
+    for word in (Finish(version=1), Stop(code="left", reason="Ctrl-C"), Stop(code="finished", reason="")):
+        trainer = Trainer(tmp_path).attach(load(0))
+        trainer.freeze(word)
+        assert trainer.loop.finished
+
+
+def test_being_stopped_is_an_error_with_the_reason(trainer: Trainer) -> None:
+    with pytest.raises(Refused, match="banned") as caught:
+        trainer.freeze(Stop(code="refused", reason="banned"))
+    assert caught.value.code == "refused"
+
+
+def test_a_dead_agent_is_noticed_at_the_barrier_after_its_last_words(trainer: Trainer) -> None:
+    trainer.gone, trainer.channel.may_wait = "the agent is gone", True
+    with pytest.raises(Refused, match="the agent is gone") as caught:
+        trainer.freeze()
+    assert caught.value.code == "agent"
+    trainer.channel.recv = lambda t: None if t else Finish(version=1)  # type: ignore[assignment, method-assign]
+    assert trainer.loop._next_message() == Finish(version=1)
+
+
+# ---- counts and losses
+
+
+def test_progress_is_shown_at_every_step_and_losses_now_and_then(trainer: Trainer) -> None:
+    trainer.step(loss=2.0, tokens=5)
+    assert trainer.shared.read_progress() == (1, 5, 2.0)
+    trainer.step(loss=4.0, tokens=5)
+    assert trainer.shared.read_progress() == (2, 10, 2.0)  # reading it would wait for the GPU
+    trainer.now = 1.0
+    trainer.channel.will_answer(Resume(spare=1))
+    trainer.step(loss=-6.0, tokens=5)
+    assert trainer.shared.read_progress() == (3, 15, 0.0)
+
+
+def test_a_frozen_loss_is_the_mean_since_the_last_freeze(trainer: Trainer) -> None:
+    trainer.step(loss=1.0)
+    trainer.loop.record(torch.tensor(3.0, requires_grad=True), None)
+    assert trainer.freeze(Resume(spare=1)).loss == 2.0
+    assert trainer.freeze(Resume(spare=2)).loss is None
+
+
+def test_a_loss_that_is_no_number_is_told_as_none() -> None:
+    losses = MeanLoss()
+    assert losses.read() is None
+    losses.add(math.nan)
+    assert losses.read() is None
+    losses.clear()
+    mine = torch.tensor(2.0, requires_grad=True)
+    losses.add(mine)
+    with torch.no_grad():
+        mine.fill_(9.0)  # reused by the caller
+    losses.add(0.0)
+    assert losses.read() == 1.0
+
+
+def test_steps_without_a_count_weigh_something(trainer: Trainer) -> None:
+    trainer.step(tokens=None)
+    assert trainer.loop._tokens == 1
+    with pytest.raises(UserError, match="tokens must not be negative"):
+        trainer.loop.record(None, -1)
+
+
+# ---- leases
+
+
+def lease(number: int, start: int, stop: int, upto: int | None = None, epoch: int = 0) -> Lease:
+    return Lease(number, epoch, start, stop, start if upto is None else upto)
+
+
+def read(book: LeaseBook, most: int) -> Span | None:
+    span = book.next_span(most)
+    if span is not None:
+        book.hand_out(span)
+    return span
+
+
+def test_samples_are_read_in_order_and_never_across_leases() -> None:
+    book = LeaseBook()
+    book.on_leases((lease(1, 10, 13, upto=11), lease(2, 13, 16)))
+    spans = [read(book, 2) for _ in range(4)]
+    assert [(s.lease, s.start, s.stop) for s in spans if s] == [(1, 11, 13), (2, 13, 15), (2, 15, 16)]
+    assert spans[-1] is None
+
+
+def test_a_sample_is_used_once_its_step_is_done() -> None:
+    book = LeaseBook()
+    book.on_leases((lease(1, 0, 6),))
+    read(book, 2)
+    assert book.used() == ()
+    book.on_step()
+    assert book.used() == (Used(1, 2),)
+    read(book, 2)
+    read(book, 2)  # two batches accumulated into one step
+    assert book.used() == (Used(1, 2),)
+    book.on_step()
+    assert book.used() == (Used(1, 6),)
+
+
+def test_news_of_leases_moves_no_position_of_those_known() -> None:
+    book = LeaseBook()
+    book.on_leases((lease(1, 0, 6), lease(2, 6, 12)))
+    read(book, 4)
+    book.on_step()
+    read(book, 2)
+    book.on_leases((lease(1, 0, 6, upto=2), lease(2, 6, 12), lease(3, 12, 18, upto=14)))
+    assert book.used() == (Used(1, 4), Used(3, 14))
+    assert (read(book, 9), read(book, 9)) == (Span(2, 0, 6, 12), Span(3, 0, 14, 18))
+
+
+def test_leases_that_vanish_are_neither_read_nor_named() -> None:
+    book = LeaseBook()
+    book.on_leases((lease(1, 0, 6), lease(2, 6, 12)))
+    read(book, 6)
+    book.on_step()
+    read(book, 2)
+    book.on_leases((lease(3, 12, 18),))
+    book.on_step()  # the batch of lease 2 was on its way
+    assert book.used() == ()
+    assert read(book, 2) == Span(3, 0, 12, 14)
+
+
+def test_dropping_goes_back_to_where_the_agent_said() -> None:
+    book = LeaseBook()
+    book.on_leases((lease(1, 0, 6),))
+    read(book, 4)
+    book.on_step()
+    read(book, 2)
+    book.on_leases((lease(1, 0, 6, upto=2),))
+    book.restart()
+    book.on_step()
+    assert book.used() == (Used(1, 2),)
+    assert read(book, 2) == Span(1, 0, 2, 4)
+
+
+def test_a_restored_trainer_names_what_its_slot_holds_again(tmp_path: Path) -> None:
+    """Else the samples behind a slot would stay leased for ever, though a commit used them."""
+    trainer = Trainer(tmp_path)
+    leases = LeasesNow(leases=(lease(1, 0, 6, upto=6), lease(2, 6, 12, upto=8)))
+    trainer.attach(leases, load(1, "restore", slot=0, tokens=5, steps=3, spare=1))
+    assert trainer.freeze(Resume(spare=2)).used == (Used(1, 6), Used(2, 8))
+
+
+def test_about_two_leases_lie_ahead_and_nothing_is_asked_twice() -> None:
+    book = LeaseBook()
+    assert book.ask(2, 6) == 12
+    assert book.ask(2, 6) == 0  # on its way
+    book.on_leases((lease(1, 0, 6),))
+    assert book.ask(2, 6) == 6
+    book.on_leases((lease(1, 0, 6), lease(2, 6, 12)))
+    assert book.ask(2, 6) == 0
+    read(book, 5)
+    assert book.ask(2, 6) == 0  # not a whole lease yet
+    read(book, 5)
+    assert book.ask(2, 6) == 6
+    assert LeaseBook().ask(1 << 21, 6) == 1 << 20  # what the wire allows
+
+
+# ---- batches, through the public Run
+
+
+class Numbers:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), index)
+
+
+class NoAgent:
+    def close(self, reason: str) -> None:
+        self.reason = reason
+
+
+def run_of(trainer: Trainer) -> Run:
+    optimizer = RunOptimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.0), trainer.loop.after_step)
+    return Run(NoAgent(), trainer.loop, optimizer, "me")  # type: ignore[arg-type]
+
+
+def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer: Trainer) -> None:
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 5), lease(2, 5, 10))))
+    seen: list[int] = []
+    for batch in run.batches(Numbers(10)):
+        assert batch.shape[1:] == (3,) and len(batch) <= 2
+        seen += batch[:, 0].tolist()
+        if run.step_count % SYNC_EVERY == SYNC_EVERY - 1:
+            trainer.channel.will_answer(Finish(version=1) if len(seen) == 10 else Resume(spare=1))
+        run.step()
+    assert sorted(seen) == list(range(10)) != seen
+    assert run.finished
+    assert trainer.loop._tokens == 30  # 10 samples of 3 tokens
+    frozen = [m for m in trainer.channel.said if isinstance(m, Frozen)]
+    assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
+    assert Need(samples=10, want=12) in trainer.channel.said
+
+
+def test_waiting_for_data_handles_loads_and_notices_a_dead_agent(trainer: Trainer) -> None:
+    anchor = new_anchor(trainer)
+    trainer.channel.will_say(load(5, "all"), LeasesNow(leases=(lease(1, 0, 2),)))
+    batches = run_of(trainer).batches(Numbers(4))
+    assert len(next(batches)) == 2
+    assert trainer.loop.version == 5
+    assert holds(trainer, anchor)
+    trainer.gone, trainer.channel.may_wait = "the agent is gone", True
+    with pytest.raises(Refused, match="the agent is gone"):
+        next(batches)
+
+
+def test_waiting_long_for_data_is_said(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    def recv(timeout_s: float) -> object | None:
+        trainer.now += 16.0
+        return Finish(version=1) if trainer.now > 60 else None
+
+    trainer.channel.recv = recv  # type: ignore[method-assign, assignment]
+    assert trainer.loop.next_span(10, 2) is None
+    assert "waiting for data" in caplog.text
+    assert len(caplog.records) == 2
+
+
+def test_data_that_leases_cannot_address_is_refused(trainer: Trainer) -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    run = run_of(trainer)
+    with pytest.raises(UserError, match="Stream has no length.*map-style"):
+        run.batches(Stream())
+    with pytest.raises(UserError, match="generator has no length"):
+        run.batches(i for i in range(3))
+    with pytest.raises(UserError, match="empty"):
+        run.batches([])
+    with pytest.raises(UserError, match="batch_size must be at least 1"):
+        run.batches([1], 0)
+
+
+def test_tokens_are_counted_where_there_are_some() -> None:
+    ids, labels, picture = (
+        torch.zeros(2, 5, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2, 9),
+    )
+    assert tokens_in(ids, 2) == 10
+    assert tokens_in({"x": picture, "more": [labels, ids]}, 2) == 10
+    assert tokens_in((picture, labels), 2) == 2
+    assert tokens_in("text", 2) == 2
+
+
+def test_the_saved_weights_are_the_runs(trainer: Trainer, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    anchor = new_anchor(trainer)
+    trainer.channel.will_say(load(8, "all"))
+    trainer.step()
+    trainer.step()
+    run_of(trainer).save(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert torch.equal(file.get_tensor("weight").flatten(), anchor[:12])
+    assert [p.name for p in tmp_path.glob(".*")] == []
+    with pytest.raises(UserError, match="cannot write"):
+        run_of(trainer).save(tmp_path / "nowhere" / "file.safetensors")

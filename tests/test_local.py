@@ -1,0 +1,238 @@
+"""What agent and trainer share: memory seen in two processes, folders that outlive nobody, one channel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+
+from farflung.collectives.errors import UserError
+from farflung.peer import local
+from farflung.peer.local import (
+    WAITING,
+    LocalClient,
+    LocalServer,
+    SharedState,
+    is_abandoned,
+    make_folder,
+    remove_folder,
+    sweep_stale,
+)
+from farflung.peer.local_messages import Bye, Need, Resume, Shared, Stop, to_bytes
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = make_folder()  # not tmp_path: a socket's path must be short
+    yield made
+    remove_folder(made)
+
+
+def script(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def eventually(look: Callable[[], object]) -> object:
+    give_up_at = time.monotonic() + WAIT_S
+    while time.monotonic() < give_up_at:
+        found = look()
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    raise AssertionError("nothing came")
+
+
+# ---- memory
+
+OTHER_SIDE = """
+import sys, msgspec
+from farflung.peer.local import SharedState
+from farflung.peer.local_messages import Shared
+state = SharedState.open(msgspec.json.decode(sys.argv[1], type=Shared))
+state.slots[1].copy_(state.anchor * 2)
+state.write_progress(7, 2**40, 1.5)
+print("written", flush=True)
+sys.stdin.readline()
+print(state.anchor[0].item(), flush=True)
+"""
+
+
+def test_both_processes_see_the_same_memory(folder: Path) -> None:
+    import msgspec
+
+    state = SharedState.create(folder, 1000)
+    assert state.read_progress() == (0, 0, None)
+    assert [t.shape for t in (state.anchor, *state.slots)] == [(1000,)] * 4
+    state.anchor.copy_(torch.arange(1000.0))
+    with script(OTHER_SIDE, msgspec.json.encode(state.as_message()).decode()) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline() == "written\n"
+        assert torch.equal(state.slots[1], torch.arange(1000.0) * 2)
+        assert not state.slots[0].any() and not state.slots[2].any()
+        assert state.read_progress() == (7, 2**40, 1.5)
+        state.anchor[0] = 42.0
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "42.0\n"
+
+
+def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: Path) -> None:
+    state = SharedState.create(folder, 1 << 20)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert state.place == folder
+    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 1 << 20
+
+
+def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(local, "_free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20)
+    state = SharedState.create(folder, 1000)
+    assert state.place.parent == tmp_path
+    SharedState.open(state.as_message()).slots[2].fill_(1.0)
+    assert state.slots[2].all()
+    monkeypatch.setattr(local, "_free_bytes", lambda path: 1 << 20)
+    with pytest.raises(UserError, match="no room for the 16 MiB.*--shm-size"):
+        SharedState.create(folder, 1000)
+
+
+# ---- folders
+
+HOLD = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from farflung.peer import local
+local._MEMORY = local.Path(sys.argv[1])
+print(local.make_folder(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_peer_left_is_swept_and_what_a_living_one_holds_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_MEMORY", tmp_path)
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "farflung-notes").mkdir()  # somebody's own: it has no lock
+    mine = make_folder()
+    with script(HOLD, str(tmp_path)) as victim:
+        assert victim.stdout is not None
+        left = Path(victim.stdout.readline().strip())
+        assert left.name.startswith(f"farflung-{victim.pid}-")
+        assert not is_abandoned(left)
+        assert sweep_stale() == []
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+        assert is_abandoned(left)
+        assert sweep_stale() == [left]
+    assert not left.exists()
+    assert mine.exists()
+    assert (tmp_path / "farflung-notes").exists()
+
+
+def test_a_child_process_does_not_keep_the_lock(folder: Path) -> None:
+    with script("import sys; sys.stdin.readline()") as child:
+        assert child.stdin is not None
+        assert not is_abandoned(folder)
+        child.stdin.close()
+    remove_folder(folder)
+    assert is_abandoned(folder)
+
+
+# ---- the channel
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[LocalServer]:
+    made = LocalServer(folder)
+    yield made
+    made.close()
+
+
+def test_a_trainer_is_greeted_and_words_go_both_ways(folder: Path, server: LocalServer) -> None:
+    client = LocalClient(folder)
+    greeting = eventually(server.recv_nowait)
+    assert isinstance(greeting, tuple) and greeting[1] is WAITING
+    assert client.recv(0.0) is None
+    shared = Shared(anchor="a", slots=("0", "1", "2"), progress="p", elements=5)
+    server.send(shared)
+    assert client.recv(WAIT_S) == shared
+    client.send(Need(samples=10, want=4))
+    assert eventually(server.recv_nowait) == (greeting[0], Need(samples=10, want=4))
+    assert server.recv_nowait() is None
+    client.close()
+
+
+def test_a_trainer_may_come_before_its_agent(folder: Path) -> None:
+    client = LocalClient(folder)
+    client.send(Bye(reason="so soon"))
+    server = LocalServer(folder)
+    server.send(Resume(spare=0))  # nobody there yet: it goes nowhere
+    assert eventually(server.recv_nowait)[1] is WAITING  # type: ignore[index]
+    assert eventually(server.recv_nowait)[1] == Bye(reason="so soon")  # type: ignore[index]
+    assert client.recv(0.0) is None
+    client.close()
+    server.close()
+
+
+def test_the_newest_trainer_wins_and_the_older_one_is_told(folder: Path, server: LocalServer) -> None:
+    old = LocalClient(folder)
+    first = eventually(server.recv_nowait)
+    new = LocalClient(folder)
+    second = eventually(server.recv_nowait)
+    assert first[0] != second[0]  # type: ignore[index]
+    stop = old.recv(WAIT_S)
+    assert isinstance(stop, Stop) and stop.code == "replaced"
+    old.send(Bye(reason="I was first"))
+    new.send(Bye(reason="I am the one"))
+    assert eventually(server.recv_nowait) == (second[0], Bye(reason="I am the one"))  # type: ignore[index]
+    server.send(Resume(spare=1))
+    assert new.recv(WAIT_S) == Resume(spare=1)
+    assert old.recv(0.0) is None
+    old.close()
+    new.close()
+
+
+def test_malformed_messages_are_dropped_with_a_word(
+    folder: Path, server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = zmq.Context()
+    raw = context.socket(zmq.DEALER)
+    raw.connect(f"ipc://{folder}/trainer.sock")
+    raw.send(b"")
+    for bad in ([b"\xc1"], [to_bytes(Resume(spare=0))], [b"two", b"parts"], [b"", b""]):
+        raw.send_multipart(bad)
+    raw.send(to_bytes(Bye(reason="good")))
+    assert eventually(server.recv_nowait)[1] is WAITING  # type: ignore[index]
+    assert eventually(server.recv_nowait)[1] == Bye(reason="good")  # type: ignore[index]
+    assert len(caplog.records) == 4
+    raw.close(linger=0)
+    context.term()
+
+
+def test_last_words_are_delivered_when_the_agent_closes(folder: Path) -> None:
+    server, client = LocalServer(folder), LocalClient(folder)
+    eventually(server.recv_nowait)
+    server.send(Stop(code="full", reason="the run is full"))
+    server.close()
+    assert client.recv(WAIT_S) == Stop(code="full", reason="the run is full")
+    client.close()
+
+
+def test_a_path_too_long_for_a_socket_is_a_mistake_a_person_can_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="set TMPDIR to a shorter path"):
+        LocalServer(tmp_path / ("x" * 120))
