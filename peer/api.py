@@ -153,8 +153,9 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """The run's weights at `version`, without this peer's unmerged work, as a safetensors file.
 
-        Equal bytes for every peer at this version.  A folder gets a file model.safetensors.  Call it when the run is finished: during a round, the agent may
-        be writing the next version while it is read.  Frozen parameters are not in it.
+        Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  Call it when the
+        run is finished: during a round, the agent may be writing the next version while it is read.  Frozen
+        parameters are not in it.
         """
         target = Path(path)
         target = target / "model.safetensors" if target.is_dir() else target
