@@ -106,8 +106,13 @@ class ZmqLink:
         socket.setsockopt(zmq.RCVHWM, FRAMES_IN_SOCKET)
         socket.setsockopt(zmq.MAXMSGSIZE, self._payload_max + BULK_SLACK_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        # No ZMTP heartbeats: libzmq 4.3.5 aborts the whole process when a heartbeat is due on a connection that
+        # broke while its receive queue was full.  The kernel's keepalive and our own beats find the dead.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 15)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        socket.setsockopt(zmq.TCP_MAXRT, 10_000)
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
         socket.setsockopt(zmq.IPV6, 1)

@@ -233,7 +233,7 @@ class Guidance:
         mine = leases.of(member.peer)
         on_the_way = sum(h.stop - h.upto for i, h in mine.items() if i not in beat.have)
         while on_the_way < beat.want and len(mine) < LEASES_PER_PEER:
-            epoch, start, stop = leases.next_range()
+            epoch, start, stop = leases.next_range(beat.want)
             lease = Lease(leases.next_id, epoch, start, stop, start)
             self._core.write(Granted(peer=member.peer, lease=lease))
             mine = leases.of(member.peer)
@@ -245,7 +245,7 @@ class Guidance:
         holders = {held.peer for held in core.ledger.leases.held.values()}
         flight = self._conductor.round
         busy = set(flight.plan.members) if flight is not None else set()
-        absent = {p for p in holders if p not in core.members.alive and p not in busy}
+        absent = sorted(p for p in holders if p not in core.members.alive and p not in busy)
         self._absent_since = {p: self._absent_since.get(p, core.now) for p in absent}
         patience_s = RELEASE_AFTER_DEAD * core.members.dead_after_s
         for peer, since in self._absent_since.items():

@@ -43,12 +43,12 @@ class Leases:
 
     # ---- decisions: what to write down ---------------------------------------------------------------
 
-    def next_range(self) -> tuple[int, int, int]:
-        """(epoch, start, stop) of the next lease to grant."""
+    def next_range(self, wanted: int) -> tuple[int, int, int]:
+        """(epoch, start, stop) of the next lease to grant; large enough that a peer needs only a few at a time."""
         if self.returned:
             return self.returned[0]
         epoch, start = (self.epoch + 1, 0) if self.cursor >= self.samples else (self.epoch, self.cursor)
-        return epoch, start, min(start + self.lease_samples, self.samples)
+        return epoch, start, min(start + max(wanted, self.lease_samples), self.samples)
 
     def of(self, peer: str) -> dict[int, Held]:
         return {lease_id: held for lease_id, held in self.held.items() if held.peer == peer}

@@ -41,11 +41,11 @@ def first_difference(mine: ModelSchema, run: ModelSchema) -> str | None:
             ours, theirs = getattr(here, field), getattr(there, field)
             if ours != theirs:
                 ours, theirs = (list(v) if isinstance(v, tuple) else v for v in (ours, theirs))
-                return f"tensor {index} '{there.name}': {field} is {ours} here, {theirs} in the run"
+                return f"tensor {index} {there.name!r}: {field} is {ours} here, {theirs} in the run"
     if len(mine.tensors) != len(run.tensors):
         longer = max(mine.tensors, run.tensors, key=len)
         extra = longer[min(len(mine.tensors), len(run.tensors))].name
-        return f"number of tensors is {len(mine.tensors)} here, {len(run.tensors)} in the run (first extra: '{extra}')"
+        return f"number of tensors is {len(mine.tensors)} here, {len(run.tensors)} in the run (first extra: {extra!r})"
     for field in ("chunk_elements", "chunk_count", "first_plain_chunk"):
         if getattr(mine, field) != getattr(run, field):
             return f"{field} is {getattr(mine, field)} here, {getattr(run, field)} in the run"

@@ -155,6 +155,8 @@ class Agent:
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
         problem = self._supervisor.watch(now)
+        for text in self._supervisor.news():
+            self._say(text)
         if self._supervisor.just_died:
             self._carry_out(machine.on_trainer_gone(now))
         if problem is not None and self._exit is None:

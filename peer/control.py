@@ -94,8 +94,8 @@ class ControlLink:
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # no ZMTP heartbeats: see collectives/zmq_link.py
+        socket.setsockopt(zmq.TCP_MAXRT, 10_000)
         socket.setsockopt(zmq.IPV6, 1)
         host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
         socket.connect(f"tcp://{host}:{port}")

@@ -260,7 +260,9 @@ class InnerLoop:
         """The next leased samples; waits for a lease where there is none.  None: the run is over."""
         warn_at = self._clock() + PATIENCE_S
         while not self.finished:
-            want = self.leases.ask(batch, self.manifest.data.lease_samples)
+            # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
+            per_round = batch * self.manifest.round.sync_every
+            want = self.leases.ask(batch, max(self.manifest.data.lease_samples, per_round // 16))
             if want:
                 self._channel.send(Need(samples=samples, want=want))
             span = self.leases.next_span(batch)

@@ -7,13 +7,17 @@ the truth behind every contribution, and everything that was ever made durable.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from farflung.collectives.digests import hash_bytes
+from farflung.collectives.digests import hash_bytes, split_hashes
 from farflung.collectives.effects import Roll
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
+from farflung.compression.codec import Codec
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record
+from farflung.coordinator.schema import ModelSchema
 from farflung.peer.effects import Encode
 from farflung.peer.local_messages import Load
 
@@ -28,14 +32,25 @@ class Broken(AssertionError):
     """A promise was broken; the text names it."""
 
 
+@dataclass(frozen=True)
+class Contributed:
+    """The truth behind one contribution."""
+
+    steps: int
+    samples: tuple[Sample, ...]
+    payloads: list[bytes]
+
+
 class Invariants:
-    def __init__(self) -> None:
+    def __init__(self, model: ModelSchema, codec: Codec) -> None:
+        self._elements = model.chunk_elements
+        self._codec = codec
         self.commits: dict[int, Commit] = {}
         self.digests: dict[int, bytes] = {}
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
         self.sealed: dict[int, bytes] = {}
         self.samples_committed: set[Sample] = set()
-        self.contributions: dict[tuple[str, int], tuple[int, list[Sample]]] = {}
+        self.contributions: dict[tuple[str, int], Contributed] = {}
         self.steps_committed = 0
         self.checks = 0
 
@@ -65,11 +80,22 @@ class Invariants:
         self._require("P2", commit.round_no not in rounds, f"round {commit.round_no} was committed twice")
         self.commits[version] = commit
         for peer in commit.included:
-            steps, samples = self.contributions[peer, commit.round_no]
-            self.steps_committed += steps
-            again = self.samples_committed & set(samples)
+            sent = self.contributions[peer, commit.round_no]
+            self.steps_committed += sent.steps
+            again = self.samples_committed & set(sent.samples)
             self._require("P7", not again, f"{sorted(again)[:3]} went into version {version} a second time")
-            self.samples_committed |= set(samples)
+            self.samples_committed |= set(sent.samples)
+        self._is_the_weighted_mean(commit)
+
+    def _is_the_weighted_mean(self, commit: Commit) -> None:
+        """Whoever merged, and however often owners changed: the result is the sum that was decided."""
+        parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
+        weights = [weight for weight in commit.weights if weight > 0.0]
+        for chunk, expected in enumerate(split_hashes(commit.hashes)):
+            payloads = [payload[chunk] for payload in parts]
+            result = merged_chunk(self._codec, self._elements, payloads, weights)
+            told = f"chunk {chunk} of version {commit.version} is not the decided mean"
+            self._require("P9", hash_bytes(result) == expected, told)
 
     # ---- what peers do ---------------------------------------------------------------------------------------
 
@@ -98,9 +124,10 @@ class Invariants:
 
     def _saw_encode(self, details: tuple[VirtualPeer, Encode]) -> None:
         peer, encode = details
-        samples = list(peer.kept_work(encode.slot))
+        payloads, _ = peer.state.encode(peer.slots[encode.slot])
         steps = round(float(peer.slots[encode.slot][0]))
-        self.contributions[peer.peer, encode.round_no] = (steps, samples)
+        samples = tuple(peer.kept_work(encode.slot))
+        self.contributions[peer.peer, encode.round_no] = Contributed(steps, samples, [bytes(p) for p in payloads])
 
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
         peer, message = details

@@ -39,11 +39,12 @@ def join(options: JoinOptions) -> int:
     """Take part until the run is over or the user leaves; returns the exit code."""
     if options.out is not None and not options.out.parent.is_dir():
         raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
+    command = _command(options)
     torch.set_num_threads(1)
     sweep_stale()
     folder = make_folder()
     try:
-        trainer = ChildTrainer(_command(options), os.environ | {AGENT_VARIABLE: str(folder)})
+        trainer = ChildTrainer(command, os.environ | {AGENT_VARIABLE: str(folder)})
         agent_options = AgentOptions(options.url, folder, options.identity, options.listen, options.advertise)
         agent = Agent(agent_options, trainer, say_on_stderr)
         before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]
@@ -59,6 +60,9 @@ def join(options: JoinOptions) -> int:
 
 def _command(options: JoinOptions) -> list[str]:
     if options.script is None:
+        if options.script_arguments:
+            said = " ".join(options.script_arguments)
+            raise UserError(f"unexpected after the URL: {said}; options come before it, arguments need --script")
         out = ["--out", str(options.out)] if options.out is not None else []
         return [sys.executable, "-m", "farflung.peer.trainer", *out]
     if not options.script.is_file():

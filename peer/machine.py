@@ -314,7 +314,8 @@ class PeerMachine:
         if self.doorway.stand == Stand.INSIDE:
             effects.append(self.reports.leave(reason))
         self.exited = True
-        return [*effects, do.Exit("finished" if reason == "finished" else "left", reason)]
+        code = "finished" if reason == "finished" else "left"
+        return [*effects, do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
@@ -118,7 +119,6 @@ class World:
         self.seed, self.scenario = seed, scenario
         self.random = random.Random(seed)
         self.now = 0.0
-        self.invariants = Invariants()
         self.log: list[str] = []
         self.kills = 0
         self.events = 0
@@ -130,6 +130,7 @@ class World:
             first_plain_chunk=scenario.chunks,
             frozen=bytes(32),
         )
+        self.invariants = Invariants(self.model, codec_named(self.manifest.round.codec))
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -323,7 +324,8 @@ class World:
 
     def _misfortune(self) -> None:
         """Once a virtual second: links are cut and mended, trainers crash."""
-        self._cut = {link for link in self._cut if self.random.random() < 0.6}
+        # In a fixed order: a set's order changes from process to process, and a seed must not.
+        self._cut = {link for link in sorted(self._cut, key=sorted) if self.random.random() < 0.6}
         if self.calm:
             self._cut.clear()
             return

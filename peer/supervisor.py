@@ -9,9 +9,12 @@ import os
 import subprocess
 from typing import Protocol
 
+from farflung.peer import exit_codes
+
 RESTART_S = 0.5  # doubles with each crash in a row
 RESTART_MAX_S = 30.0
 CRASHES_IN_A_ROW = 5
+HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})  # it said why; again is no better
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
 
@@ -24,6 +27,9 @@ class Supervisor(Protocol):
     def just_died(self) -> bool:
         """True once after each death of a trainer."""
 
+    def news(self) -> list[str]:
+        """What a person should hear since the last call."""
+
     def stop(self) -> None:
         """The agent ends: so does a trainer that it started."""
 
@@ -32,6 +38,9 @@ class ParentTrainer:
     """The user's own script started this agent: when it is gone, there is nobody to train for."""
 
     just_died = False
+
+    def news(self) -> list[str]:
+        return []
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -55,16 +64,16 @@ class ChildTrainer:
         self._crashes = 0
         self._died = False
         self.ended = False  # it ended by itself with success: it is not started again
-        self.notes: list[str] = []
+        self._news: list[str] = []
 
     @property
     def just_died(self) -> bool:
         died, self._died = self._died, False
         return died
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
 
     def watch(self, now: float) -> str | None:
         if self._process is not None:
@@ -88,12 +97,14 @@ class ChildTrainer:
             self.ended = True
             return None
         self._crashes = 1 if now - self._started_at >= STEADY_S else self._crashes + 1
+        if code in HOPELESS:
+            return f"the trainer ended with exit code {code}; its last message says why"
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self._crashes >= CRASHES_IN_A_ROW:
             return f"the trainer crashed {self._crashes} times in a row, the last time with {what}"
         wait_s = min(RESTART_MAX_S, RESTART_S * 2 ** (self._crashes - 1))
         self._start_at = now + wait_s
-        self.notes.append(f"the trainer ended with {what}; it starts again from the anchor in {wait_s:g} s")
+        self._news.append(f"the trainer ended with {what}; it starts again from the anchor in {wait_s:g} s")
         return None
 
     def stop(self) -> None:

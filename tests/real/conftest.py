@@ -1,0 +1,173 @@
+"""Real processes, real sockets: a coordinator and peers as people start them, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.collectives.errors import Unreachable
+from farflung.coordinator.url import JoinUrl
+from farflung.peer.watching import StatusClient
+
+SMALL_RUN = """
+[run]
+name = "small"
+rounds = {rounds}
+min_peers = {min_peers}
+[model]
+layers = 1
+width = 32
+heads = 2
+context = 32
+[data]
+batch = 4
+[inner]
+lr = 3e-3
+[outer]
+momentum = 0.5
+[round]
+sync_every = {sync_every}
+chunk_kb = 16
+deadline_s = 10.0
+[net]
+heartbeat_s = 0.5
+dead_after_s = 3.0
+"""
+
+
+class Stage:
+    """One run on this machine.  Everything that it starts is ended at the end of the test, by process id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+        self.port = 0
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._client: StatusClient | None = None
+
+    # ---- starting ------------------------------------------------------------------------------------------
+
+    def write_run(self, text: str = SMALL_RUN, **values: object) -> None:
+        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10} | values
+        (self.folder / "run.toml").write_text(text.format(**shown))
+
+    def coordinate(self, *more: str) -> subprocess.Popen[str]:
+        """Start (or restart) the coordinator; the second start takes the port of the first."""
+        words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{self.port}", "--json", *more]
+        process = self.start("coordinator", words, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, self.log("coordinator")
+        self.url = json.loads(line)["url"]
+        self.port = JoinUrl.parse(self.url).port
+        return process
+
+    def join(self, name: str, *more: str) -> subprocess.Popen[str]:
+        out = ["--out", str(self.model(name))] if "--script" not in more else []
+        identity = str(self.folder / f"{name}.pem")
+        return self.start(name, ["join", "--identity", identity, *out, *more, self.url])
+
+    def start(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
+        return self.run_python(name, ["-m", "farflung", *words], stdout)
+
+    def run_python(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout if stdout is not None else log,
+                stderr=log,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self.processes[name] = process
+        return process
+
+    def call(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself."""
+        command = [sys.executable, "-m", "farflung", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+
+    # ---- looking -------------------------------------------------------------------------------------------
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def model(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def status(self) -> dict[str, Any]:
+        if self._client is None:
+            self._client = StatusClient(JoinUrl.parse(self.url)).__enter__()
+        return self._client.fetch(3.0)
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Look at the status until it is as wanted; the message at the end says what was seen instead."""
+        end = time.monotonic() + timeout_s
+        seen: dict[str, Any] = {}
+        while time.monotonic() < end:
+            try:
+                seen = self.status()
+            except Unreachable:
+                time.sleep(0.1)
+                continue
+            if wanted(seen):
+                return seen
+            time.sleep(0.05)
+        logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
+        raise AssertionError(f"not within {timeout_s:g} s: {what}; last seen: {json.dumps(seen)[:1500]}\n{logs}")
+
+    def wait(self, name: str, timeout_s: float = 60.0) -> int:
+        try:
+            return self.processes[name].wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} did not end within {timeout_s:g} s:\n{self.log(name)[-3000:]}") from None
+
+    def trainer_of(self, name: str) -> int:
+        """Process id of the trainer that a `farflung join` process started."""
+        agent = self.processes[name].pid
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                except OSError:
+                    continue  # it ended while we looked
+                if int(fields[1]) == agent:
+                    return int(entry.name)
+        raise AssertionError(f"{name} has no trainer: {self.log(name)}")
+
+    # ---- ending --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.__exit__(None, None, None)
+        running = [p for p in self.processes.values() if p.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for process in self.processes.values():
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()

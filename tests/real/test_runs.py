@@ -1,0 +1,160 @@
+"""Runs of real processes over encrypted loopback: the promises as a user would see them.
+
+The waits here are for processes; each has a deadline and says what it saw instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+def alive(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [m for m in status["members"] if m["alive"]]
+
+
+def trained(count: int, version: int = 1) -> Any:
+    """So many peers take part, at this version or a later one."""
+    return lambda s: s["version"] >= version and sum(m["participating"] for m in alive(s)) >= count
+
+
+def same_model(*paths: Path) -> bool:
+    first, *others = (load_file(path) for path in paths)
+    return all(set(o) == set(first) and all((o[k] == first[k]).all() for k in first) for o in others)
+
+
+def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: Any) -> None:
+    stage.write_run(rounds=8)
+    stage.coordinate("--exit-when-done")
+    stage.join("ann")
+    stage.join("bob")
+    digests: dict[int, set[str]] = {}
+    steady = 0
+
+    def look(status: dict[str, Any]) -> bool:
+        nonlocal steady
+        for member in alive(status):
+            if member["digest"]:
+                digests.setdefault(member["version"], set()).add(member["digest"])
+        if status["version"] >= 1 and len(alive(status)) == 2 and status["phase"] == "inner":
+            assert all(m["participating"] == m["alive"] for m in status["members"])
+            steady += 1
+        return status["phase"] == "finished"
+
+    last = stage.until(look, "the run is finished")
+    assert last["version"] == 8 and len(last["rounds"]) == 8
+    assert all(r["included"] and not r["excluded"] and r["bytes"] >= 0 for r in last["rounds"])
+    assert steady > 0 and all(len(seen) == 1 for seen in digests.values())
+    assert [stage.wait("ann"), stage.wait("bob"), stage.wait("coordinator")] == [0, 0, 0]
+    assert same_model(stage.model("ann"), stage.model("bob"))
+    leases = last["leases"]
+    assert leases["committed"] <= leases["leased"] and leases["committed"] >= 8 * 2 * 10 * 4
+
+
+def test_P3_a_killed_peer_does_not_stop_the_others_and_comes_back(stage: Any) -> None:
+    stage.write_run(rounds=20000, sync_every=20)
+    stage.coordinate()
+    for name in ("ann", "bob", "cid"):
+        stage.join(name)
+    before = stage.until(trained(3), "three peers take part")
+    stage.processes["cid"].kill()
+    after = stage.until(trained(2, before["version"] + 2), "the others go on", 30)
+    assert len(alive(after)) == 2
+    assert any("connection closed" in e["text"] for e in after["events"])
+    stage.join("cid")  # the same identity, a new process, no state
+    stage.until(trained(3, after["version"] + 1), "it is back and takes part")
+
+
+def test_P5_the_coordinator_is_killed_and_restarted_and_nothing_is_lost(stage: Any) -> None:
+    stage.write_run(rounds=2000, sync_every=20)
+    coordinator = stage.coordinate()
+    stage.join("ann")
+    stage.join("bob")
+    before = stage.until(trained(2, 2), "the run has begun")
+    members = {m["id"]: m for m in before["members"]}
+    coordinator.kill()
+    coordinator.wait()
+    stage.coordinate()
+    after = stage.until(trained(2, before["version"] + 2), "the run goes on after the restart", 40)
+    assert after["run_id"] == before["run_id"]
+    assert {m["id"] for m in alive(after)} == set(members)
+    assert all(m["step"] >= members[m["id"]]["step"] for m in alive(after))
+
+
+def test_a_crashed_trainer_is_started_again_from_the_anchor_in_memory(stage: Any) -> None:
+    stage.write_run(rounds=2000, sync_every=20)
+    stage.coordinate()
+    stage.join("ann")
+    stage.join("bob")
+    before = stage.until(trained(2, 2), "the run has begun")
+    os.kill(stage.trainer_of("bob"), signal.SIGKILL)
+    after = stage.until(trained(2, before["version"] + 3), "the run goes on with both")
+    assert "starts again from the anchor" in stage.log("bob")
+    assert not any("joined" in e["text"] and e["at_s"] > before["elapsed_s"] for e in after["events"])
+
+
+def test_P10_ctrl_c_leaves_cleanly(stage: Any) -> None:
+    stage.write_run(rounds=2000, min_peers=1)
+    stage.coordinate()
+    stage.join("ann")
+    stage.join("bob")
+    before = stage.until(trained(2, 2), "the run has begun")
+    stage.processes["bob"].send_signal(signal.SIGINT)
+    assert stage.wait("bob", 20) == 0
+    after = stage.until(lambda s: s["version"] >= before["version"] + 2, "ann goes on")
+    assert [m["state"] for m in after["members"] if not m["alive"]] == ["left"]
+    assert "left the run" in stage.log("bob") and "Traceback" not in stage.log("bob")
+
+
+def test_another_model_is_refused_with_the_differing_field(stage: Any) -> None:
+    stage.write_run(rounds=2000, min_peers=1)
+    stage.coordinate()
+    stage.join("ann")
+    stage.until(trained(1), "ann trains")
+    script = stage.folder / "other.py"
+    script.write_text(
+        "import farflung, torch\n"
+        "model = torch.nn.Linear(3, 2)\n"
+        "farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    )
+    stage.join("eve", "--script", str(script))
+    assert stage.wait("eve", 30) == 21
+    assert "the model differs from the run's: tensor 0" in stage.log("eve")
+    assert "Traceback" not in stage.log("eve").split("cannot take part")[1]
+
+
+def test_status_prints_one_json_object_and_mistakes_one_line(stage: Any) -> None:
+    stage.write_run(rounds=3, min_peers=1)
+    stage.coordinate()
+    found = stage.call("status", stage.url, "--json")
+    status = json.loads(found.stdout)
+    assert found.returncode == 0 and found.stdout.count("\n") == 1
+    assert {"run", "phase", "version", "tokens", "loss", "members", "rounds"} <= status.keys()
+    assert status["run"] == "small" and status["version"] == 0 and status["members"] == []
+    wrong_run = stage.call("status", stage.url.replace("/small", "/other"))
+    assert wrong_run.returncode == 20 and "this coordinator runs 'small', not 'other'" in wrong_run.stderr
+    wrong_port = stage.call("status", stage.url.replace(str(stage.port), "1"))
+    assert wrong_port.returncode == 30 and wrong_port.stderr.count("\n") == 1
+    for words in (["status", "nonsense"], ["coordinate", "missing.toml"], ["join", stage.url, "--no-such"], ["fly"]):
+        failed = stage.call(*words)
+        assert failed.returncode == 2 and "Traceback" not in failed.stderr, words
+
+
+def test_nothing_is_left_behind(stage: Any) -> None:
+    stage.write_run(rounds=4, min_peers=1)
+    stage.coordinate("--exit-when-done")
+    agent = stage.join("ann")
+    stage.until(trained(1), "ann trains")
+    trainer = stage.trainer_of("ann")
+    assert stage.wait("ann") == 0 and stage.wait("coordinator") == 0
+    assert not Path(f"/proc/{trainer}").exists()
+    for home in (Path("/dev/shm"), Path("/tmp")):
+        assert not list(home.glob(f"farflung-{agent.pid}-*"))

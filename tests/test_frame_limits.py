@@ -1,0 +1,107 @@
+"""Bulk frames: what a header may claim, and that no flipped byte gets through unseen (P8)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives import limits
+from farflung.collectives.digests import hash_bytes
+from farflung.collectives.errors import FrameError
+from farflung.collectives.frames import WANTS, Header, Kind, check_payload, parse, with_payload
+from farflung.collectives.verdicts import Verdict
+
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+
+TAG = bytes(range(8))
+PAYLOAD = bytes(range(200))
+FRAME = with_payload(Header(Kind.RESULT, TAG, round_no=3, decision_no=1, version=2, chunk=5), PAYLOAD)
+RAW = FRAME.header.pack()
+PADDING = {5, *range(80, 96)}
+
+
+def bulk_verdict(raw: bytes, payload: bytes = PAYLOAD, run_tag: bytes = TAG, most: int = 4096) -> Verdict:
+    try:
+        check_payload(parse(raw, len(payload), run_tag, most), payload)
+    except FrameError as error:
+        assert str(error)
+        return error.verdict
+    return Verdict.ACCEPTED
+
+
+def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
+    plain = ["CONTRIBUTION", "RESULT", "LOGGED", "MANIFEST", "STATE", "MISSING"]
+    wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE"]
+    numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17))
+    assert {kind.value: kind.name for kind in Kind} == numbers
+
+
+def test_a_bulk_header_comes_back_as_it_was_sent() -> None:
+    assert parse(RAW, len(PAYLOAD), TAG, 4096) == FRAME.header
+    assert len(RAW) == limits.BULK_HEADER_BYTES == 96
+
+
+def test_every_flipped_header_byte_is_refused_or_changes_only_where_it_belongs() -> None:
+    """What the header alone can't show (another round, chunk or version) is the round's to judge."""
+    free = {*range(16, 44)}  # round, decision, version, chunk
+    for position in range(len(RAW)):
+        for change in (1, 0x80, 0xFF):
+            raw = bytearray(RAW)
+            raw[position] ^= change
+            verdict = bulk_verdict(bytes(raw))
+            if position in PADDING:
+                assert verdict == Verdict.ACCEPTED
+            elif position in free:
+                assert verdict == Verdict.ACCEPTED
+                assert parse(bytes(raw), len(PAYLOAD), TAG, 4096).pack() == bytes(raw)
+            elif position == 4:  # the kind may turn into another kind that carries bytes
+                assert verdict == Verdict.MALFORMED or raw[4] in set(Kind) - WANTS
+            elif position in range(8, 16):
+                assert verdict == Verdict.UNAUTHORISED
+            else:
+                assert verdict == (Verdict.BAD_HASH if position in range(48, 80) else Verdict.MALFORMED)
+
+
+def test_every_flipped_payload_byte_is_a_bad_hash() -> None:
+    for position in range(len(PAYLOAD)):
+        broken = bytearray(PAYLOAD)
+        broken[position] ^= 1
+        assert bulk_verdict(RAW, bytes(broken)) == Verdict.BAD_HASH
+
+
+@pytest.mark.parametrize(
+    ("verdict", "raw", "payload"),
+    [
+        (Verdict.MALFORMED, RAW[:-1], PAYLOAD),
+        (Verdict.MALFORMED, RAW + b"\0", PAYLOAD),
+        (Verdict.MALFORMED, b"", b""),
+        (Verdict.MALFORMED, RAW, PAYLOAD[:-1]),
+        (Verdict.MALFORMED, RAW, b""),
+        (Verdict.OVERSIZE, RAW, bytes(4097)),
+        (Verdict.MALFORMED, Header(Kind.RESULT, TAG).pack(), b""),
+        (Verdict.MALFORMED, with_payload(Header(Kind.WANT_STATE, TAG), b"x").header.pack(), b"x"),
+        (Verdict.MALFORMED, with_payload(Header(Kind.MISSING, TAG), b"x").header.pack(), b"x"),
+        (Verdict.UNAUTHORISED, Header(Kind.WANT_STATE, b"another!").pack(), b""),
+    ],
+)
+def test_a_bulk_frame_that_breaks_a_rule_ends_in_its_counter(
+    verdict: Verdict, raw: bytes, payload: bytes
+) -> None:
+    assert bulk_verdict(raw, payload) == verdict
+
+
+@fixed
+@given(st.binary(min_size=96, max_size=96), st.binary(max_size=64))
+def test_random_bulk_headers_never_raise_anything_else(raw: bytes, payload: bytes) -> None:
+    bulk_verdict(raw, payload)
+    forced = RAW[:4] + raw[4:6] + RAW[6:16] + raw[16:]  # past the magic, the protocol and the run
+    bulk_verdict(forced, payload)
+
+
+def test_a_header_that_claims_four_gigabytes_is_refused_by_its_length_alone() -> None:
+    header = Header(Kind.STATE, TAG, length=(1 << 32) - 1, hash=hash_bytes(b""))
+    assert bulk_verdict(header.pack(), b"") == Verdict.MALFORMED
+    with pytest.raises(FrameError) as refused:
+        parse(header.pack(), (1 << 32) - 1, TAG, limits.CHUNK_BYTES_MAX)
+    assert refused.value.verdict == Verdict.OVERSIZE

@@ -1,0 +1,388 @@
+"""A round at its members: N of them wired together in memory, with the real sum and the fp32 codec (P1, P2, P3).
+
+The network delivers the effects in any order, loses what it is told to lose, and does the arithmetic; the
+plan, the decision and the time come from the test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives.digests import combined, hash_bytes, mask_of
+from farflung.collectives.effects import DataEffect, Merge, SendFrame
+from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
+from farflung.collectives.merge import merged_chunk
+from farflung.collectives.plan import Decision, Plan
+from farflung.collectives.round import ASK_AT_ONCE, MemberRound
+from farflung.collectives.verdicts import Verdict
+from farflung.compression.codec import Fp32Codec
+from farflung.peer import virtual_peer
+from farflung.peer.simulator import Scenario, World
+from farflung.peer.state import OuterState
+
+TAG, QUIET_S, ELEMENTS = bytes(8), 1.0, 4
+NAMES = ("ann", "bob", "cyd", "dan", "eve")
+CODEC = Fp32Codec()
+Lost = Callable[[str, str, Kind], bool]  # (from, to, kind) -> the network loses it
+
+
+def plan_of(members: Sequence[str], owners: Sequence[int], epoch: int = 1) -> Plan:
+    return Plan(1, epoch, 0, tuple(members), tuple(owners), "fp32")
+
+
+def contribution(member: str, chunks: int) -> list[bytes]:
+    generator = torch.Generator().manual_seed(sum(member.encode()))
+    return [CODEC.encode(torch.randn(ELEMENTS, generator=generator)) for _ in range(chunks)]
+
+
+class Network:
+    def __init__(self, plan: Plan, lost: Lost = lambda *_: False, seed: int = 0) -> None:
+        self.plan, self.lost, self.now = plan, lost, 0.0
+        self.members = {name: MemberRound(name, plan, TAG, QUIET_S, 0.0) for name in plan.members}
+        self.waiting: list[tuple[str, DataEffect]] = []
+        self.sent: list[tuple[str, SendFrame]] = []
+        self.verdicts: list[Verdict] = []
+        self._draw = random.Random(seed)
+
+    def do(self, name: str, effects: Sequence[DataEffect]) -> None:
+        if name in self.members:
+            self.waiting += [(name, effect) for effect in effects]
+
+    def deliver(self, reorder: bool = True) -> None:
+        """Everything that is on its way, and all that follows from it."""
+        while self.waiting:
+            place = self._draw.randrange(len(self.waiting)) if reorder else 0
+            name, effect = self.waiting.pop(place)
+            match effect:
+                case Merge():
+                    payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
+                    if name in self.members:
+                        self.do(name, self.members[name].on_merged(effect.decision_no, effect.chunk, payload))
+                case SendFrame(to=to, frame=frame):
+                    self.sent.append((name, effect))
+                    if to in self.members and not self.lost(name, to, frame.header.kind):
+                        verdict, effects = self.members[to].on_frame(name, frame, self.now)
+                        self.verdicts.append(verdict)
+                        self.do(to, effects)
+
+    def all(self, act: Callable[[MemberRound], list[DataEffect]]) -> None:
+        for name, member in list(self.members.items()):
+            self.do(name, act(member))
+
+    def scatter(self) -> None:
+        for name, member in self.members.items():
+            self.do(name, member.on_encoded(contribution(name, len(self.plan.owners))))
+
+    def decide(self, decision: Decision) -> None:
+        self.all(lambda member: member.on_decision(decision, self.now))
+
+    def move(self, plan: Plan) -> None:
+        self.plan = plan
+        self.all(lambda member: member.on_plan(plan, self.now))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.all(lambda member: member.on_timer(self.now))
+
+    def results(self) -> dict[str, list[bytes]]:
+        return {
+            name: [bytes(member.results[c].payload) for c in sorted(member.results)]
+            for name, member in self.members.items()
+        }
+
+
+def decision_of(members: Sequence[str], number: int = 1, out: Sequence[str] = ()) -> Decision:
+    share = {name: float(index + 1) for index, name in enumerate(members) if name not in out}
+    weights = [share.get(name, 0.0) / sum(share.values()) for name in members]
+    exact = torch.tensor(weights, dtype=torch.float32).tolist()
+    return Decision(1, number, tuple(exact), {name: "it was late" for name in out})
+
+
+def expected(members: Sequence[str], decision: Decision, chunks: int) -> list[bytes]:
+    counted = [(m, w) for m, w in zip(members, decision.weights, strict=True) if w > 0]
+    return [
+        merged_chunk(
+            CODEC, ELEMENTS, [contribution(m, chunks)[c] for m, _ in counted], [w for _, w in counted]
+        )
+        for c in range(chunks)
+    ]
+
+
+# ---- everybody ends with the same bytes ------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 1 << 30), st.data())
+def test_whatever_the_order_of_arrival_all_end_with_the_same_bytes(
+    size: int, chunks: int, seed: int, data: st.DataObject
+) -> None:
+    members = NAMES[:size]
+    owners = data.draw(st.lists(st.integers(0, size - 1), min_size=chunks, max_size=chunks))
+    net = Network(plan_of(members, owners), seed=seed)
+    decision = decision_of(members)
+    net.scatter()
+    net.deliver()
+    net.decide(decision)
+    net.deliver()
+    assert net.results() == dict.fromkeys(members, expected(members, decision, chunks))
+    assert set(net.verdicts) <= {Verdict.ACCEPTED}
+    assert all(member.complete == (True, True) for member in net.members.values())
+    assert all(member.missing_results() == [] for member in net.members.values())
+
+
+def test_who_is_out_by_the_decision_is_in_no_sum_and_gets_the_result_all_the_same() -> None:
+    net = Network(plan_of(NAMES[:3], (0, 1, 2)))
+    decision = decision_of(NAMES[:3], out=["bob"])
+    net.scatter()
+    net.deliver()
+    net.decide(decision)
+    net.deliver()
+    assert net.results() == dict.fromkeys(NAMES[:3], expected(NAMES[:3], decision, 3))
+
+
+def test_an_owner_merges_only_after_the_decision_and_only_with_all_that_it_includes() -> None:
+    net = Network(plan_of(("ann", "bob"), (0, 0)))
+    net.do("ann", net.members["ann"].on_encoded(contribution("ann", 2)))
+    net.decide(decision_of(("ann", "bob")))
+    net.deliver()
+    assert net.members["ann"].results == {}
+    net.do("bob", net.members["bob"].on_encoded(contribution("bob", 2)))
+    net.deliver()
+    assert net.members["ann"].complete == (True, True)
+
+
+def test_decisions_that_come_twice_or_late_change_nothing() -> None:
+    net = Network(plan_of(("ann", "bob"), (0, 1)))
+    net.scatter()
+    net.deliver()
+    net.decide(decision_of(("ann", "bob"), number=2))
+    net.deliver()
+    before = net.results()
+    for number in (1, 2):
+        net.decide(decision_of(("ann", "bob"), number, out=["bob"]))
+        net.move(plan_of(("ann", "bob"), (1, 0), epoch=1))
+    assert net.waiting == [] and net.results() == before
+
+
+def test_a_new_decision_makes_every_result_again() -> None:
+    members = NAMES[:3]
+    net = Network(plan_of(members, (0, 1, 2)))
+    net.scatter()
+    net.deliver()
+    net.decide(decision_of(members))
+    net.deliver()
+    again = decision_of(members, number=2, out=["cyd"])
+    net.decide(again)
+    net.deliver()
+    assert net.results() == dict.fromkeys(members, expected(members, again, 3))
+
+
+# ---- frames one by one -----------------------------------------------------------------------------------------
+
+
+def alone(me: str = "ann", owners: Sequence[int] = (0, 1)) -> MemberRound:
+    member = MemberRound(me, plan_of(("ann", "bob"), owners), TAG, QUIET_S, 0.0)
+    member.on_encoded(contribution(me, len(owners)))
+    return member
+
+
+def frame(kind: Kind, chunk: int, decision_no: int = 0, payload: bytes = b"1234" * 4) -> Frame:
+    header = Header(kind, TAG, round_no=1, decision_no=decision_no, chunk=chunk)
+    return Frame(header) if kind in WANTS else with_payload(header, payload)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sender", "what"),
+    [
+        (Verdict.ACCEPTED, "bob", frame(Kind.CONTRIBUTION, 0)),
+        (Verdict.UNAUTHORISED, "eve", frame(Kind.CONTRIBUTION, 0)),
+        (Verdict.MALFORMED, "bob", frame(Kind.CONTRIBUTION, 2)),
+        (Verdict.MALFORMED, "bob", frame(Kind.STATE, 0)),
+        (Verdict.STALE, "bob", frame(Kind.CONTRIBUTION, 1)),
+        (Verdict.ACCEPTED, "bob", frame(Kind.RESULT, 1, decision_no=1)),
+        (Verdict.STALE, "bob", frame(Kind.RESULT, 1, decision_no=2)),
+        (Verdict.STALE, "bob", frame(Kind.RESULT, 0, decision_no=1)),
+        (Verdict.ACCEPTED, "bob", frame(Kind.WANT_CONTRIBUTION, 1)),
+        (Verdict.STALE, "bob", frame(Kind.WANT_RESULT, 0, decision_no=0)),
+    ],
+)
+def test_every_frame_of_a_round_gets_its_verdict(verdict: Verdict, sender: str, what: Frame) -> None:
+    member = alone()
+    member.on_decision(decision_of(("ann", "bob")), 0.0)
+    assert member.on_frame(sender, what, 0.0)[0] == verdict
+
+
+def test_a_repeated_contribution_or_result_is_a_duplicate_and_the_first_stays() -> None:
+    member = alone()
+    first, second = frame(Kind.CONTRIBUTION, 0), frame(Kind.CONTRIBUTION, 0, payload=b"5678" * 4)
+    assert member.on_frame("bob", first, 0.0)[0] == Verdict.ACCEPTED
+    assert member.on_frame("bob", second, 0.0) == (Verdict.DUPLICATE, [])
+    assert member.held[0]["bob"].payload == first.payload
+    member.on_decision(decision_of(("ann", "bob")), 0.0)
+    assert member.on_frame("bob", frame(Kind.RESULT, 1, 1), 0.0)[0] == Verdict.ACCEPTED
+    assert member.on_frame("bob", frame(Kind.RESULT, 1, 1), 0.0)[0] == Verdict.DUPLICATE
+
+
+def test_frames_that_overtook_the_plan_or_the_decision_are_early() -> None:
+    member = alone()
+    assert member.is_early(frame(Kind.RESULT, 1, decision_no=1))
+    assert member.is_early(frame(Kind.CONTRIBUTION, 1)), "its chunk may just have moved to me"
+    assert not member.is_early(frame(Kind.CONTRIBUTION, 0))
+    assert not member.is_early(frame(Kind.CONTRIBUTION, 9))
+    member.on_decision(decision_of(("ann", "bob")), 0.0)
+    assert not member.is_early(frame(Kind.RESULT, 1, decision_no=1))
+    assert member.is_early(frame(Kind.RESULT, 1, decision_no=2))
+
+
+def test_what_is_not_there_is_answered_with_missing() -> None:
+    member = MemberRound("ann", plan_of(("ann", "bob"), (0, 1)), TAG, QUIET_S, 0.0)
+    verdict, [answer] = member.on_frame("bob", frame(Kind.WANT_CONTRIBUTION, 1), 0.0)
+    assert verdict == Verdict.ACCEPTED
+    assert isinstance(answer, SendFrame) and answer.frame.header.kind == Kind.MISSING
+
+
+def test_progress_shows_what_is_held_of_my_own_chunks_and_proves_it() -> None:
+    member = alone(owners=(0, 0, 1))
+    sent = frame(Kind.CONTRIBUTION, 1)
+    member.on_frame("bob", sent, 0.0)
+    held = member.progress().held
+    mine = {c: hash_bytes(p) for c, p in enumerate(contribution("ann", 3)) if c in (0, 1)}
+    assert held["ann"] == (0b011, combined(mine.items()))
+    assert held["bob"] == (mask_of([1]), combined([(1, sent.header.hash)]))
+
+
+# ---- repair ----------------------------------------------------------------------------------------------------
+
+
+def wants(net: Network, since: int) -> list[tuple[str, str, Kind, int]]:
+    return [
+        (name, send.to, send.frame.header.kind, send.frame.header.chunk)
+        for name, send in net.sent[since:]
+        if send.frame.header.kind in WANTS
+    ]
+
+
+def test_after_a_quiet_spell_exactly_what_is_missing_is_asked_for() -> None:
+    broken = {("bob", "ann", Kind.CONTRIBUTION)}
+    net = Network(plan_of(NAMES[:3], (0, 0, 1, 2)), lost=lambda *link: link in broken)
+    net.scatter()
+    net.deliver()
+    net.wait(QUIET_S * 0.9)
+    net.deliver()
+    assert wants(net, 0) == []
+    broken.clear()
+    net.wait(QUIET_S * 0.2)
+    net.deliver()
+    assert sorted(wants(net, 0)) == [("ann", "bob", Kind.WANT_CONTRIBUTION, c) for c in (0, 1)]
+
+    broken.add(("cyd", "bob", Kind.RESULT))
+    net.decide(decision_of(NAMES[:3]))
+    net.deliver()
+    broken.clear()
+    before = len(net.sent)
+    net.wait(QUIET_S)
+    net.deliver()
+    assert wants(net, before) == [("bob", "cyd", Kind.WANT_RESULT, 3)]
+    assert net.results() == dict.fromkeys(NAMES[:3], expected(NAMES[:3], decision_of(NAMES[:3]), 4))
+
+
+def test_a_repair_asks_for_a_few_chunks_at_a_time_and_not_in_a_hurry() -> None:
+    net = Network(plan_of(("ann", "bob"), (0,) * 20), lost=lambda *_: True)
+    net.scatter()
+    for turn in range(1, 4):
+        net.wait(QUIET_S)
+        net.wait(QUIET_S / 2)
+        net.now -= QUIET_S / 2
+        net.deliver()
+        assert len(wants(net, 0)) == turn * ASK_AT_ONCE
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_network_that_loses_a_third_of_all_frames_only_costs_time(seed: int) -> None:
+    draw = random.Random(seed)
+    members, owners = NAMES[:4], (0, 1, 2, 3, 0, 1)
+    net = Network(plan_of(members, owners), lost=lambda *_: draw.random() < 0.33, seed=seed)
+    net.scatter()
+    net.deliver()
+    net.decide(decision_of(members))
+    for _ in range(40):
+        net.deliver()
+        net.wait(QUIET_S)
+    assert net.results() == dict.fromkeys(members, expected(members, decision_of(members), 6))
+
+
+# ---- an owner dies -----------------------------------------------------------------------------------------------
+
+
+def test_after_a_death_kept_bytes_go_to_the_new_owner_and_its_result_is_byte_for_byte_the_first_ones() -> (
+    None
+):
+    members = NAMES[:3]
+    first = Network(plan_of(members, (0, 1, 2)))
+    first.scatter(), first.deliver(), first.decide(decision_of(members)), first.deliver()
+
+    net = Network(plan_of(members, (0, 1, 2)), lost=lambda a, b, kind: a == "bob" and kind == Kind.RESULT)
+    net.scatter(), net.deliver(), net.decide(decision_of(members)), net.deliver()
+    assert 1 not in net.members["ann"].results
+    # The contribution of bob to its own chunk has to survive it: cyd was sent it once, as the next owner.
+    last = frame(Kind.CONTRIBUTION, 1, payload=contribution("bob", 3)[1])
+    del net.members["bob"]
+    before = len(net.sent)
+    net.move(plan_of(members, (0, 2, 2), epoch=2))
+    net.do("cyd", net.members["cyd"].on_frame("bob", last, net.now)[1])
+    net.deliver()
+    sent_again = [(name, s.to, s.frame.header.chunk, bytes(s.frame.payload)) for name, s in net.sent[before:]]
+    assert ("ann", "cyd", 1, contribution("ann", 3)[1]) in sent_again
+    assert {chunk for _, _, chunk, _ in sent_again} == {1}, "what did not move is not sent again"
+    assert net.results() == {name: first.results()[name] for name in ("ann", "cyd")}
+
+
+def test_an_heir_that_holds_the_dead_owners_result_answers_for_it_and_computes_nothing() -> None:
+    members = NAMES[:3]
+    net = Network(
+        plan_of(members, (0, 1, 2)), lost=lambda a, b, kind: (a, b, kind) == ("bob", "ann", Kind.RESULT)
+    )
+    net.scatter(), net.deliver(), net.decide(decision_of(members)), net.deliver()
+    del net.members["bob"]
+    net.move(plan_of(members, (0, 2, 2), epoch=2))
+    assert not [effect for _, effect in net.waiting if isinstance(effect, Merge)]
+    net.deliver()
+    assert net.members["cyd"].progress().merged.keys() == {1, 2}
+    assert net.results() == dict.fromkeys(("ann", "cyd"), expected(members, decision_of(members), 3))
+
+
+# ---- one that sends nonsense ---------------------------------------------------------------------------------------
+
+
+def test_contributions_of_the_wrong_length_stop_nobody_but_their_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their hashes are right, so only the length shows it; the others must go on without that peer (P9)."""
+
+    class Short(OuterState):
+        made = 0
+
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            Short.made += 1
+            self.liar = Short.made == 1
+
+        def encode(self, slot: torch.Tensor) -> tuple[list[bytes], str]:  # type: ignore[override]
+            payloads, problem = super().encode(slot)
+            return [bytes(p)[: -4 if self.liar else None] for p in payloads], problem
+
+    monkeypatch.setattr(virtual_peer, "OuterState", Short)
+    calm = Scenario(
+        peers=4, rounds=2, drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0
+    )
+    world = World(1, calm)
+    world.run()
+    liar = next(peer for peer in world.peers.values() if peer.state.liar)  # type: ignore[attr-defined]
+    commits = world.invariants.commits.values()
+    assert len(commits) == 2 and all(liar.peer not in commit.included for commit in commits)

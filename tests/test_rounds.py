@@ -1,0 +1,397 @@
+"""A round at the coordinator, as transcripts in virtual time: what is due, for whom, and why (P2, P3, P9).
+
+The bytes are stand-ins: `h(member, chunk)` names a contribution, `h("result", chunk)` a merged chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.collectives.plan import Plan
+from farflung.coordinator.messages import ProgressReport, Sent
+from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Step, Waiting
+from farflung.coordinator.rounds import token_weights as weigh
+
+ANN, BOB, CYD = "ann", "bob", "cyd"
+ALL = (ANN, BOB, CYD)
+SESSION = bytes(16)
+RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0)
+
+
+def h(who: str, chunk: int) -> bytes:
+    return hash_bytes(f"{who} {chunk}".encode())
+
+
+Hashes = dict[int, bytes]  # by chunk
+
+
+def progress(
+    number: int, held: dict[str, tuple[bytes, bytes]], merged: Hashes, got: Hashes
+) -> ProgressReport:
+    mask, got_hash = proof(got)
+    return ProgressReport(
+        session=SESSION,
+        seq=1,
+        round_no=1,
+        decision_no=number,
+        held=held,
+        merged=mask_to_bytes(mask_of(merged)),
+        merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),
+        got=mask,
+        got_hash=got_hash,
+    )
+
+
+def proof(chunks: dict[int, bytes]) -> tuple[bytes, bytes]:
+    return mask_to_bytes(mask_of(chunks)), combined(chunks.items())
+
+
+class Room:
+    """A round of three over three chunks, one each, and who is alive."""
+
+    def __init__(self, rules: RoundRules = RULES) -> None:
+        self.flight = InFlight(Plan(1, 1, 0, ALL, (0, 1, 2), "fp32"), rules, opened_at=100.0)
+        self.alive = set(ALL)
+        self.got: dict[str, dict[int, bytes]] = {member: {} for member in ALL}
+
+    def step(self, after_s: float = 0.0, dialable: set[str] | None = None) -> Step:
+        return self.flight.next_step(100.0 + after_s, self.alive, set(ALL) if dialable is None else dialable)
+
+    def sent(self, member: str, tokens: int = 100, steps: int = 1, chunks: int = 3) -> str | None:
+        hashes = b"".join(h(member, chunk) for chunk in range(chunks))
+        sent = Sent(
+            session=SESSION, seq=1, round_no=1, hashes=hashes, tokens=tokens, steps=steps, loss=None, used=()
+        )
+        return self.flight.on_sent(member, sent)
+
+    def holds(self, owner: str, *members: str, wrong: bool = False) -> None:
+        """The owner shows the contributions that it holds for its chunks."""
+        self._report(owner, {m: {c: h(m, c + wrong) for c in self.chunks_of(owner)} for m in members})
+
+    def has_results(self, member: str, *chunks: int, who: str = "result") -> None:
+        """The member has results, and answers for those that it owns."""
+        self.got[member] |= {chunk: h(who, chunk) for chunk in chunks}
+        self._report(member, {})
+
+    def _report(self, member: str, held: dict[str, dict[int, bytes]]) -> None:
+        got = self.got[member]
+        merged = {chunk: got[chunk] for chunk in self.chunks_of(member) if chunk in got}
+        number = self.flight.decision.decision_no if self.flight.decision else 0
+        shown = {m: proof(chunks) for m, chunks in held.items()}
+        self.flight.on_progress(member, progress(number, shown, merged, got))
+
+    def chunks_of(self, member: str) -> list[int]:
+        return self.flight.plan.chunks_of(member)
+
+    def scatter(self, tokens: tuple[int, int, int] = (100, 100, 100)) -> None:
+        for member, count in zip(ALL, tokens, strict=True):
+            self.sent(member, count)
+        for member in ALL:
+            self.holds(member, *ALL)
+
+    def decided(self) -> Room:
+        self.scatter()
+        assert isinstance(self.step(), Settled)
+        return self
+
+
+# ---- the plain path ----------------------------------------------------------------------------------------
+
+
+def test_everybody_in_then_decided_then_merged_then_committed() -> None:
+    room = Room()
+    step = room.step()
+    assert step == Waiting("scatter: waiting for ann, bob, cyd")
+
+    room.scatter((100, 300, 400))
+    step = room.step()
+    assert isinstance(step, Settled)
+    assert step.decision.weights == (0.125, 0.375, 0.5)
+    assert step.decision.reasons == {}
+    assert "every living member" in step.reason
+
+    assert room.step() == Waiting("gather: 3 of 3 chunks not merged yet")
+    for chunk, owner in enumerate(ALL):
+        room.has_results(owner, chunk)
+    assert room.step() == Waiting("gather: 3 of 3 results not yet held by 2 peers")
+    room.has_results(ANN, 0, 1, 2)
+    assert room.step() == Waiting("gather: 1 of 3 results not yet held by 2 peers")
+    room.has_results(BOB, 0)
+
+    step = room.step()
+    assert isinstance(step, Done)
+    assert (step.commit.version, step.commit.round_no, step.commit.members) == (1, 1, ALL)
+    assert step.commit.weights == (0.125, 0.375, 0.5)
+    assert step.commit.hashes == b"".join(h("result", chunk) for chunk in range(3))
+
+
+def test_an_owners_report_that_overtakes_the_hash_list_still_counts() -> None:
+    room = Room()
+    for owner in ALL:
+        room.holds(owner, *ALL)
+    for member in ALL:
+        assert isinstance(room.step(), Waiting)
+        room.sent(member)
+    assert isinstance(room.step(), Settled)
+
+
+def test_a_second_hash_list_changes_nothing() -> None:
+    room = Room()
+    room.scatter((100, 100, 200))
+    room.sent(ANN, tokens=10**9)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.weights == (0.25, 0.25, 0.5)
+
+
+# ---- who is out, and why -------------------------------------------------------------------------------------
+
+
+def test_a_straggler_is_out_when_the_grace_window_is_over() -> None:
+    room = Room()
+    room.sent(ANN), room.sent(BOB)
+    for owner in ALL:
+        room.holds(owner, ANN, BOB)
+    assert room.step(9.9) == Waiting("scatter: waiting for cyd")
+    step = room.step(10.0)
+    assert isinstance(step, Settled) and "grace" in step.reason
+    assert step.decision.weights == (0.5, 0.5, 0.0)
+    assert step.decision.reasons == {CYD: "it sent no hash list in time"}
+
+
+def test_a_contribution_that_is_not_whole_is_out_when_the_grace_window_is_over() -> None:
+    room = Room()
+    room.scatter()
+    room.flight.held[ANN].pop(CYD)
+    step = room.step(10.0)
+    assert isinstance(step, Settled)
+    assert step.decision.reasons == {CYD: "its contribution was not whole in time"}
+
+
+def test_a_member_that_dies_before_its_contribution_is_safe_is_out_at_once() -> None:
+    room = Room()
+    room.sent(ANN), room.sent(BOB)
+    for owner in ALL:
+        room.holds(owner, ANN, BOB)
+    room.alive.remove(CYD)
+    assert isinstance(room.step(), Moved)
+    for owner in (ANN, BOB):
+        room.holds(owner, ANN, BOB)
+    step = room.step()
+    assert isinstance(step, Settled)
+    assert step.decision.reasons == {CYD: "it was lost before its contribution was safe"}
+
+
+def test_a_wrong_held_hash_bars_the_sender() -> None:
+    room = Room()
+    room.scatter()
+    room.holds(BOB, CYD, wrong=True)
+    step = room.step()
+    assert isinstance(step, Settled)
+    assert step.decision.weights == (0.5, 0.5, 0.0)
+    assert "not the bytes it says it sent" in step.decision.reasons[CYD]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"chunks": 2}, "its hash list names 2 of 3 chunks"),
+        ({"tokens": 0, "steps": 0}, "nothing to contribute"),
+    ],
+)
+def test_a_contribution_that_cannot_count_is_out_with_a_reason(options: dict[str, int], reason: str) -> None:
+    room = Room()
+    told = room.sent(CYD, **options)
+    assert told is not None and reason in told
+    room.sent(ANN), room.sent(BOB)
+    for owner in ALL:
+        room.holds(owner, *ALL)
+    step = room.step()
+    assert isinstance(step, Settled) and reason in step.decision.reasons[CYD]
+
+
+def test_a_member_of_no_weight_is_out_with_a_reason_and_does_not_make_up_the_numbers() -> None:
+    """Steps without tokens weigh nothing: the record must say so, and two peers must not become one (P2, P9)."""
+    room = Room()
+    room.alive.remove(CYD)
+    room.sent(ANN, tokens=0, steps=3), room.sent(BOB, tokens=100)
+    assert isinstance(room.step(), Moved)
+    for owner in (ANN, BOB):
+        room.holds(owner, ANN, BOB)
+    step = room.step()
+    if isinstance(step, Settled):
+        included = step.decision.included(ALL)
+        assert len(included) >= RULES.min_peers
+        assert set(step.decision.reasons) == set(ALL) - set(included)
+    else:
+        assert isinstance(step, Failed)
+
+
+@pytest.mark.parametrize("after_s", [10.0, 60.0])
+def test_too_few_contributions_fail_the_round_and_nobody_goes_on_alone(after_s: float) -> None:
+    room = Room()
+    room.alive = {ANN}
+    room.sent(ANN)
+    assert isinstance(room.step(), Moved)
+    room.holds(ANN, ANN)
+    step = room.step(after_s)
+    assert isinstance(step, Failed)
+
+
+def test_a_round_that_takes_too_long_fails_and_says_who_was_late() -> None:
+    room = Room()
+    room.sent(ANN)
+    assert room.step(59.9) == Waiting("scatter: waiting for ann, bob, cyd")
+    step = room.step(60.0)
+    assert isinstance(step, Failed) and "late: ann, bob, cyd; lost: nobody" in step.reason
+
+
+# ---- owners die ------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_dies_in_scatter_loses_its_chunks_and_only_those() -> None:
+    room = Room()
+    room.scatter()
+    room.alive.remove(BOB)
+    step = room.step()
+    assert isinstance(step, Moved)
+    assert (step.plan.epoch, step.plan.round_no, step.plan.members) == (2, 1, ALL)
+    assert step.plan.owners in ((0, 0, 2), (0, 2, 2))
+    assert "bob" in step.reason
+    assert room.step() != step, "ownership moves once"
+
+
+def test_chunks_go_only_to_those_who_can_be_dialled() -> None:
+    room = Room()
+    room.alive.remove(BOB)
+    step = room.step(dialable={BOB, CYD})
+    assert isinstance(step, Moved) and step.plan.owners == (0, 2, 2)
+    room.alive.remove(CYD)
+    step = room.step(dialable={BOB, CYD})
+    assert isinstance(step, Failed) and "dialled" in step.reason
+
+
+def test_an_owner_that_dies_in_gather_is_followed_by_one_that_holds_its_result() -> None:
+    room = Room().decided()
+    room.has_results(BOB, 1)
+    room.has_results(CYD, 1)
+    room.alive.remove(BOB)
+    step = room.step()
+    assert isinstance(step, Moved) and step.plan.owners == (0, 2, 2)
+    assert room.flight.merged == {1: h("result", 1)}, "what exists is not made again"
+
+
+def test_an_owner_that_dies_in_gather_with_its_result_is_followed_by_one_that_makes_it_again() -> None:
+    room = Room().decided()
+    room.has_results(BOB, 1)
+    room.alive.remove(BOB)
+    assert isinstance(room.step(), Moved)
+    assert room.flight.merged == {}
+    assert isinstance(room.step(), Settled), "bob's own contribution to chunk 1 died with it"
+    for owner in (ANN, CYD):
+        room.holds(owner, *ALL)
+        room.has_results(owner, *room.chunks_of(owner), who="second")
+    room.has_results(ANN, 0, 1, 2, who="second"), room.has_results(CYD, 0, 1, 2, who="second")
+    step = room.step()
+    assert isinstance(step, Done) and step.commit.included == (ANN, CYD)
+
+
+def test_an_included_contribution_that_died_with_its_holder_forces_a_new_decision_without_it() -> None:
+    room = Room().decided()
+    room.alive.remove(BOB)
+    assert isinstance(room.step(), Moved)
+    step = room.step()
+    assert isinstance(step, Settled)
+    assert step.decision.decision_no == 2
+    assert step.decision.weights == (0.5, 0.0, 0.5)
+    assert "died with their holders" in step.reason
+    assert step.decision.reasons == {BOB: "it was lost before its contribution was safe"}
+
+
+def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> None:
+    """CYD owns nothing: all of its work is safe with the others when it dies."""
+    room = Room()
+    room.flight.plan = Plan(1, 1, 0, ALL, (0, 1, 1), "fp32")
+    room.decided()
+    room.alive.remove(CYD)
+    room.has_results(ANN, 0, 1, 2), room.has_results(BOB, 0, 1, 2)
+    step = room.step()
+    assert isinstance(step, Done) and step.commit.included == ALL
+
+
+def test_a_death_after_the_decision_that_leaves_too_few_fails_the_round() -> None:
+    room = Room(RoundRules(3, 10.0, 60.0, 4.0)).decided()
+    room.alive.remove(BOB)
+    assert isinstance(room.step(), Moved)
+    step = room.step()
+    assert isinstance(step, Failed) and "2 whole contributions, at least 3" in step.reason
+
+
+# ---- what counts as held -----------------------------------------------------------------------------------------
+
+
+def test_a_got_hash_over_other_bytes_does_not_count() -> None:
+    room = Room().decided()
+    for chunk, owner in enumerate(ALL):
+        room.has_results(owner, chunk)
+    room.got[ANN] = {0: h("result", 0), 1: h("wrong", 1), 2: h("result", 2)}
+    room._report(ANN, {})
+    assert isinstance(room.step(), Waiting)
+
+
+def test_an_answer_for_a_chunk_that_somebody_else_owns_is_ignored() -> None:
+    room = Room().decided()
+    room.flight.on_progress(ANN, progress(1, {}, {chunk: h("x", chunk) for chunk in range(3)}, {}))
+    assert room.flight.merged == {0: h("x", 0)}
+
+
+def test_results_of_an_earlier_decision_do_not_count() -> None:
+    room = Room().decided()
+    old = progress(0, {}, {0: h("old", 0)}, {0: h("old", 0)})
+    room.flight.on_progress(ANN, old)
+    assert room.flight.merged == {}
+
+
+def test_two_must_hold_each_result_or_all_if_fewer_live() -> None:
+    room = Room().decided()
+    for chunk, owner in enumerate(ALL):
+        room.has_results(owner, chunk)
+    room.has_results(ANN, 0, 1, 2)
+    assert isinstance(room.step(), Waiting)
+    room.alive = {ANN}
+    assert isinstance(room.step(), Moved)
+    assert isinstance(room.step(), Done), "the only one alive holds everything, of all three"
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------
+
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
+token_counts = st.lists(st.integers(0, 1 << 50), min_size=1, max_size=64)
+
+
+@fixed
+@given(token_counts, st.floats(1, 1000))
+def test_weights_sum_to_one_and_are_exact_in_fp32(tokens: list[int], cap: float) -> None:
+    weights = weigh(tokens, cap)
+    assert abs(sum(weights) - 1) < 1e-5
+    assert all(weight == struct.unpack("<f", struct.pack("<f", weight))[0] >= 0 for weight in weights)
+
+
+@fixed
+@given(token_counts, st.floats(1, 1000))
+def test_more_tokens_never_weigh_less(tokens: list[int], cap: float) -> None:
+    weights = [weight for _, weight in sorted(zip(tokens, weigh(tokens, cap), strict=True))]
+    assert weights == sorted(weights)
+
+
+def test_weights_are_proportional_to_tokens_and_capped_at_a_multiple_of_the_median() -> None:
+    assert weigh([100, 300], 4.0) == [0.25, 0.75]
+    assert weigh([100, 100, 100_000], 2.0) == [0.25, 0.25, 0.5]
+
+
+def test_without_any_tokens_all_weigh_the_same() -> None:
+    assert weigh([0, 0, 0, 0], 4.0) == [0.25] * 4

@@ -1,0 +1,165 @@
+"""P1-P4, P6, P7 over seeded runs in a hostile world, and proof that the simulator would see a broken promise.
+
+More seeds: FARFLUNG_SEEDS=20000 pytest tests/test_simulator.py.  A failing seed replays exactly with
+`python -m farflung.peer.simulator SEED`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from farflung.collectives.plan import Commit, Decision
+from farflung.coordinator.messages import Aborted, Decided
+from farflung.peer import effects as do
+from farflung.peer.invariants import Broken
+from farflung.peer.local_messages import Provide
+from farflung.peer.machine import PeerMachine
+from farflung.peer.simulator import Scenario, simulate
+
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "2000"))
+BATCHES = 20
+# Seeds that once found a bug; what they found is in docs/architecture.md.
+OLD_BUGS = (3, 21, 24, 38, 46, 89, 106, 257, 1243, 1603, 2912)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+
+
+def run_seed(seed: int, **options: object) -> str:
+    try:
+        return simulate(seed, **options).outcome  # type: ignore[arg-type]
+    except Exception as error:
+        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator {seed}")
+        raise
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_promise_is_broken(batch: int) -> None:
+    outcomes = [run_seed(seed) for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)]
+    finished = sum(1 for outcome in outcomes if outcome == "finished")
+    # The rest lost every holder of the newest version at once, and rightly waits for one (P4).
+    assert finished >= 0.85 * len(outcomes), f"only {finished} of {len(outcomes)} runs came to their end"
+
+
+@pytest.mark.parametrize("seed", OLD_BUGS)
+def test_seeds_that_once_failed(seed: int) -> None:
+    run_seed(seed)
+
+
+def test_a_calm_run_always_finishes() -> None:
+    calm = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
+    for seed in range(5):
+        report = simulate(seed, calm)
+        assert report.outcome == "finished" and report.kills == 0 and report.steps_committed > 0
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    seed = next(s for s in range(50) if simulate(s).kills > 1)
+    logs = []
+    for hash_seed in ("1", "2"):  # the order of sets must not matter
+        command = [sys.executable, "-m", "farflung.peer.simulator", str(seed)]
+        logs.append(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed}
+            ).stdout
+        )
+    assert logs[0] == logs[1]
+    assert logs[0].splitlines()[:-1] == simulate(seed).log
+
+
+# ---- mutations: each breaks one rule of the protocol, and some seed must notice -------------------------------
+
+
+class AppliesBeforeCommit(PeerMachine):
+    """Takes the results for committed as soon as it holds them all."""
+
+    def on_frame(self, sender, frame, now):  # type: ignore[no-untyped-def]
+        effects = super().on_frame(sender, frame, now)
+        return effects + self._commit_alone()
+
+    def on_merged(self, *arguments):  # type: ignore[no-untyped-def]
+        effects = super().on_merged(*arguments)
+        return effects + self._commit_alone()
+
+    def _commit_alone(self) -> list[do.Effect]:
+        flight = self.part.round if self.part is not None else None
+        if flight is None or flight.decision is None or flight.missing_results():
+            return []
+        hashes = b"".join(flight.results[chunk].hash for chunk in range(len(flight.plan.owners)))
+        plan = flight.plan
+        self.part.on_commit(
+            Commit(plan.version + 1, plan.round_no, plan.members, flight.decision.weights, hashes, plan.codec)
+        )
+        return self._move_on()
+
+
+class KeepsWorkThatWasMerged(PeerMachine):
+    """Does not notice that a commit used its contribution: the same work goes in twice."""
+
+    def on_sealed(self, version, digest, now):  # type: ignore[no-untyped-def]
+        self.part.consumed = None
+        return super().on_sealed(version, digest, now)
+
+
+class ForgetsWorkWhenARoundFails(PeerMachine):
+    """Takes every aborted round for a reason to start again from the anchor."""
+
+    def on_control(self, message, now):  # type: ignore[no-untyped-def]
+        effects = super().on_control(message, now)
+        if isinstance(message, Aborted) and self.training.frozen is not None:
+            self.training.frozen = None
+            effects += self.training._load(self.part.version, "rest", None)
+        return effects
+
+
+class LiesAboutItsState(PeerMachine):
+    """Starts from its own initial values and says that it holds the run's."""
+
+    def _found(self, tick, part):  # type: ignore[no-untyped-def]
+        if part.version != -1 or self._providing or not self.training.attached:
+            return []
+        self._providing = True
+        return [do.Tell(Provide())]
+
+    def on_sealed(self, version, digest, now):  # type: ignore[no-untyped-def]
+        return super().on_sealed(version, self.part.catch.digests.get(version, digest), now)
+
+
+class IgnoresTheWeights(PeerMachine):
+    """Merges with weights of its own choice instead of the coordinator's."""
+
+    def on_control(self, message, now):  # type: ignore[no-untyped-def]
+        if isinstance(message, Decided):
+            flat = tuple(1.0 if w else 0.0 for w in message.decision.weights)
+            decision = Decision(
+                message.decision.round_no, message.decision.decision_no, flat, message.decision.reasons
+            )
+            message = Decided(session=message.session, seq=message.seq, decision=decision)
+        return super().on_control(message, now)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "promise"),
+    [
+        (AppliesBeforeCommit, "P2"),
+        (KeepsWorkThatWasMerged, "P7"),
+        (ForgetsWorkWhenARoundFails, "P6"),
+        (LiesAboutItsState, "P"),
+        (IgnoresTheWeights, "P9"),
+    ],
+)
+def test_the_simulator_sees_a_mutation(mutant: type[PeerMachine], promise: str) -> None:
+    for seed in range(200):
+        try:
+            simulate(seed, machine=mutant)
+        except Broken as seen:
+            if str(seen).startswith(promise):
+                return
+    pytest.fail(f"200 seeds did not see {mutant.__name__} break {promise}")

@@ -1,0 +1,333 @@
+"""Catching up: every chunk to the run's version, from donors of which none is believed (P1, P4).
+
+A donor here is a small object with a state per version.  State and result of a chunk are readable bytes; what
+is checked is which bytes end up where, and who is asked for what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
+from farflung.collectives.digests import hash_bytes, root_of
+from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.plan import Commit
+from farflung.collectives.verdicts import Verdict
+
+TAG, CHUNKS, RETRY_S, KEEP = bytes(8), 6, 1.0, 3
+
+
+def state(version: int, chunk: int, seed: str = "") -> bytes:
+    return f"state {seed} {version} {chunk}".encode()
+
+
+def result(version: int, chunk: int) -> bytes:
+    return f"result {version} {chunk}".encode()
+
+
+def manifest(version: int, seed: str = "", chunks: int = CHUNKS) -> bytes:
+    return b"".join(hash_bytes(state(version, chunk, seed)) for chunk in range(chunks))
+
+
+def digest(version: int, seed: str = "", chunks: int = CHUNKS) -> bytes:
+    return root_of([manifest(version, seed, chunks)])
+
+
+def commit(version: int) -> Commit:
+    hashes = b"".join(hash_bytes(result(version, chunk)) for chunk in range(CHUNKS))
+    return Commit(version, version, ("ann",), (1.0,), hashes, "fp32")
+
+
+@dataclass
+class Donor:
+    """Serves one version and the results of the last few.  `lies`: kinds for which it sends other bytes."""
+
+    version: int
+    seed: str = ""
+    lies: tuple[Kind, ...] = ()
+    silent: bool = False
+    empty: bool = False  # has nothing: answers MISSING to all
+    asked: list[Header] = field(default_factory=list)
+
+    def answer(self, want: Header) -> Frame | None:
+        self.asked.append(want)
+        kind = {
+            Kind.WANT_MANIFEST: Kind.MANIFEST,
+            Kind.WANT_STATE: Kind.STATE,
+            Kind.WANT_LOGGED: Kind.LOGGED,
+        }[want.kind]
+        version = want.version if kind == Kind.LOGGED else self.version
+        has = not self.empty and (kind == Kind.STATE or self.version - KEEP < want.version <= self.version)
+        if self.silent:
+            return None
+        if not has or (kind == Kind.MANIFEST and want.version != self.version):
+            header = Header(Kind.MISSING, TAG, decision_no=int(want.kind), version=version, chunk=want.chunk)
+            return Frame(header)
+        payload = {
+            Kind.MANIFEST: manifest(version, self.seed),
+            Kind.STATE: state(version, want.chunk, self.seed),
+            Kind.LOGGED: result(version, want.chunk),
+        }[kind]
+        payload = bytes(len(payload)) if kind in self.lies else payload
+        return with_payload(Header(kind, TAG, version=version, chunk=want.chunk), payload)
+
+
+class Joiner:
+    def __init__(self, donors: dict[str, Donor], target: int, known: dict[int, bytes] | None = None) -> None:
+        self.catch = CatchUp(CHUNKS, TAG, RETRY_S)
+        self.donors, self.now = donors, 0.0
+        self.bytes: list[bytes] = [b""] * CHUNKS
+        self.sealed: list[int] = []
+        self.verdicts: list[Verdict] = []
+        self.word(target, known if known is not None else {target: digest(target)})
+
+    def word(self, target: int, known: dict[int, bytes]) -> None:
+        """The coordinator's."""
+        self.catch.on_run_state(target, known, tuple(sorted(self.donors)), KEEP)
+
+    def carry_out(self, effects: list[DataEffect]) -> list[SendFrame]:
+        for effect in effects:
+            match effect:
+                case Install():
+                    self.bytes[effect.chunk] = bytes(effect.payload)
+                case Roll():
+                    self.bytes[effect.chunk] += b" + " + bytes(effect.payload)
+                case Seal():
+                    self.sealed.append(effect.version)
+        return [effect for effect in effects if isinstance(effect, SendFrame)]
+
+    def turn(self) -> int:
+        """Roll, ask, and take the answers in.  Returns how much was asked for."""
+        asked = self.carry_out([*self.catch.roll(), *self.catch.ask(self.now)])
+        for send in asked:
+            answer = self.donors[send.to].answer(send.frame.header)
+            if answer is not None:
+                verdict, effects = self.catch.on_frame(send.to, answer)
+                self.verdicts.append(verdict)
+                self.carry_out(effects)
+        self.carry_out(self.catch.roll())
+        return len(asked)
+
+    def turns(self, count: int = 30, seconds: float = 0.3) -> None:
+        for _ in range(count):
+            self.turn()
+            self.now += seconds
+
+    @property
+    def arrived(self) -> bool:
+        return self.catch.done and not [c for c in self.catch.versions if c != self.catch.target]
+
+
+def states(version: int, seed: str = "") -> list[bytes]:
+    return [state(version, chunk, seed) for chunk in range(CHUNKS)]
+
+
+# ---- from scratch ------------------------------------------------------------------------------------------------
+
+
+def test_a_joiner_takes_every_chunk_at_the_runs_version_and_seals_once() -> None:
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(4) and joiner.sealed == [4]
+    assert joiner.catch.fetched_bytes == sum(len(state(4, chunk)) for chunk in range(CHUNKS))
+    assert joiner.turn() == 0, "who has all asks for nothing"
+
+
+def test_no_digest_is_ever_taken_from_a_donor() -> None:
+    """Two donors agree with each other, and with nothing that the coordinator said (P4)."""
+    joiner = Joiner({"ann": Donor(4, seed="false"), "bob": Donor(4, seed="false")}, target=4)
+    joiner.turns()
+    assert joiner.catch.versions == [NO_VERSION] * CHUNKS and joiner.sealed == []
+    assert joiner.bytes == [b""] * CHUNKS
+    assert Verdict.ACCEPTED not in joiner.verdicts
+
+
+def test_without_the_coordinators_digest_nothing_is_asked_for() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4, known={3: digest(3)})
+    joiner.turns()
+    assert joiner.donors["ann"].asked == []
+
+
+def test_a_manifest_for_another_number_of_chunks_is_refused() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4, chunks=CHUNKS + 1)})
+    longer = with_payload(Header(Kind.MANIFEST, TAG, version=4), manifest(4, chunks=CHUNKS + 1))
+    assert joiner.catch.on_frame("ann", longer) == (Verdict.BAD_HASH, [])
+
+
+def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    beyond = with_payload(Header(Kind.STATE, TAG, version=4, chunk=CHUNKS), b"x")
+    assert joiner.catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
+    unasked = with_payload(Header(Kind.STATE, TAG, version=4, chunk=0), state(4, 0))
+    assert joiner.catch.on_frame("ann", unasked) == (Verdict.STALE, [])
+
+
+def test_only_a_few_requests_are_in_flight_per_donor() -> None:
+    joiner = Joiner({"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}, target=4)
+    joiner.catch.versions *= 5  # a model of thirty chunks
+    assert joiner.turn() == 2 * ASKED_OF_ONE_DONOR
+    assert joiner.turn() == 0
+    assert {len(donor.asked) for donor in joiner.donors.values()} == {ASKED_OF_ONE_DONOR}
+
+
+# ---- donors of all kinds ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Donor(4, silent=True),
+        Donor(4, empty=True),
+        Donor(2),
+        Donor(4, lies=(Kind.STATE,)),
+        Donor(4, lies=(Kind.MANIFEST,)),
+        Donor(4, seed="false"),
+    ],
+    ids=["silent", "empty", "behind", "lies about chunks", "lies about the manifest", "holds another state"],
+)
+def test_a_donor_that_does_not_deliver_is_replaced(bad: Donor) -> None:
+    joiner = Joiner({"ann": bad, "bob": Donor(4)}, target=4)
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(4)
+
+
+def test_a_lie_is_counted_and_never_installed() -> None:
+    joiner = Joiner({"ann": Donor(4, lies=(Kind.STATE,)), "bob": Donor(4)}, target=4)
+    joiner.turns()
+    assert Verdict.BAD_HASH in joiner.verdicts
+    assert joiner.bytes == states(4)
+
+
+def test_when_all_donors_failed_they_are_asked_again_after_a_pause() -> None:
+    only = Donor(4, empty=True)
+    joiner = Joiner({"ann": only}, target=4)
+    joiner.turns(count=20, seconds=0.1)
+    assert len(only.asked) <= 3 * (CHUNKS + 1), "not in a hurry"
+    only.empty = False
+    joiner.turns()
+    assert joiner.arrived
+
+
+def test_a_donor_that_moves_on_meanwhile_serves_chunks_at_its_newer_version() -> None:
+    moving = Donor(4)
+    joiner = Joiner({"ann": moving}, target=4)
+    joiner.turn()  # the manifest of 4 and some chunks
+    joiner.turn()
+    moving.version = 5
+    joiner.catch.on_commit(commit(5))
+    joiner.word(5, {4: digest(4), 5: digest(5)})
+    joiner.turns()
+    assert joiner.arrived and joiner.sealed == [5]
+    rolled = [state(4, c) + b" + " + result(5, c) for c in range(CHUNKS)]
+    assert all(mine in (state(5, c), rolled[c]) for c, mine in enumerate(joiner.bytes))
+    assert [c for c, mine in enumerate(joiner.bytes) if mine == rolled[c]], (
+        "what was there was rolled, not fetched"
+    )
+
+
+def test_a_third_party_cannot_take_an_honest_donor_away() -> None:
+    """Bad answers to a question that was put to somebody else say nothing about that donor."""
+    ann = Donor(4)
+    joiner = Joiner({"ann": ann}, target=4, known={3: digest(3), 4: digest(4)})
+    joiner.catch.versions = [3] * CHUNKS
+    joiner.catch.on_commit(commit(4))
+    [first, *_] = joiner.catch.ask(0.0)
+    assert isinstance(first, SendFrame)
+    chunk = first.frame.header.chunk
+    lie = with_payload(Header(Kind.LOGGED, TAG, version=4, chunk=chunk), b"another result")
+    joiner.catch.on_frame("eve", lie)
+    answer = ann.answer(first.frame.header)
+    assert answer is not None and joiner.catch.on_frame("ann", answer)[0] == Verdict.ACCEPTED
+
+
+# ---- rolling forward ---------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_missed_commits_fetches_results_only() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4)})
+    joiner.catch.versions, joiner.bytes = [2] * CHUNKS, states(2)
+    joiner.catch.sealed = 2
+    joiner.catch.on_commit(commit(3))
+    joiner.catch.on_commit(commit(4))
+    joiner.turns()
+    assert joiner.arrived and joiner.sealed[-1] == 4
+    assert joiner.bytes == [
+        b" + ".join([state(2, chunk), result(3, chunk), result(4, chunk)]) for chunk in range(CHUNKS)
+    ]
+    assert {want.kind for want in joiner.donors["ann"].asked} == {Kind.WANT_LOGGED}
+
+
+def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    joiner.catch.versions = [2] * CHUNKS
+    assert joiner.catch.needs_commits == (3, 4)
+    joiner.catch.on_commit(commit(4))
+    assert joiner.catch.needs_commits == (3,)
+    joiner.turns(count=3)
+    assert joiner.catch.versions == [2] * CHUNKS, "version 4 cannot be applied before version 3"
+    joiner.catch.on_commit(commit(3))
+    joiner.turns()
+    assert joiner.arrived and joiner.catch.needs_commits == ()
+
+
+def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
+    joiner = Joiner({}, target=3)
+    joiner.catch.versions = [3] * CHUNKS
+    assert not joiner.catch.offer(4, 0, result(4, 0)), "a result without a commit is worth nothing (P2)"
+    joiner.catch.on_commit(commit(4))
+    assert not joiner.catch.offer(4, 0, result(4, 1))
+    for chunk in range(CHUNKS):
+        assert joiner.catch.offer(4, chunk, result(4, chunk))
+    joiner.turns(count=1)
+    assert joiner.arrived and joiner.sealed == [4]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [Donor(4, lies=(Kind.LOGGED,)), Donor(4, silent=True), Donor(2)],
+    ids=["lies", "silent", "behind"],
+)
+def test_a_donor_without_the_true_result_is_replaced(bad: Donor) -> None:
+    joiner = Joiner({"ann": bad, "bob": Donor(4)}, target=4)
+    joiner.catch.versions, joiner.bytes = [3] * CHUNKS, states(3)
+    joiner.catch.on_commit(commit(4))
+    joiner.turns()
+    assert joiner.arrived
+    assert joiner.bytes == [state(3, c) + b" + " + result(4, c) for c in range(CHUNKS)]
+
+
+def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> None:
+    joiner = Joiner({"ann": Donor(9)}, target=2)
+    joiner.catch.versions = [2] * CHUNKS
+    joiner.word(2 + KEEP, {})
+    assert joiner.catch.versions == [2] * CHUNKS, "as far as the logs reach, results are enough"
+    joiner.word(9, {9: digest(9)})
+    assert joiner.catch.versions == [NO_VERSION] * CHUNKS
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(9)
+
+
+# ---- version 0 ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
+    catch = CatchUp(CHUNKS, TAG, RETRY_S)
+    assert catch.founded() == [Seal(0)]
+    catch.on_run_state(0, {0: digest(0)}, ("bob",), KEEP)
+    assert catch.done and catch.ask(0.0) == []
+
+
+def test_a_run_that_is_founded_anew_makes_a_joiner_start_again() -> None:
+    old, new = Donor(0, seed="old"), Donor(0, seed="new")
+    joiner = Joiner({"ann": old}, target=0, known={0: digest(0, "old")})
+    joiner.turn()
+    joiner.turn()
+    assert any(joiner.bytes) and not joiner.catch.done
+    joiner.donors = {"bob": new}
+    joiner.word(0, {0: digest(0, "new")})
+    assert joiner.catch.versions == [NO_VERSION] * CHUNKS
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(0, "new")

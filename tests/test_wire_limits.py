@@ -1,0 +1,358 @@
+"""Control messages: nothing that arrives does more than end in its counter (P8).  Every bound, every kind."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives import limits
+from farflung.collectives.errors import FrameError
+from farflung.collectives.plan import Commit, Contact, Decision, Plan, Used
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator import messages as m
+from farflung.coordinator import wire
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+
+ALL = frozenset(m.KINDS)
+H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), "fp32")
+DECISION = Decision(7, 1, (0.25, 0.75), {"cyd": "it was late"})
+COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
+TO = {"session": SESSION, "seq": 9}
+
+EXAMPLES: dict[str, m.Message] = {
+    "knock": m.Knock(protocol=1, run="demo"),
+    "hello": m.Hello(
+        protocol=1,
+        run_id=SESSION,
+        identity=H1,
+        key=H2,
+        address="host:1",
+        software="farflung",
+        manifest=H1,
+        model=MODEL,
+        version=-1,
+        digest=b"",
+        process=SESSION,
+        signature=bytes(64),
+    ),
+    "ask_status": m.AskStatus(run="demo"),
+    "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
+    "welcome": m.Welcome(session=SESSION, incarnation=1, member_port=4000),
+    "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
+    "status": m.StatusReply(status=b"{}"),
+    "beat": m.Beat(
+        **TO,
+        roster_no=1,
+        version=3,
+        digest=H1,
+        round_no=7,
+        epoch=1,
+        decision_no=0,
+        phase="scatter",
+        ready=True,
+        step=12,
+        tokens=4096,
+        loss=2.5,
+        tx_bytes=1,
+        rx_bytes=2,
+        need=(4,),
+        have=(1, 2),
+        want=64,
+        samples=1000,
+    ),
+    "sent": m.Sent(**TO, round_no=7, hashes=H1 + H2, tokens=10, steps=2, loss=None, used=(Used(1, 8),)),
+    "progress": m.ProgressReport(
+        **TO,
+        round_no=7,
+        decision_no=1,
+        held={"ann": (b"\x01", H1)},
+        merged=b"\x01",
+        merged_hashes=H1,
+        got=b"\x03",
+        got_hash=H2,
+    ),
+    "leave": m.Leave(**TO, reason="bye"),
+    "tick": m.Tick(
+        **TO,
+        version=3,
+        digests=((2, H1), (3, H2)),
+        goal="train",
+        verified=True,
+        reason="go",
+        roster_no=1,
+        roster=(Contact("ann", "amber-fox", H1, "host:1"),),
+        donors=("bob",),
+        leases=(m.Lease(1, 0, 0, 8, 0),),
+        void=(3,),
+        round_no=0,
+        sent_seen=False,
+        progress_seen=0,
+    ),
+    "open": m.OpenRound(**TO, plan=PLAN),
+    "decided": m.Decided(**TO, decision=DECISION),
+    "committed": m.Committed(**TO, commit=COMMIT),
+    "aborted": m.Aborted(**TO, round_no=7, reason="too late"),
+    "gone": m.Gone(**TO, reason="again please", final=False),
+}
+KINDS = sorted(EXAMPLES)
+FIELDS = [(kind, field) for kind in KINDS for field in EXAMPLES[kind].__struct_fields__]
+
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+
+
+def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:
+    """What became of it.  Any error but a FrameError fails the test."""
+    try:
+        wire.decode(raw, allowed)
+    except FrameError as error:
+        assert str(error)
+        return error.verdict
+    return Verdict.ACCEPTED
+
+
+def body_of(kind: str) -> dict[str, Any]:
+    body: dict[str, Any] = msgpack.unpackb(wire.encode(EXAMPLES[kind]))["body"]
+    return body
+
+
+def packed(kind: object, body: object) -> bytes:
+    raw: bytes = msgpack.packb({"kind": kind, "body": body})
+    return raw
+
+
+# ---- the protocol itself -----------------------------------------------------------------------------------
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert {kind: type(example) for kind, example in EXAMPLES.items()} == m.KINDS
+
+
+FROZEN_FIELDS = {
+    "knock": "protocol run",
+    "hello": "protocol run_id identity key address software manifest model version digest process signature",
+    "ask_status": "run",
+    "challenge": "nonce run_id manifest",
+    "welcome": "session incarnation member_port",
+    "refuse": "code reason retry_after_s",
+    "status": "status",
+    "beat": "session seq roster_no version digest round_no epoch decision_no phase ready step tokens loss "
+    "tx_bytes rx_bytes need have want samples",
+    "sent": "session seq round_no hashes tokens steps loss used",
+    "progress": "session seq round_no decision_no held merged merged_hashes got got_hash",
+    "leave": "session seq reason",
+    "tick": "session seq version digests goal verified reason roster_no roster donors leases void round_no "
+    "sent_seen progress_seen",
+    "open": "session seq plan",
+    "decided": "session seq decision",
+    "committed": "session seq commit",
+    "aborted": "session seq round_no reason",
+    "gone": "session seq reason final",
+}
+FROZEN_PARTS = {
+    Plan: "round_no epoch version members owners codec",
+    Decision: "round_no decision_no weights reasons",
+    Commit: "version round_no members weights hashes codec",
+    Used: "lease upto",
+    Contact: "peer name key address",
+    m.Lease: "lease epoch start stop upto",
+    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen",
+    TensorSpec: "name shape dtype kind",
+}
+
+
+def test_control_kinds_and_fields_are_exactly_these() -> None:
+    """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
+    assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
+    assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
+    assert limits.PROTOCOL_VERSION == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
+    assert wire.decode(wire.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
+
+
+def test_a_whole_roster_fits_into_one_message() -> None:
+    one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
+    tick = msgspec.structs.replace(EXAMPLES["tick"], roster=(one,) * limits.MAX_PEERS)
+    assert wire.decode(wire.encode(tick), ALL) == tick
+
+
+def test_a_message_over_the_limit_is_not_even_sent() -> None:
+    with pytest.raises(ValueError, match="status message of"):
+        wire.encode(m.StatusReply(status=bytes(limits.CONTROL_FRAME_BYTES)))
+
+
+# ---- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_that_is_not_allowed_here_is_unauthorised_whatever_is_in_it(kind: str) -> None:
+    assert verdict_of(wire.encode(EXAMPLES[kind]), ALL - {kind}) == Verdict.UNAUTHORISED
+    assert verdict_of(packed(kind, "anything"), ALL - {kind}) == Verdict.UNAUTHORISED
+
+
+def test_a_frame_over_the_limit_is_oversize_and_not_parsed() -> None:
+    deep = b"\x91" * (limits.CONTROL_FRAME_BYTES + 1)
+    assert verdict_of(deep) == Verdict.OVERSIZE
+    assert verdict_of(deep[:-1]) == Verdict.MALFORMED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cut_of_every_kind_is_malformed(kind: str) -> None:
+    raw = wire.encode(EXAMPLES[kind])
+    assert {verdict_of(raw[:length]) for length in range(len(raw))} == {Verdict.MALFORMED}
+    assert verdict_of(raw + b"\0") == Verdict.MALFORMED
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_a_field_of_the_wrong_type_or_length_or_none_at_all_is_malformed(kind: str, field: str) -> None:
+    body = body_of(kind)
+    for wrong in (
+        {"no": ["field"]},
+        [[["x"]]],
+        "x" * (limits.CONTROL_STR_BYTES + 1),
+        bytes(limits.CONTROL_BIN_BYTES + 1),
+        [0] * (limits.CONTROL_ARRAY_LEN + 1),
+        {str(key): 0 for key in range(limits.CONTROL_MAP_LEN + 1)},
+        msgpack.Timestamp(0),
+        msgpack.ExtType(5, b"x"),
+    ):
+        assert verdict_of(packed(kind, {**body, field: wrong})) == Verdict.MALFORMED, (field, wrong)
+    del body[field]
+    assert verdict_of(packed(kind, body)) == Verdict.MALFORMED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_too_many_is_malformed(kind: str) -> None:
+    body = body_of(kind)
+    assert verdict_of(packed(kind, {**body, "extra": 1})) == Verdict.MALFORMED
+    raw = msgpack.packb({"kind": kind, "body": body, "extra": 1})
+    assert verdict_of(raw) == Verdict.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("knock", "run", "r" * 65),
+        ("hello", "address", "a" * (limits.ADDRESS_CHARS + 1)),
+        ("hello", "software", "s" * 257),
+        ("hello", "identity", bytes(31)),
+        ("hello", "digest", bytes(33)),
+        ("hello", "signature", bytes(65)),
+        ("hello", "version", -2),
+        ("beat", "session", bytes(15)),
+        ("beat", "phase", "p" * 17),
+        ("beat", "need", [1] * 9),
+        ("beat", "have", [1] * 257),
+        ("beat", "tokens", limits.TOKENS_MAX + 1),
+        ("beat", "want", -1),
+        ("beat", "ready", 1),
+        ("sent", "hashes", bytes(32 * limits.CHUNKS_PER_FRAGMENT + 1)),
+        ("sent", "used", [[1, 1]] * 257),
+        ("sent", "used", [[1, 1, 1]]),
+        ("progress", "got", bytes(limits.CHUNKS_PER_FRAGMENT // 8 + 1)),
+        ("progress", "held", {str(peer): [b"", H1] for peer in range(65)}),
+        ("leave", "reason", "r" * 2001),
+        ("welcome", "member_port", 65536),
+    ],
+)
+def test_a_value_over_its_own_bound_is_malformed(kind: str, field: str, value: object) -> None:
+    assert verdict_of(packed(kind, {**body_of(kind), field: value})) == Verdict.MALFORMED
+
+
+@pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"])
+def test_five_bytes_that_claim_four_billion_elements_take_no_memory(claim: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert verdict_of(claim + b"\xff\xff\xff\xff") == Verdict.MALFORMED
+        assert verdict_of(b"\x82\xa4kind\xa4beat\xa4body" + claim + b"\xff\xff\xff\xff") == Verdict.MALFORMED
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_nested_claims_take_no_more_memory_than_a_few_hundred_frames() -> None:
+    """Each level claims the longest list allowed: the worst that a frame can do before it is refused."""
+    tracemalloc.start()
+    try:
+        for head in (b"\xdc\x10\x00", b"\xde\x04\x00\xa1x"):
+            assert verdict_of((head * limits.CONTROL_FRAME_BYTES)[: limits.CONTROL_FRAME_BYTES]) == (
+                Verdict.MALFORMED
+            )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+# ---- fuzz -----------------------------------------------------------------------------------------
+
+ENDS = (Verdict.ACCEPTED, Verdict.MALFORMED)
+keys = st.text(max_size=6) | st.sampled_from(["kind", "body", *FROZEN_FIELDS["beat"].split()])
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=40)
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(keys | st.binary(max_size=2), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@fixed
+@given(st.binary(max_size=200))
+def test_random_bytes_are_malformed(raw: bytes) -> None:
+    assert verdict_of(raw) == Verdict.MALFORMED
+
+
+@fixed
+@given(trees)
+def test_random_structures_are_malformed(tree: object) -> None:
+    assert verdict_of(msgpack.packb(tree)) == Verdict.MALFORMED
+
+
+@fixed
+@given(st.sampled_from(KINDS) | leaves, trees)
+def test_random_bodies_of_every_kind_are_malformed(kind: object, body: object) -> None:
+    assert verdict_of(packed(kind, body)) == Verdict.MALFORMED
+
+
+@fixed
+@given(st.sampled_from(FIELDS), trees)
+def test_a_random_value_in_any_field_is_taken_or_malformed(where: tuple[str, str], value: object) -> None:
+    kind, field = where
+    assert verdict_of(packed(kind, {**body_of(kind), field: value})) in ENDS
+
+
+@fixed
+@given(st.sampled_from(KINDS), st.lists(st.tuples(st.integers(0, 999), st.integers(1, 255)), min_size=1))
+def test_flipped_bytes_never_raise_anything_else(kind: str, flips: list[tuple[int, int]]) -> None:
+    raw = bytearray(wire.encode(EXAMPLES[kind]))
+    for position, change in flips:
+        raw[position % len(raw)] ^= change
+    assert verdict_of(bytes(raw)) in ENDS
+
+
+@pytest.mark.parametrize("depth", [10, 500, 1023, 1025, 20_000])
+def test_deep_nesting_is_malformed(depth: int) -> None:
+    for opening in (b"\x91", b"\x81\xa1x"):
+        assert verdict_of(opening * depth + b"\xc0") == Verdict.MALFORMED
+        body = b"\x82\xa4kind\xa4beat\xa4body" + opening * depth + b"\xc0"
+        assert verdict_of(body) == Verdict.MALFORMED
