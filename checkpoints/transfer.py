@@ -129,6 +129,8 @@ class CatchUp:
 
     def roll(self) -> list[DataEffect]:
         """Apply every result that is at hand, chunk by chunk; seal when all chunks have arrived."""
+        if not self._results and self.sealed != NO_VERSION and self.sealed == self.versions[0]:
+            return []  # nothing new: this is asked after every event
         effects: list[DataEffect] = []
         for chunk, version in enumerate(self.versions):
             while version != NO_VERSION and (version + 1, chunk) in self._results:

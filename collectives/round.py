@@ -51,6 +51,8 @@ class MemberRound:
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}
         self._merging: set[int] = set()
+        self._my_chunks = plan.chunks_of(me)
+        self._shelved = 0  # contributions on my shelves
         self._quiet_s = quiet_s
         self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
 
@@ -61,6 +63,7 @@ class MemberRound:
         if plan.epoch <= self.plan.epoch:
             return []
         before, self.plan = self.plan, plan
+        self._my_chunks = plan.chunks_of(self.me)
         self._heard_at = dict.fromkeys(plan.members, now)
         effects: list[DataEffect] = []
         for chunk, owner in enumerate(plan.owners):
@@ -144,6 +147,7 @@ class MemberRound:
         if sender in shelf:
             return Verdict.DUPLICATE, []
         shelf[sender] = Piece(frame.payload, frame.header.hash)
+        self._shelved += 1
         return Verdict.ACCEPTED, self._merge_ready(chunk)
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
@@ -174,7 +178,7 @@ class MemberRound:
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
         if self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
-            for chunk in self.plan.chunks_of(self.me):
+            for chunk in self._my_chunks:
                 if member not in self.held.get(chunk, {}) and chunk not in self.results:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self.decision is not None:
@@ -201,9 +205,10 @@ class MemberRound:
     @property
     def complete(self) -> tuple[bool, bool]:
         """(every contribution I own is here, every result is here): worth telling at once."""
-        mine = self.plan.chunks_of(self.me)
-        owned = all(len(self.held.get(chunk, {})) == len(self.plan.members) for chunk in mine)
-        return owned, len(self.results) == len(self.plan.owners)
+        # Counted, not looked up: this is asked after every frame.  Chunks never leave a living owner.
+        return self._shelved == len(self._my_chunks) * len(self.plan.members), len(self.results) == len(
+            self.plan.owners
+        )
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))
@@ -219,6 +224,7 @@ class MemberRound:
         owner, piece = self.plan.owner_of(chunk), self.mine[chunk]
         if owner == self.me:
             self.held.setdefault(chunk, {})[self.me] = piece
+            self._shelved += 1
             return []
         return self._answer(owner, Kind.CONTRIBUTION, chunk, piece)
 
@@ -242,7 +248,7 @@ class MemberRound:
             return []
         counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0]
         effects: list[DataEffect] = []
-        for chunk in self.plan.chunks_of(self.me) if only is None else [only]:
+        for chunk in self._my_chunks if only is None else [only]:
             shelf = self.held.get(chunk, {})
             if chunk in self.results or chunk in self._merging or any(m not in shelf for m, _ in counted):
                 continue

@@ -81,7 +81,7 @@ class RoundSection(_Section):
     scatter_grace_s: Seconds = 10.0
     round_timeout_s: Seconds = 120.0
     weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    keep_results: Annotated[int, Field(ge=1, le=1024)] = 8
+    keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
 
 
 class NetSection(_Section):
@@ -292,7 +292,7 @@ deadline_s = 60.0         # a round opens so long after the first peer is ready,
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
 weight_cap = 4.0          # no peer counts for more than so many times the median tokens
-keep_results = 8          # rounds that a peer may miss and still catch up with cheaply; costs disk space
+keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives

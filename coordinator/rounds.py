@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from farflung.collectives import shares
-from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, split_hashes
+from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.coordinator.messages import ProgressReport, Sent
 
@@ -73,6 +73,22 @@ class InFlight:
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     reports: dict[str, ProgressReport] = field(default_factory=dict)
+    _shares_of: Plan | None = None
+    _share_masks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def _shares(self) -> dict[str, int]:
+        """Owner -> mask of its chunks."""
+        if self._shares_of is not self.plan:
+            self._shares_of, self._share_masks = self.plan, {}
+            for chunk, owner in enumerate(self.plan.owners):
+                peer = self.plan.members[owner]
+                self._share_masks[peer] = self._share_masks.get(peer, 0) | 1 << chunk
+        return self._share_masks
+
+    @property
+    def _every_chunk(self) -> int:
+        return full_mask(len(self.plan.owners))
 
     # ---- what members report -------------------------------------------------------------------------
 
@@ -191,13 +207,13 @@ class InFlight:
     def _unobtainable(self, alive: set[str]) -> set[str]:
         """Included members that are dead and whose bytes for a chunk still to be merged nobody holds."""
         assert self.decision is not None
-        lost = set()
-        for member in self.decision.included(self.plan.members):
-            if member not in alive:
-                for chunk, owner in enumerate(self.plan.owners):
-                    if chunk not in self.merged and not self._holds(self.plan.members[owner], member, chunk):
-                        lost.add(member)
-        return lost
+        unmerged = self._every_chunk & ~mask_of(self.merged)
+        return {
+            member
+            for member in self.decision.included(self.plan.members)
+            if member not in alive
+            and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
+        }
 
     def _maybe_commit(self, alive: set[str]) -> Step:
         chunks = len(self.plan.owners)
@@ -206,8 +222,11 @@ class InFlight:
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
         here = [m for m in self.plan.members if m in alive]
         needed = min(2, len(here))
-        masks = [self._got(m) for m in here]
-        thin = sum(1 for chunk in range(chunks) if sum(mask >> chunk & 1 for mask in masks) < needed)
+        once = twice = 0  # chunks that one living peer, or two, proved to hold
+        for member in here:
+            got = self._got(member)
+            once, twice = once | got, twice | (once & got)
+        thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
         if thin or not here:
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
         assert self.decision is not None
@@ -225,24 +244,22 @@ class InFlight:
 
     # ---- questions -------------------------------------------------------------------------------------
 
-    def _holds(self, owner: str, member: str, chunk: int) -> bool:
-        return bool(self.held.get(owner, {}).get(member, 0) >> chunk & 1)
+    def _held(self, owner: str, member: str) -> int:
+        return self.held.get(owner, {}).get(member, 0)
 
     def _complete(self, member: str) -> bool:
+        """Every owner holds its share of the member's contribution."""
         if member not in self.sent or member in self.barred:
             return False
-        return all(
-            self._holds(self.plan.members[owner], member, chunk)
-            for chunk, owner in enumerate(self.plan.owners)
-        )
+        return all(not share & ~self._held(owner, member) for owner, share in self._shares.items())
 
     def _got(self, member: str) -> int:
         """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
         report = self.reports.get(member)
         if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
             return 0
-        mask = mask_from_bytes(report.got) & full_mask(len(self.plan.owners))
-        if any(chunk not in self.merged for chunk in bits(mask)):
+        mask = mask_from_bytes(report.got) & self._every_chunk
+        if mask & ~mask_of(self.merged):
             return 0  # its proof speaks of chunks that nobody answers for yet
         return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
 

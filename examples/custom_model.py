@@ -1,6 +1,6 @@
 """An own model and own data in a farflung run.  examples/README.md tells how to run it in three terminals.
 
-python examples/custom_model.py "URL" KEY_FILE OUT       this script is the trainer and starts its own agent
+python examples/custom_model.py "URL" [KEY_FILE]         this script is the trainer and starts its own agent
 farflung join --script examples/custom_model.py "URL"    the agent starts this script, again if it crashes
 """
 
@@ -33,7 +33,7 @@ class Regions(Dataset):
         return self.x[index], self.y[index]
 
 
-def main(url: str | None = None, key_file: str | None = None, out: str = "custom.safetensors") -> None:
+def main(url: str | None = None, key_file: str | None = None) -> None:
     torch.set_num_threads(1)
     train, held_out = Regions(seed=2, samples=16384), Regions(seed=3, samples=2048)
     # First values need no common seed: the first peer's are the run's, and all others receive them.
@@ -47,6 +47,7 @@ def main(url: str | None = None, key_file: str | None = None, out: str = "custom
             loss.backward()
             run.step(loss)  # the inner step; the outer round happens when it is due
             warmup.step()
+        out = f"{run.name}.safetensors"
         run.save(out)  # the run's weights; `model` also holds a few steps that no round has used
         model.load_state_dict(load_file(out), strict=False)  # BatchNorm's integer counter is not in it
         right = (model.eval()(held_out.x).argmax(1) == held_out.y).float().mean()

@@ -75,7 +75,9 @@ def coordinate(
     )
 
     def announce(url: str) -> None:
-        print(json.dumps({"url": url}) if json_output else f'farflung join "{url}"', flush=True)
+        if not json_output:
+            print(f'peers join with:  farflung join "{url}"', file=sys.stderr)
+        print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
     serve(run_toml, folder, listen, host, exit_when_done, announce)

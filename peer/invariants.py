@@ -127,7 +127,9 @@ class Invariants:
         payloads, _ = peer.state.encode(peer.slots[encode.slot])
         steps = round(float(peer.slots[encode.slot][0]))
         samples = tuple(peer.kept_work(encode.slot))
-        self.contributions[peer.peer, encode.round_no] = Contributed(steps, samples, [bytes(p) for p in payloads])
+        self.contributions[peer.peer, encode.round_no] = Contributed(
+            steps, samples, [bytes(p) for p in payloads]
+        )
 
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
         peer, message = details

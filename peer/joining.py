@@ -62,7 +62,9 @@ def _command(options: JoinOptions) -> list[str]:
     if options.script is None:
         if options.script_arguments:
             said = " ".join(options.script_arguments)
-            raise UserError(f"unexpected after the URL: {said}; options come before it, arguments need --script")
+            raise UserError(
+                f"unexpected after the URL: {said}; options come before it, arguments need --script"
+            )
         out = ["--out", str(options.out)] if options.out is not None else []
         return [sys.executable, "-m", "farflung.peer.trainer", *out]
     if not options.script.is_file():

@@ -14,7 +14,9 @@ from farflung.peer import exit_codes
 RESTART_S = 0.5  # doubles with each crash in a row
 RESTART_MAX_S = 30.0
 CRASHES_IN_A_ROW = 5
-HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})  # it said why; again is no better
+HOPELESS = frozenset(
+    {exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH}
+)  # it said why; again is no better
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
 

@@ -67,7 +67,11 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
         command = [sys.executable, "-m", "farflung.peer.simulator", str(seed)]
         logs.append(
             subprocess.run(
-                command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed}
+                command,
+                capture_output=True,
+                text=True,
+                check=True,
+                env=os.environ | {"PYTHONHASHSEED": hash_seed},
             ).stdout
         )
     assert logs[0] == logs[1]

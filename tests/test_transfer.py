@@ -125,7 +125,7 @@ def states(version: int, seed: str = "") -> list[bytes]:
     return [state(version, chunk, seed) for chunk in range(CHUNKS)]
 
 
-# ---- from scratch ------------------------------------------------------------------------------------------------
+# ---- from scratch ------------------------------------------------------------------------------------------
 
 
 def test_a_joiner_takes_every_chunk_at_the_runs_version_and_seals_once() -> None:
@@ -173,7 +173,7 @@ def test_only_a_few_requests_are_in_flight_per_donor() -> None:
     assert {len(donor.asked) for donor in joiner.donors.values()} == {ASKED_OF_ONE_DONOR}
 
 
-# ---- donors of all kinds ---------------------------------------------------------------------------------------------
+# ---- donors of all kinds -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,6 @@ def test_a_donor_that_moves_on_meanwhile_serves_chunks_at_its_newer_version() ->
     moving = Donor(4)
     joiner = Joiner({"ann": moving}, target=4)
     joiner.turn()  # the manifest of 4 and some chunks
-    joiner.turn()
     moving.version = 5
     joiner.catch.on_commit(commit(5))
     joiner.word(5, {4: digest(4), 5: digest(5)})
@@ -243,7 +242,7 @@ def test_a_third_party_cannot_take_an_honest_donor_away() -> None:
     assert answer is not None and joiner.catch.on_frame("ann", answer)[0] == Verdict.ACCEPTED
 
 
-# ---- rolling forward ---------------------------------------------------------------------------------------------------
+# ---- rolling forward ---------------------------------------------------------------------------------------
 
 
 def test_a_peer_that_missed_commits_fetches_results_only() -> None:
@@ -310,7 +309,7 @@ def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> No
     assert joiner.arrived and joiner.bytes == states(9)
 
 
-# ---- version 0 ---------------------------------------------------------------------------------------------------------------
+# ---- version 0 ---------------------------------------------------------------------------------------------
 
 
 def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
@@ -323,7 +322,6 @@ def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
 def test_a_run_that_is_founded_anew_makes_a_joiner_start_again() -> None:
     old, new = Donor(0, seed="old"), Donor(0, seed="new")
     joiner = Joiner({"ann": old}, target=0, known={0: digest(0, "old")})
-    joiner.turn()
     joiner.turn()
     assert any(joiner.bytes) and not joiner.catch.done
     joiner.donors = {"bob": new}

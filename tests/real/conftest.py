@@ -62,7 +62,14 @@ class Stage:
 
     def coordinate(self, *more: str) -> subprocess.Popen[str]:
         """Start (or restart) the coordinator; the second start takes the port of the first."""
-        words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{self.port}", "--json", *more]
+        words = [
+            "coordinate",
+            str(self.folder / "run.toml"),
+            "--listen",
+            f"127.0.0.1:{self.port}",
+            "--json",
+            *more,
+        ]
         process = self.start("coordinator", words, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -95,7 +102,9 @@ class Stage:
     def call(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         command = [sys.executable, "-m", "farflung", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
 
     # ---- looking -------------------------------------------------------------------------------------------
 
@@ -110,7 +119,9 @@ class Stage:
             self._client = StatusClient(JoinUrl.parse(self.url)).__enter__()
         return self._client.fetch(3.0)
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    def until(
+        self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60.0
+    ) -> dict[str, Any]:
         """Look at the status until it is as wanted; the message at the end says what was seen instead."""
         end = time.monotonic() + timeout_s
         seen: dict[str, Any] = {}
@@ -124,13 +135,17 @@ class Stage:
                 return seen
             time.sleep(0.05)
         logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
-        raise AssertionError(f"not within {timeout_s:g} s: {what}; last seen: {json.dumps(seen)[:1500]}\n{logs}")
+        raise AssertionError(
+            f"not within {timeout_s:g} s: {what}; last seen: {json.dumps(seen)[:1500]}\n{logs}"
+        )
 
     def wait(self, name: str, timeout_s: float = 60.0) -> int:
         try:
             return self.processes[name].wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{name} did not end within {timeout_s:g} s:\n{self.log(name)[-3000:]}") from None
+            raise AssertionError(
+                f"{name} did not end within {timeout_s:g} s:\n{self.log(name)[-3000:]}"
+            ) from None
 
     def trainer_of(self, name: str) -> int:
         """Process id of the trainer that a `farflung join` process started."""

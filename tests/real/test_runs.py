@@ -143,7 +143,12 @@ def test_status_prints_one_json_object_and_mistakes_one_line(stage: Any) -> None
     assert wrong_run.returncode == 20 and "this coordinator runs 'small', not 'other'" in wrong_run.stderr
     wrong_port = stage.call("status", stage.url.replace(str(stage.port), "1"))
     assert wrong_port.returncode == 30 and wrong_port.stderr.count("\n") == 1
-    for words in (["status", "nonsense"], ["coordinate", "missing.toml"], ["join", stage.url, "--no-such"], ["fly"]):
+    for words in (
+        ["status", "nonsense"],
+        ["coordinate", "missing.toml"],
+        ["join", stage.url, "--no-such"],
+        ["fly"],
+    ):
         failed = stage.call(*words)
         assert failed.returncode == 2 and "Traceback" not in failed.stderr, words
 

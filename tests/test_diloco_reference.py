@@ -1,0 +1,173 @@
+"""The bitwise reference: what N peers end with is what a single process computes, bit for bit (P1).
+
+The run is the real protocol in virtual time without faults.  The peers do different amounts of work and weigh
+accordingly; what each of them contributed, and with which weight, is taken down, and a few lines of plain
+torch do the same maths over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from farflung.coordinator.records import CommittedRound, Genesis, Record
+from farflung.peer import virtual_peer
+from farflung.peer.effects import Encode
+from farflung.peer.local_messages import Frozen
+from farflung.peer.simulator import Scenario, World
+from farflung.peer.virtual_trainer import VirtualTrainer, initial_values
+
+LR, MOMENTUM = 0.7, 0.9
+ROUNDS = 5
+
+
+class UnequalTrainer(VirtualTrainer):
+    """Each peer learns something of its own, and its steps are worth a number of tokens of its own."""
+
+    def _step(self) -> None:
+        before = self._local.clone()
+        super()._step()
+        if not torch.equal(before, self._local):
+            generator = torch.Generator().manual_seed(self._seed() + self._steps)
+            noise = torch.randn(self._local.shape, generator=generator) * 0.01
+            noise[0] = 0.0  # counts the steps, for the invariants
+            self._local += noise
+            if self._since_freeze == 0:  # the step just taken was the last before a freeze: freeze it whole
+                self.host.slots[self._spare].copy_(self.delta())
+
+    def _seed(self) -> int:
+        return sum(self.host.peer.encode())
+
+    def tokens_per_step(self) -> int:
+        return 7 + self._seed() % 23
+
+
+@dataclass
+class Seen:
+    """What a bystander who sees everything writes down."""
+
+    initial: Tensor | None = None
+    contributions: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    commits: list[CommittedRound] = field(default_factory=list)
+
+
+class ObservedWorld(World):
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        super().__init__(seed, scenario)
+        self.seen = Seen()
+
+    def _write(self, record: Record) -> None:
+        super()._write(record)
+        if isinstance(record, Genesis):
+            elements = self.model.chunk_count * self.model.chunk_elements
+            self.seen.initial = initial_values(record.peer, elements)
+        elif isinstance(record, CommittedRound):
+            self.seen.commits.append(record)
+
+    def _observe(self, what: str, details: object) -> None:
+        super()._observe(what, details)
+        if what == "encode":
+            peer, encode = details  # type: ignore[misc]
+            assert isinstance(encode, Encode)
+            self.seen.contributions[encode.round_no, peer.peer] = peer.slots[encode.slot].clone()
+
+
+def run(peers: int, monkeypatch: pytest.MonkeyPatch) -> ObservedWorld:
+    monkeypatch.setattr(virtual_peer, "VirtualTrainer", UnequalTrainer)
+    told = virtual_peer.VirtualPeer.from_trainer
+
+    def with_own_tokens(self: virtual_peer.VirtualPeer, message: object) -> None:
+        if isinstance(message, Frozen):
+            assert isinstance(self.trainer, UnequalTrainer)
+            tokens = message.steps * self.trainer.tokens_per_step()
+            message = Frozen(
+                slot=message.slot, tokens=tokens, steps=message.steps, used=message.used, loss=message.loss
+            )
+        told(self, message)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(virtual_peer.VirtualPeer, "from_trainer", with_own_tokens)
+    calm = Scenario(
+        peers=peers,
+        rounds=ROUNDS,
+        min_peers=peers,
+        drop=0,
+        duplicate=0,
+        slow=0,
+        kill_per_effect=0,
+        cut_per_s=0,
+        trainer_crash_per_s=0,
+    )
+    world = ObservedWorld(peers, calm)
+    assert world.run().outcome == "finished"
+    return world
+
+
+def merged(record: CommittedRound, seen: Seen) -> Tensor:
+    """The weighted mean of a commit, in member order."""
+    commit = record.commit
+    d = torch.zeros_like(seen.contributions[commit.round_no, commit.included[0]])
+    for peer, weight in zip(commit.members, commit.weights, strict=True):
+        if weight > 0:
+            d = d + weight * seen.contributions[commit.round_no, peer]
+    return d
+
+
+def reference(seen: Seen) -> tuple[Tensor, Tensor]:
+    """DiLoCo in a single process: Nesterov momentum on the merged pseudo-gradient."""
+    assert seen.initial is not None
+    theta = seen.initial.clone()
+    m = torch.zeros_like(theta)
+    for record in seen.commits:
+        d = merged(record, seen)
+        m = MOMENTUM * m + d
+        theta = theta - LR * (d + MOMENTUM * m)
+    return theta, m
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32).flatten()
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
+    peers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = run(peers, monkeypatch)
+    theta, momentum = reference(world.seen)
+    assert len(world.seen.commits) == ROUNDS and len(world.peers) == peers
+    for peer in world.peers.values():
+        assert torch.equal(bits(peer.anchor), bits(theta))
+        assert torch.equal(bits(peer.state._momentum), bits(momentum))
+
+
+@pytest.mark.parametrize("peers", [2, 3, 5])
+def test_the_reference_run_weighs_its_peers_unequally_and_by_their_tokens(
+    peers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the test above would prove less than it says."""
+    world = run(peers, monkeypatch)
+    for record in world.seen.commits:
+        weights = record.commit.weights
+        assert len(set(weights)) > 1 and min(weights) > 0
+        assert abs(sum(weights) - 1) < 1e-6
+    vectors = [v for (number, _), v in world.seen.contributions.items() if number == 1]
+    assert len({tuple(v.tolist()) for v in vectors}) == peers
+
+
+@pytest.mark.parametrize("peers", [1, 3])
+def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum(
+    peers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to rounding only: SGD may fuse multiply and add."""
+    world = run(peers, monkeypatch)
+    assert world.seen.initial is not None
+    theta = torch.nn.Parameter(world.seen.initial.clone())
+    sgd = torch.optim.SGD([theta], lr=LR, momentum=MOMENTUM, nesterov=True)
+    for record in world.seen.commits:
+        theta.grad = merged(record, world.seen)
+        sgd.step()
+    for peer in world.peers.values():
+        assert torch.allclose(peer.anchor, theta.detach(), rtol=1e-5, atol=1e-6)

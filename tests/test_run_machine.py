@@ -1,0 +1,451 @@
+"""The coordinator's machine: who is let in, what counts, what a restart keeps, and what the status shows.
+
+Virtual time, no sockets: `Hall` is the machine with a few signing peers before its door.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from farflung.collectives import limits
+from farflung.collectives.digests import hash_bytes
+from farflung.collectives.plan import Contact, Used
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator import messages as m
+from farflung.coordinator import wire
+from farflung.coordinator.admission import signed_part
+from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
+from farflung.coordinator.manifest import Manifest, RunSection
+from farflung.coordinator.records import (
+    AbortedRound,
+    CommittedRound,
+    Genesis,
+    ModelFixed,
+    Opened,
+    Record,
+    Started,
+    from_bytes,
+)
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signing import peer_id_of
+from farflung.coordinator.status import status_json
+from farflung.peer.simulator import RUN_ID, Scenario, World
+
+MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+GENESIS, WRONG = hash_bytes(b"version 0"), hash_bytes(b"something else")
+
+
+@dataclass
+class Guest:
+    """One peer process before the door."""
+
+    number: int
+    restarts: int = 0
+    session: bytes = b""
+    seq: int = 0
+
+    @property
+    def signer(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(hash_bytes(b"identity", bytes([self.number])))
+
+    @property
+    def identity(self) -> bytes:
+        return self.signer.public_key().public_bytes_raw()
+
+    @property
+    def peer(self) -> str:
+        return peer_id_of(self.identity)
+
+    @property
+    def process(self) -> bytes:
+        return hash_bytes(b"process", bytes([self.number, self.restarts]))[:16]
+
+    @property
+    def key(self) -> bytes:
+        return hash_bytes(b"key", self.process)
+
+
+@dataclass
+class Hall:
+    records: list[Record] = field(default_factory=list)
+    manifest: Manifest = MANIFEST
+
+    def __post_init__(self) -> None:
+        self.drawn = 0
+        self.now = 0.0
+        self.machine = RunMachine(self.manifest, RUN_ID, self.records, self.random)
+        self.machine.start(self.now, 4000)
+
+    def random(self, count: int) -> bytes:
+        self.drawn += 1
+        return hash_bytes(str(self.drawn).encode())[:count]
+
+    def door(self, caller: bytes, key: bytes, message: m.FromDoor) -> m.ToDoor:
+        [answer] = [
+            effect.message
+            for effect in self.machine.on_door(caller, key, message, self.now)
+            if isinstance(effect, AnswerDoor)
+        ]
+        return answer
+
+    def hello(
+        self, guest: Guest, signed_by: Guest | None = None, key: bytes = b"", **changes: object
+    ) -> m.ToDoor:
+        challenge = self.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+        assert isinstance(challenge, m.Challenge)
+        greeting = {
+            "protocol": 1, "run_id": RUN_ID, "identity": guest.identity, "key": guest.key,
+            "address": f"host:{guest.number}", "software": "test", "manifest": self.manifest.digest,
+            "model": MODEL, "version": -1, "digest": b"", "process": guest.process, "signature": b"",
+        }  # fmt: skip
+        bare = m.Hello(**{**greeting, **changes})  # type: ignore[arg-type]
+        self.last = replace(
+            bare, signature=(signed_by or guest).signer.sign(signed_part(bare, challenge.nonce))
+        )
+        return self.door(guest.key, key or guest.key, self.last)
+
+    def join(self, *guests: Guest, **changes: object) -> None:
+        for guest in guests:
+            welcome = self.hello(guest, **changes)
+            assert isinstance(welcome, m.Welcome), welcome
+            guest.session, guest.seq = welcome.session, 0
+
+    def says(self, guest: Guest, message: m.FromMember, key: bytes = b"") -> list[Effect]:
+        return self.machine.on_member(key or guest.key, message, self.now)
+
+    def beat(self, guest: Guest, **changes: object) -> m.Tick:
+        guest.seq += 1
+        effects = self.says(guest, beat_of(guest, **changes))
+        ticks = [e.message for e in effects if isinstance(e, Tell) and e.peer == guest.peer]
+        return next(tick for tick in ticks if isinstance(tick, m.Tick))
+
+    def refuses(self, code: str, text: str, answer: m.ToDoor) -> None:
+        assert isinstance(answer, m.Refuse), answer
+        assert (answer.code, text in answer.reason) == (code, True), answer
+
+
+def beat_of(guest: Guest, **changes: object) -> m.Beat:
+    plain = {
+        "session": guest.session, "seq": guest.seq, "roster_no": 0, "version": -1, "digest": b"",
+        "round_no": 0, "epoch": 0, "decision_no": 0, "phase": "inner", "ready": False, "step": 0,
+        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "need": (), "have": (), "want": 0, "samples": 0,
+    }  # fmt: skip
+    return m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+def with_tensor(**changes: object) -> ModelSchema:
+    return replace(MODEL, tensors=(replace(MODEL.tensors[0], **changes),))
+
+
+# ---- the door --------------------------------------------------------------------------------------------------
+
+
+def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
+    hall, guest = Hall(), Guest(1)
+    wrong = hall.door(guest.key, guest.key, m.Knock(protocol=2, run="demo"))
+    hall.refuses("protocol", "2 here, 1 in the run", wrong)
+    hall.refuses(
+        "run", "'demo', not 'other'", hall.door(guest.key, guest.key, m.Knock(protocol=1, run="other"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "changes"),
+    [
+        ("protocol", "protocol version is 7 here, 1 in the run", {"protocol": 7}),
+        ("run", "its run id differs", {"run_id": bytes(16)}),
+        ("manifest", "manifest differs", {"manifest": bytes(32)}),
+        ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
+        ("model", "shape is [2, 5] here, [2, 4] in the run", {"model": with_tensor(shape=(2, 5))}),
+        ("model", "dtype is bfloat16 here, float32 in the run", {"model": with_tensor(dtype="bfloat16")}),
+        ("model", "kind is buffer here, param in the run", {"model": with_tensor(kind="buffer")}),
+        ("model", "number of tensors is 0 here, 1", {"model": replace(MODEL, tensors=())}),
+        ("model", "chunk_elements is 8 here, 4", {"model": replace(MODEL, chunk_elements=8)}),
+        ("model", "chunk_count is 1 here, 2", {"model": replace(MODEL, chunk_count=1)}),
+        ("model", "first_plain_chunk is 1 here, 2", {"model": replace(MODEL, first_plain_chunk=1)}),
+        ("model", "frozen parameters", {"model": replace(MODEL, frozen=WRONG)}),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_told_which_field_differs(
+    code: str, text: str, changes: dict[str, object]
+) -> None:
+    hall = Hall()
+    hall.join(Guest(1))
+    hall.refuses(code, text, hall.hello(Guest(2), **changes))
+    assert len(hall.machine.core.members.alive) == 1
+
+
+def test_a_hello_signed_by_somebody_else_is_refused() -> None:
+    hall = Hall()
+    hall.refuses("signature", "not signed by the identity", hall.hello(Guest(1), signed_by=Guest(2)))
+    assert hall.machine.counters.as_dict()["unauthorised"] == 1
+
+
+def test_a_hello_that_was_changed_after_signing_is_refused() -> None:
+    hall, guest = Hall(), Guest(1)
+    hall.hello(guest, signed_by=Guest(2))
+    challenge = hall.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+    assert isinstance(challenge, m.Challenge)
+    signed = replace(hall.last, signature=guest.signer.sign(signed_part(hall.last, challenge.nonce)))
+    hall.refuses("signature", "", hall.door(guest.key, guest.key, replace(signed, address="elsewhere:1")))
+
+
+def test_a_replayed_hello_is_refused() -> None:
+    hall, guest = Hall(), Guest(1)
+    hall.join(guest)
+    hall.refuses("challenge", "knock first", hall.door(guest.key, guest.key, hall.last))
+    hall.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+    hall.refuses("signature", "", hall.door(guest.key, guest.key, hall.last))
+
+
+def test_a_hello_over_another_connection_than_its_key_is_refused() -> None:
+    hall = Hall()
+    hall.refuses("key", "not the key of this connection", hall.hello(Guest(1), key=Guest(2).key))
+
+
+def test_an_identity_that_is_here_already_is_not_let_in_twice() -> None:
+    hall = Hall()
+    hall.join(Guest(1))
+    answer = hall.hello(Guest(1, restarts=1))
+    hall.refuses("already-here", "another process", answer)
+    assert isinstance(answer, m.Refuse) and answer.retry_after_s > 0
+
+
+def test_the_same_process_takes_its_place_over_and_a_restarted_one_once_the_old_one_closed() -> None:
+    hall, guest = Hall(), Guest(1)
+    hall.join(guest)
+    first = guest.session
+    hall.join(guest)
+    assert guest.session != first and len(hall.machine.core.members.alive) == 1
+    hall.machine.on_closed(guest.peer, guest.session, hall.now)
+    hall.join(Guest(1, restarts=1))
+    assert len(hall.machine.core.members.alive) == 1
+
+
+def test_a_full_run_refuses_newcomers_but_not_those_who_come_back() -> None:
+    hall = Hall()
+    guests = [Guest(number) for number in range(4)]
+    hall.join(*guests)
+    hall.refuses("full", "4 peers", hall.hello(Guest(9)))
+    hall.join(guests[0])
+
+
+# ---- frames of members -----------------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_not_known_is_told_to_say_hello_again() -> None:
+    hall, guest = Hall(), Guest(1, session=bytes(16))
+    [effect] = hall.says(guest, m.Leave(session=guest.session, seq=1, reason=""))
+    assert isinstance(effect, Tell) and isinstance(effect.message, m.Gone)
+    assert not effect.message.final and effect.message.session == guest.session
+
+
+def test_each_frame_ends_in_exactly_one_counter() -> None:
+    """P8, for what the machine sees: the right one, and never two."""
+    hall, guest, other = Hall(), Guest(1), Guest(2)
+    hall.join(guest, other)
+    sent = m.Sent(session=guest.session, seq=9, round_no=1, hashes=b"", tokens=0, steps=0, loss=None, used=())
+    story: list[tuple[Verdict, Callable[[], object]]] = [
+        (Verdict.ACCEPTED, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
+        (Verdict.DUPLICATE, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
+        (Verdict.STALE, lambda: hall.says(guest, replace(beat_of(guest), seq=4))),
+        (Verdict.UNAUTHORISED, lambda: hall.says(guest, replace(beat_of(guest), seq=6), key=other.key)),
+        (Verdict.MALFORMED, lambda: hall.says(guest, replace(beat_of(guest), seq=7, digest=b"short"))),
+        (Verdict.STALE, lambda: hall.says(guest, sent)),
+        (Verdict.STALE, lambda: hall.says(guest, replace(beat_of(guest), session=bytes(16)))),
+        (Verdict.ACCEPTED, lambda: hall.door(guest.key, guest.key, m.AskStatus(run="demo"))),
+        (Verdict.ACCEPTED, lambda: hall.says(guest, m.Leave(session=guest.session, seq=10, reason="bye"))),
+        (Verdict.STALE, lambda: hall.says(guest, m.Leave(session=guest.session, seq=11, reason="bye"))),
+    ]
+    for verdict, event in story:
+        before, total = hall.machine.counters.as_dict(), hall.machine.counters.total
+        event()
+        after = hall.machine.counters.as_dict()
+        assert after[verdict] == before[verdict] + 1 and hall.machine.counters.total == total + 1
+
+
+# ---- state: P1, P4, P5 -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def journal() -> list[Record]:
+    """Of a run without faults: five rounds of four peers."""
+    calm = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
+    world = World(3, calm)
+    assert world.run().outcome == "finished"
+    return [from_bytes(raw) for raw in world.journal]
+
+
+def test_a_restart_at_any_record_keeps_every_commit_and_aborts_an_open_round(journal: list[Record]) -> None:
+    version = open_round = started = 0
+    for count, record in enumerate(journal, start=1):
+        match record:
+            case CommittedRound(commit=commit):
+                version, open_round = commit.version, 0
+            case Opened(plan=plan):
+                open_round = plan.round_no
+            case AbortedRound():
+                open_round = 0
+            case Started():
+                started += 1
+        machine = RunMachine(MANIFEST, RUN_ID, journal[:count], lambda size: bytes(size))
+        written = [effect.record for effect in machine.start(0.0, 4000) if isinstance(effect, Write)]
+        assert machine.core.ledger.version == version
+        assert written[0] == Started(incarnation=started + 1)
+        aborted = [record.round_no for record in written if isinstance(record, AbortedRound)]
+        assert aborted == ([open_round] if open_round else [])
+        assert machine.core.ledger.open_round == 0 and machine.conductor.round is None
+    assert version == 5
+
+
+def until_version(journal: list[Record], version: int) -> list[Record]:
+    """The records up to the digest of that version."""
+    return journal[: 1 + next(i for i, r in enumerate(journal) if getattr(r, "version", None) == version)]
+
+
+def test_after_a_restart_a_fresh_or_stale_peer_never_founds_the_run_anew(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, fresh, stale = Hall(records), Guest(1), Guest(2)
+    before = hall.machine.core.ledger.digests.copy()
+    hall.join(fresh, stale, model=model)
+    for _ in range(20):
+        hall.now += 1.0
+        for guest, holds in ((fresh, {}), (stale, {"version": 0, "digest": before[0]})):
+            tick = hall.beat(guest, **holds)
+            assert tick.goal == "wait" and tick.donors == () and "no living peer" in tick.reason
+        hall.machine.on_timer(hall.now)
+    assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.digests == before
+
+
+def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
+    hall, first, second = Hall(), Guest(1), Guest(2)
+    hall.join(first, second)
+    assert hall.beat(second, version=0, digest=WRONG).goal == "wait"
+    assert hall.beat(first).goal == "found"
+    assert hall.beat(first, version=0, digest=GENESIS).verified
+    assert hall.machine.core.ledger.digests == {0: GENESIS}
+    tick = hall.beat(second, version=0, digest=WRONG)
+    assert (tick.goal, tick.verified, tick.donors) == ("sync", False, (first.peer,))
+
+
+def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, guests, deviant = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    true = hall.machine.core.ledger.digests[2]
+    hall.join(*guests, deviant, model=model)
+    for guest in guests:
+        assert hall.beat(guest, version=2, digest=true).verified
+    tick = hall.beat(deviant, version=2, digest=WRONG, ready=True)
+    assert (tick.goal, tick.verified) == ("sync", False) and set(tick.donors) == {g.peer for g in guests}
+    member = hall.machine.core.members.members[deviant.peer]
+    assert (member.state, member.strikes, member.participating) == ("quarantined", 1, False)
+    for guest in guests:
+        hall.beat(guest, version=2, digest=true, ready=True)
+    flight = hall.machine.conductor.round
+    assert flight is not None and deviant.peer not in flight.plan.members
+    assert hall.beat(deviant, version=2, digest=true).verified
+
+
+# ---- hostile members, many members ---------------------------------------------------------------------------------
+
+small = st.integers(0, 5)
+masks = st.binary(max_size=2)
+hashes = st.lists(st.sampled_from([GENESIS, WRONG, b"", b"odd"]), max_size=4).map(b"".join)
+used = st.lists(st.builds(Used, st.integers(0, 3), st.integers(0, 600)), max_size=3).map(tuple)
+messages = st.one_of(
+    st.fixed_dictionaries({"version": st.integers(-1, 3), "digest": st.sampled_from([b"", GENESIS, WRONG]),
+        "ready": st.booleans(), "have": st.lists(small).map(tuple), "want": st.integers(0, 600), "samples": small,
+        "loss": st.none() | st.floats(), "need": st.lists(small, max_size=8).map(tuple)}),
+    st.fixed_dictionaries({"round_no": small, "hashes": hashes, "tokens": small, "steps": small,
+        "loss": st.none() | st.floats(), "used": used}),
+    st.fixed_dictionaries({"round_no": small, "decision_no": small, "merged": masks, "got": masks,
+        "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
+            st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
+        "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
+)  # fmt: skip
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), messages), max_size=25))
+def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
+    story: list[tuple[int, dict[str, object]]],
+) -> None:
+    hall, guests = Hall([ModelFixed(model=MODEL, peer="?"), Genesis(digest=GENESIS, peer="?")]), {}
+    for number in (1, 2):
+        guests[number] = Guest(number)
+        hall.join(guests[number])
+        hall.beat(guests[number], version=0, digest=GENESIS, samples=600, want=300, ready=True)
+    for number, body in story:
+        guest, hall.now = guests[number], hall.now + 0.1
+        guest.seq += 1
+        head = {"session": guest.session, "seq": guest.seq}
+        kind = m.Sent if "steps" in body else m.ProgressReport
+        message = beat_of(guest, **body) if "ready" in body else kind(**head, **body)  # type: ignore[arg-type]
+        effects = hall.says(guest, message) + hall.machine.on_timer(hall.now)
+        for effect in effects:
+            if isinstance(effect, Tell):
+                assert wire.decode(wire.encode(effect.message), frozenset(m.MEMBER_OUT)) == effect.message
+    checked_status(hall)
+
+
+def checked_status(hall: Hall) -> dict[str, object]:
+    def no_constant(name: str) -> object:
+        raise AssertionError(f"{name} is not JSON")
+
+    raw = status_json(hall.machine, hall.now)
+    assert len(raw) <= limits.CONTROL_BIN_BYTES
+    reply = m.StatusReply(status=raw)
+    assert wire.decode(wire.encode(reply), frozenset({"status"})) == reply
+    status: dict[str, object] = json.loads(raw, parse_constant=no_constant)
+    return status
+
+
+def crowd(count: int, **changes: object) -> Hall:
+    """Many members at version 0, let in without the ceremony."""
+    sections = RunSection(name="demo", min_peers=2, max_peers=1024)
+    records: list[Record] = [ModelFixed(model=MODEL, peer="?"), Genesis(digest=GENESIS, peer="?")]
+    hall = Hall(records, Manifest(run=sections))
+    for number in range(count):
+        key = hash_bytes(str(number).encode())
+        contact = Contact(peer_id_of(key), "indigo-falcon", key, f"host:{number}")
+        member = hall.machine.core.members.admit(contact, key[:16], key[16:], hall.now)
+        member.beat = beat_of(Guest(0, session=key[:16]), version=0, digest=GENESIS, **changes)
+        member.verified, member.ready_since = True, 0.0
+    return hall
+
+
+@pytest.mark.parametrize("loss", [None, 2.5, float("nan"), float("inf"), -float("inf")])
+def test_the_status_is_valid_json_whatever_a_peer_says_of_its_loss(loss: float | None) -> None:
+    status = checked_status(crowd(3, loss=loss))
+    assert [member["loss"] for member in status["members"]] == [loss if loss == 2.5 else None] * 3  # type: ignore[attr-defined, index]
+
+
+@pytest.mark.parametrize("lost", [0, 1024])
+def test_the_status_of_the_largest_run_fits_into_one_message(lost: int) -> None:
+    hall = crowd(1024, loss=2.123456789012345, tokens=limits.TOKENS_MAX, tx_bytes=1 << 61, rx_bytes=1 << 61)
+    for member in list(hall.machine.core.members.members.values())[:lost]:
+        hall.machine._lose(member, "lost", "r" * 2000)
+    checked_status(hall)
+
+
+@pytest.mark.parametrize("count", [2, limits.MEMBERS_PER_ROUND, limits.MEMBERS_PER_ROUND + 1, 200])
+def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
+    hall = crowd(count, ready=True)
+    effects = hall.machine.on_timer(0.1)
+    opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
+    assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
+    for message in opened:
+        assert wire.decode(wire.encode(message), frozenset({"open"})) == message
