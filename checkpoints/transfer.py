@@ -49,6 +49,7 @@ class CatchUp:
         self._asked: dict[Key, Asked] = {}
         self._shunned: dict[Key, set[str]] = {}  # donors that did not have it, until all have been tried
         self._pause_until: dict[Key, float] = {}  # all were tried: not again before
+        self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
         self.fetched_bytes = 0
 
@@ -64,6 +65,7 @@ class CatchUp:
         self._asked.clear()
         self._shunned.clear()
         self._pause_until.clear()
+        self._stuck.clear()
 
     def founded(self) -> list[DataEffect]:
         """The trainer wrote the initial state: everything is at version 0."""
@@ -169,10 +171,11 @@ class CatchUp:
 
     def _missing(self) -> list[Key]:
         keys: list[Key] = []
-        if NO_VERSION in self.versions and self.target in self.digests:
+        whole = [c for c, v in enumerate(self.versions) if v == NO_VERSION or (c in self._stuck and v < self.target)]
+        if whole and self.target in self.digests:
             if self.target not in self._manifests:
                 keys.append((Kind.WANT_MANIFEST, self.target, 0))
-            keys += [(Kind.WANT_STATE, 0, c) for c, v in enumerate(self.versions) if v == NO_VERSION]
+            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole]
         for chunk, version in enumerate(self.versions):
             if version != NO_VERSION:
                 keys += [
@@ -228,8 +231,9 @@ class CatchUp:
             self._refused(key)
             return Verdict.BAD_HASH, []
         del self._asked[key]
-        if self.versions[header.chunk] != NO_VERSION:
+        if self.versions[header.chunk] >= header.version:
             return Verdict.DUPLICATE, []
+        self._stuck.discard(header.chunk)
         self.versions[header.chunk] = header.version
         self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
@@ -260,3 +264,6 @@ class CatchUp:
         if shunned >= set(self.donors):
             self._shunned.pop(key)
             self._pause_until[key] = self._now + self._retry_s
+            if key[0] == Kind.WANT_LOGGED:
+                # The donors themselves came later: none kept this result, but they hold what it led to.
+                self._stuck.add(key[2])

@@ -1,58 +1,60 @@
-"""Codecs: one chunk of a flat fp32 vector to bytes and back.
+"""Codecs: one chunk of a flat vector to bytes and back.  This file holds their interface and their list.
 
-Called by the agent's arithmetic (encode a pseudo-gradient, decode and add as owner, decode a result).
-No I/O, no protocol, no residual state.  A codec is exact about bytes: the same input gives the same bytes
-on every machine, because bytes are hashed and compared between peers.
+Called by the agent's arithmetic: encode a pseudo-gradient, decode and add as owner, decode a result.
+No I/O, no protocol, no residual state (that is `feedback.py`).  A codec is exact about bytes: the same input gives
+the same bytes on every machine, because bytes are hashed and compared between peers.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.verdicts import Verdict
+from farflung.collectives.errors import UserError
+from farflung.compression.bf16 import Bf16Codec
+from farflung.compression.fp32 import Fp32Codec
+from farflung.compression.int2 import Int2Codec
+from farflung.compression.int4 import Int4Codec
+from farflung.compression.int8 import Int8Codec
+from farflung.compression.topk import TopKCodec
+from farflung.compression.wire import Bytes, NonFinite
 
-Bytes = bytes | bytearray | memoryview
+__all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names"]
 
 
 class Codec(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def payload_bytes(self, elements: int) -> int:
         """Length of the payload of a chunk: known beforehand, so a wrong length is refused unread."""
 
     def encode(self, chunk_n: Tensor) -> bytes:
-        """fp32 [n] -> payload.  Non-finite values pass through where the format can hold them."""
+        """fp32, bf16 or fp16 of any shape, on CPU or GPU -> payload.  Raises NonFinite with the first bad place."""
+
+    def check(self, payload: Bytes, elements: int) -> None:
+        """FrameError unless this is the payload of `elements` finite values; the header before anything else."""
 
     def decode(self, payload: Bytes, elements: int) -> Tensor:
-        """payload -> fp32 [n].  Raises FrameError on a wrong length."""
+        """payload -> fp32 [n] on the CPU, after `check`."""
+
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
+        """total_n += weight * decode(payload), after `check`, where fp32 `total_n` [n] lies.
+
+        The bits are those of `total_n.add_(decode(payload, n).mul_(weight))`: two roundings, never fused.
+        """
 
 
-class Fp32Codec:
-    """The identity: four bytes a value, little-endian."""
-
-    name = "fp32"
-
-    def payload_bytes(self, elements: int) -> int:
-        return 4 * elements
-
-    def encode(self, chunk_n: Tensor) -> bytes:
-        return chunk_n.detach().to(torch.float32).contiguous().numpy().tobytes()
-
-    def decode(self, payload: Bytes, elements: int) -> Tensor:
-        if len(payload) != self.payload_bytes(elements):
-            raise FrameError(
-                Verdict.MALFORMED,
-                f"fp32 payload of {len(payload)} bytes for {elements} values, not {4 * elements}",
-            )
-        # Copied: a view would keep a whole network frame alive and be read-only.
-        return torch.frombuffer(bytearray(payload), dtype=torch.float32)
-
-
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32Codec(),)}
+_ALL: tuple[Codec, ...] = (
+    Fp32Codec(),
+    Bf16Codec(),
+    Int8Codec(),
+    Int4Codec(),
+    Int2Codec(),
+    TopKCodec(),
+)
+_CODECS = {codec.name: codec for codec in _ALL}
 
 
 def codec_named(name: str) -> Codec:

@@ -37,8 +37,8 @@ def main(url: str | None = None, key_file: str | None = None) -> None:
     torch.set_num_threads(1)
     train, held_out = Regions(seed=2, samples=16384), Regions(seed=3, samples=2048)
     # First values need no common seed: the first peer's are the run's, and all others receive them.
-    body = (nn.Linear(INPUTS, 128), nn.BatchNorm1d(128), nn.GELU(), nn.Linear(128, 128), nn.GELU())
-    model = nn.Sequential(*body, nn.Linear(128, CLASSES))
+    first, middle, last = nn.Linear(INPUTS, 128), nn.Linear(128, 128), nn.Linear(128, CLASSES)
+    model = nn.Sequential(first, nn.BatchNorm1d(128), nn.GELU(), middle, nn.GELU(), last)
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with farflung.join(url, model, inner, identity=key_file) as run:  # the run's state arrives here
         warmup = torch.optim.lr_scheduler.LinearLR(run.optimizer, 0.1, total_iters=20)
@@ -47,13 +47,11 @@ def main(url: str | None = None, key_file: str | None = None) -> None:
             loss.backward()
             run.step(loss)  # the inner step; the outer round happens when it is due
             warmup.step()
-        out = f"{run.name}.safetensors"
-        run.save(out)  # the run's weights; `model` also holds a few steps that no round has used
+        # The run's weights; `model` also holds a few steps that no round has used.
+        run.save(out := f"{run.name}.safetensors")
         model.load_state_dict(load_file(out), strict=False)  # BatchNorm's integer counter is not in it
         right = (model.eval()(held_out.x).argmax(1) == held_out.y).float().mean()
-        print(
-            f"{run.name}: version {run.version}, {run.step_count} steps here, {right:.1%} right on new data"
-        )
+        print(f"{run.name}: version {run.version}, {run.step_count} steps, {right:.1%} right on new data")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
-TICK_S = 0.25
+TICK_S = 0.4
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
@@ -50,7 +50,7 @@ class Scenario:
     rounds: int = 5
     min_peers: int = 2
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
-    faults_until_s: float = 12.0
+    faults_until_s: float = 10.0
     end_s: float = 120.0
     drop: float = 0.03
     duplicate: float = 0.03
@@ -72,7 +72,7 @@ class Scenario:
             undialable=draw.choice((0, 0, 1)),
             drop=draw.choice((0.0, 0.02, 0.08)),
             slow=draw.choice((0.0, 0.05, 0.1)),
-            kill_per_effect=draw.choice((0.0, 0.003, 0.006, 0.01)),
+            kill_per_effect=draw.choice((0.0, 0.004, 0.008, 0.015)),
             cut_per_s=draw.choice((0.0, 0.05, 0.1)),
         )
 

@@ -59,6 +59,7 @@ class VirtualPeer:
         self.state = OuterState(self.anchor, self.model, codec_named(self.manifest.round.codec), outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
+        self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: list[list[tuple[int, int]]] = [[], [], []]
         self.start_trainer()
 
@@ -79,12 +80,21 @@ class VirtualPeer:
             self.carry_out(self.machine.on_trainer_gone(self.world.now()))
 
     def from_trainer(self, message: FromTrainer) -> None:
-        self._later("local", lambda: self.carry_out(self.machine.on_local(message, self.world.now())))
+        self._over_channel(0, lambda: self._on_local(message))
+
+    def _on_local(self, message: FromTrainer) -> None:
+        if self.alive:
+            self.carry_out(self.machine.on_local(message, self.world.now()))
 
     def _to_trainer(self, message: ToTrainer) -> None:
         trainer = self.trainer
         if trainer is not None:
-            self.world.after(self.world.delay("local"), lambda: trainer.on_message(message))
+            self._over_channel(1, lambda: trainer.on_message(message))
+
+    def _over_channel(self, direction: int, arrive: Callable[[], None]) -> None:
+        now = self.world.now()
+        self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
+        self.world.after(self._arrivals[direction] - now, arrive)
 
     def keep_work(self, slot: int, work: list[tuple[int, int]]) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
@@ -162,10 +172,3 @@ class VirtualPeer:
 
     def on_frame(self, sender: str, frame: Frame) -> None:
         self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))
-
-    def _later(self, what: str, action: Callable[[], None]) -> None:
-        self.world.after(self.world.delay(what), lambda: self._if_alive(action))
-
-    def _if_alive(self, action: Callable[[], None]) -> None:
-        if self.alive:
-            action()

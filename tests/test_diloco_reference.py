@@ -27,16 +27,12 @@ ROUNDS = 5
 class UnequalTrainer(VirtualTrainer):
     """Each peer learns something of its own, and its steps are worth a number of tokens of its own."""
 
-    def _step(self) -> None:
-        before = self._local.clone()
-        super()._step()
-        if not torch.equal(before, self._local):
-            generator = torch.Generator().manual_seed(self._seed() + self._steps)
-            noise = torch.randn(self._local.shape, generator=generator) * 0.01
-            noise[0] = 0.0  # counts the steps, for the invariants
-            self._local += noise
-            if self._since_freeze == 0:  # the step just taken was the last before a freeze: freeze it whole
-                self.host.slots[self._spare].copy_(self.delta())
+    def _freeze(self) -> None:
+        generator = torch.Generator().manual_seed(self._seed() + self._steps)
+        learned = torch.randn(self._local.shape, generator=generator)
+        learned[0] = 0.0  # counts the steps, for the invariants
+        self._local += learned
+        super()._freeze()
 
     def _seed(self) -> int:
         return sum(self.host.peer.encode())

@@ -23,6 +23,7 @@ from farflung.collectives.round import ASK_AT_ONCE, MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.compression.codec import Fp32Codec
 from farflung.peer import virtual_peer
+from farflung.peer.invariants import Broken
 from farflung.peer.simulator import Scenario, World
 from farflung.peer.state import OuterState
 
@@ -261,11 +262,8 @@ def test_progress_shows_what_is_held_of_my_own_chunks_and_proves_it() -> None:
 
 
 def wants(net: Network, since: int) -> list[tuple[str, str, Kind, int]]:
-    return [
-        (name, send.to, send.frame.header.kind, send.frame.header.chunk)
-        for name, send in net.sent[since:]
-        if send.frame.header.kind in WANTS
-    ]
+    sent = [(name, send.to, send.frame.header) for name, send in net.sent[since:]]
+    return [(name, to, header.kind, header.chunk) for name, to, header in sent if header.kind in WANTS]
 
 
 def test_after_a_quiet_spell_exactly_what_is_missing_is_asked_for() -> None:
@@ -357,32 +355,44 @@ def test_an_heir_that_holds_the_dead_owners_result_answers_for_it_and_computes_n
     assert net.results() == dict.fromkeys(("ann", "cyd"), expected(members, decision_of(members), 3))
 
 
-# ---- one that sends nonsense ---------------------------------------------------------------------------------------
+# ---- one that sends nonsense -------------------------------------------------------------------------------
 
 
-def test_contributions_of_the_wrong_length_stop_nobody_but_their_sender(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Their hashes are right, so only the length shows it; the others must go on without that peer (P9)."""
+class Short(OuterState):
+    """Everything that the first peer of a run makes is one value too short, under its true hash."""
 
-    class Short(OuterState):
-        made = 0
+    made = 0
+    fault = ""
 
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            Short.made += 1
-            self.liar = Short.made == 1
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        Short.made += 1
+        self.liar = Short.made == 1
 
-        def encode(self, slot: torch.Tensor) -> tuple[list[bytes], str]:  # type: ignore[override]
-            payloads, problem = super().encode(slot)
-            return [bytes(p)[: -4 if self.liar else None] for p in payloads], problem
+    def encode(self, slot: torch.Tensor) -> tuple[list[bytes], str]:  # type: ignore[override]
+        payloads, problem = super().encode(slot)
+        cut = -4 if self.liar and self.fault == "contributions" else None
+        return [bytes(payload)[:cut] for payload in payloads], problem
 
+    def merge(self, effect: Merge) -> bytes:
+        return super().merge(effect)[: -4 if self.liar and self.fault == "results" else None]
+
+
+@pytest.mark.parametrize("fault", ["contributions", "results"])
+def test_payloads_of_the_wrong_length_stop_nobody_else(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hashes are right, so only the length shows it: refused on arrival, not an error in the sum (P8, P9)."""
     monkeypatch.setattr(virtual_peer, "OuterState", Short)
-    calm = Scenario(
-        peers=4, rounds=2, drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0
+    monkeypatch.setattr(Short, "made", 0)
+    monkeypatch.setattr(Short, "fault", fault)
+    calm = dict.fromkeys(
+        ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s"), 0.0
     )
-    world = World(1, calm)
-    world.run()
+    world = World(1, Scenario(peers=4, chunks=4, rounds=2, min_peers=3, end_s=40.0, **calm))  # type: ignore[arg-type]
+    try:
+        world.run()
+    except Broken as broken:  # rounds with an owner whose results are of no use may never commit, but no more
+        assert fault == "results" and "P3" in str(broken)
     liar = next(peer for peer in world.peers.values() if peer.state.liar)  # type: ignore[attr-defined]
-    commits = world.invariants.commits.values()
-    assert len(commits) == 2 and all(liar.peer not in commit.included for commit in commits)
+    if fault == "contributions":
+        commits = world.invariants.commits.values()
+        assert len(commits) == 2 and all(liar.peer not in commit.included for commit in commits)

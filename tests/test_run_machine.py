@@ -1,24 +1,21 @@
-"""The coordinator's machine: who is let in, what counts, what a restart keeps, and what the status shows.
+"""The coordinator's machine: who is let in, what counts, and what a restart keeps.
 
 Virtual time, no sockets: `Hall` is the machine with a few signing peers before its door.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.collectives import limits
 from farflung.collectives.digests import hash_bytes
-from farflung.collectives.plan import Contact, Used
+from farflung.collectives.plan import Used
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import messages as m
 from farflung.coordinator import wire
@@ -38,7 +35,6 @@ from farflung.coordinator.records import (
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import peer_id_of
-from farflung.coordinator.status import status_json
 from farflung.peer.simulator import RUN_ID, Scenario, World
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
@@ -148,7 +144,7 @@ def with_tensor(**changes: object) -> ModelSchema:
     return replace(MODEL, tensors=(replace(MODEL.tensors[0], **changes),))
 
 
-# ---- the door --------------------------------------------------------------------------------------------------
+# ---- the door ----------------------------------------------------------------------------------------------
 
 
 def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
@@ -241,7 +237,7 @@ def test_a_full_run_refuses_newcomers_but_not_those_who_come_back() -> None:
     hall.join(guests[0])
 
 
-# ---- frames of members -----------------------------------------------------------------------------------------
+# ---- frames of members -------------------------------------------------------------------------------------
 
 
 def test_a_session_that_is_not_known_is_told_to_say_hello_again() -> None:
@@ -275,7 +271,7 @@ def test_each_frame_ends_in_exactly_one_counter() -> None:
         assert after[verdict] == before[verdict] + 1 and hall.machine.counters.total == total + 1
 
 
-# ---- state: P1, P4, P5 -----------------------------------------------------------------------------------------
+# ---- state: P1, P4, P5 -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +355,7 @@ def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: l
     assert hall.beat(deviant, version=2, digest=true).verified
 
 
-# ---- hostile members, many members ---------------------------------------------------------------------------------
+# ---- hostile members ---------------------------------------------------------------------------------------
 
 small = st.integers(0, 5)
 masks = st.binary(max_size=2)
@@ -398,54 +394,3 @@ def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
         for effect in effects:
             if isinstance(effect, Tell):
                 assert wire.decode(wire.encode(effect.message), frozenset(m.MEMBER_OUT)) == effect.message
-    checked_status(hall)
-
-
-def checked_status(hall: Hall) -> dict[str, object]:
-    def no_constant(name: str) -> object:
-        raise AssertionError(f"{name} is not JSON")
-
-    raw = status_json(hall.machine, hall.now)
-    assert len(raw) <= limits.CONTROL_BIN_BYTES
-    reply = m.StatusReply(status=raw)
-    assert wire.decode(wire.encode(reply), frozenset({"status"})) == reply
-    status: dict[str, object] = json.loads(raw, parse_constant=no_constant)
-    return status
-
-
-def crowd(count: int, **changes: object) -> Hall:
-    """Many members at version 0, let in without the ceremony."""
-    sections = RunSection(name="demo", min_peers=2, max_peers=1024)
-    records: list[Record] = [ModelFixed(model=MODEL, peer="?"), Genesis(digest=GENESIS, peer="?")]
-    hall = Hall(records, Manifest(run=sections))
-    for number in range(count):
-        key = hash_bytes(str(number).encode())
-        contact = Contact(peer_id_of(key), "indigo-falcon", key, f"host:{number}")
-        member = hall.machine.core.members.admit(contact, key[:16], key[16:], hall.now)
-        member.beat = beat_of(Guest(0, session=key[:16]), version=0, digest=GENESIS, **changes)
-        member.verified, member.ready_since = True, 0.0
-    return hall
-
-
-@pytest.mark.parametrize("loss", [None, 2.5, float("nan"), float("inf"), -float("inf")])
-def test_the_status_is_valid_json_whatever_a_peer_says_of_its_loss(loss: float | None) -> None:
-    status = checked_status(crowd(3, loss=loss))
-    assert [member["loss"] for member in status["members"]] == [loss if loss == 2.5 else None] * 3  # type: ignore[attr-defined, index]
-
-
-@pytest.mark.parametrize("lost", [0, 1024])
-def test_the_status_of_the_largest_run_fits_into_one_message(lost: int) -> None:
-    hall = crowd(1024, loss=2.123456789012345, tokens=limits.TOKENS_MAX, tx_bytes=1 << 61, rx_bytes=1 << 61)
-    for member in list(hall.machine.core.members.members.values())[:lost]:
-        hall.machine._lose(member, "lost", "r" * 2000)
-    checked_status(hall)
-
-
-@pytest.mark.parametrize("count", [2, limits.MEMBERS_PER_ROUND, limits.MEMBERS_PER_ROUND + 1, 200])
-def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
-    hall = crowd(count, ready=True)
-    effects = hall.machine.on_timer(0.1)
-    opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
-    assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
-    for message in opened:
-        assert wire.decode(wire.encode(message), frozenset({"open"})) == message

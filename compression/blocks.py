@@ -1,0 +1,184 @@
+"""What the block codecs share: one 16-bit step for each block of values, then the blocks' codes.
+
+Owns: the payload `header | steps u16[blocks] | codes u8[blocks * code_bytes]`, the form of a step, and the passes
+over a chunk.  The arithmetic of one tile is a `Kernel`, which each codec brings.
+Called by: int8, int4, int2, topk.
+Must not know: peers, rounds, how many bits a code has.
+
+A step is a positive number of 8 exponent and 8 fraction bits: the middle 16 of the 32 bits of an fp32.  With fp16,
+which is as long, blocks above 65504 would overflow and steps under 6e-5, the usual ones of a pseudo-gradient, would
+lose their digits.  Nine significant bits also make `code * step` exact, so a decoded value is not rounded at all.
+
+Exactness: a chunk gives the same bytes on every machine, because only these are used: single fp32 operations that
+IEEE 754 rounds correctly and that are written one by one, so that nothing can be fused; maxima, which are exact in
+any order; sums over a tree that is written out; and integers.  No step, quotient or code that matters can be
+subnormal, so machines that flush subnormals to zero agree too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farflung.collectives.errors import FrameError
+from farflung.collectives.verdicts import Verdict
+from farflung.compression.tiles import (
+    flat,
+    fp32_rows,
+    from_bytes,
+    refuse_non_finite,
+    scratch,
+    spans,
+    tile_length,
+    to_bytes,
+)
+from farflung.compression.wire import HEADER_BYTES, Bytes, Format, check_header
+
+MIN_STEP = 2.0**-125
+_MIN_STEP_BITS = 2 << 8
+_DROPPED_BITS = 15
+_HALF = 1 << (_DROPPED_BITS - 1)
+_CPU = torch.device("cpu")
+
+
+def max_step(largest_level: int) -> float:
+    """The largest step by which the largest level still is finite."""
+    limit = np.float32(np.finfo(np.float32).max / largest_level)
+    bits = int(limit.view(np.uint32)) >> _DROPPED_BITS << _DROPPED_BITS
+    return float(np.uint32(bits).view(np.float32))
+
+
+class StepRounder:
+    """fp32 [rows] to the nearest step, in place, ties up.  The constants wait as tensors: wrapping costs µs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._half = torch.tensor(_HALF, dtype=torch.int32, device=device)
+        self._mask = torch.tensor(-1 << _DROPPED_BITS, dtype=torch.int32, device=device)
+
+    def round_(self, steps_r: Tensor) -> Tensor:
+        bits_r = steps_r.view(torch.int32)
+        bits_r.add_(self._half).bitwise_and_(self._mask)
+        return steps_r
+
+
+class Kernel(Protocol):
+    """The arithmetic of tiles of `rows` blocks on one device; holds the scratch of such a tile."""
+
+    def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
+        """fp32 [rows, block] -> peaks [rows] (for the finite check), steps [rows], codes u8 [rows, code_bytes].
+
+        Where values aren't finite, steps and codes may be anything: the chunk is refused afterwards.
+        """
+
+    def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:
+        """fp32 [rows], u8 [rows, code_bytes] -> fp32 [rows, block]"""
+
+
+class BlockCodec:
+    format: ClassVar[Format]
+    code_bytes: ClassVar[int]  # of one block
+    largest_level: ClassVar[int]
+    may_be_zero: ClassVar[bool] = False  # a step of 0 is a block of zeros
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    def payload_bytes(self, elements: int) -> int:
+        return HEADER_BYTES + self._blocks(elements) * (2 + self.code_bytes)
+
+    def encode(self, chunk_n: Tensor) -> bytes:
+        flat_n = flat(chunk_n)
+        elements, device = flat_n.numel(), flat_n.device
+        blocks = self._blocks(elements)
+        peaks = scratch("peaks", blocks, torch.float32, device)
+        steps = scratch("steps", blocks, torch.float32, device)
+        codes = scratch("codes", blocks * self.code_bytes, torch.uint8, device).view(blocks, self.code_bytes)
+        kernels: dict[tuple[int, int], Kernel] = {}
+        first = 0
+        for values_rb, filled in fp32_rows(flat_n, self.format.block):
+            rows = values_rb.shape[0]
+            if (rows, filled) not in kernels:
+                kernels[rows, filled] = self._kernel(rows, filled, device)
+            at = slice(first, first + rows)
+            kernels[rows, filled].quantise(values_rb, peaks[at], steps[at], codes[at])
+            first += rows
+        refuse_non_finite(flat_n, peaks)
+        bits = (steps.view(torch.int32) >> _DROPPED_BITS).to(torch.int16)
+        return to_bytes(self.format.header(elements), bits, codes.view(-1))
+
+    def check(self, payload: Bytes, elements: int) -> None:
+        check_header(payload, self.format, elements, self.payload_bytes(elements))
+        bits, codes = self._parts(payload, elements)
+        if elements:
+            highest = int(np.float32(max_step(self.largest_level)).view(np.uint32)) >> _DROPPED_BITS
+            valid = (bits >= _MIN_STEP_BITS) & (bits <= highest)
+            if self.may_be_zero:
+                valid |= bits == 0
+            if not valid.all():
+                place = int(valid.argmin())
+                raise FrameError(
+                    Verdict.MALFORMED, f"{self.name} payload: the step of block {place} is out of range"
+                )
+            self._check_codes(codes)
+
+    def decode(self, payload: Bytes, elements: int) -> Tensor:
+        self.check(payload, elements)
+        block = self.format.block
+        out_rb = torch.empty(self._blocks(elements), block, dtype=torch.float32)
+        for first, stop, kernel, steps, codes in self._tiles(payload, elements, _CPU):
+            kernel.restore(steps, codes, out_rb[first:stop])
+        return out_rb.view(-1)[:elements]
+
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
+        elements, device, block = total_n.numel(), total_n.device, self.format.block
+        self.check(payload, elements)
+        factor = torch.tensor(weight, dtype=torch.float32, device=device)
+        for first, stop, kernel, steps, codes in self._tiles(payload, elements, device):
+            values = scratch("values", (stop - first) * block, torch.float32, device)
+            kernel.restore(steps, codes, values.view(-1, block))
+            # Two roundings on purpose, see merge.py.
+            values.mul_(factor)
+            part_n = total_n[first * block : stop * block]
+            part_n.add_(values[: part_n.numel()])
+
+    def _tiles(
+        self, payload: Bytes, elements: int, device: torch.device
+    ) -> Iterator[tuple[int, int, Kernel, Tensor, Tensor]]:
+        """(first block, stop, kernel, steps, codes) of each tile of a checked payload."""
+        bits, codes = self._parts(payload, elements)
+        widened = from_bytes(bits.astype(np.int32), "steps", device).view(torch.int32)
+        steps = widened.bitwise_left_shift_(_DROPPED_BITS).view(torch.float32)
+        kernels: dict[int, Kernel] = {}
+        for first, stop in spans(len(bits), max(1, tile_length(device) // self.format.block)):
+            rows = stop - first
+            if rows not in kernels:
+                kernels[rows] = self._kernel(rows, self.format.block, device)
+            part = codes[first * self.code_bytes : stop * self.code_bytes]
+            yield (
+                first,
+                stop,
+                kernels[rows],
+                steps[first:stop],
+                from_bytes(part, "codes", device).view(rows, self.code_bytes),
+            )
+
+    def _blocks(self, elements: int) -> int:
+        return -(-elements // self.format.block)
+
+    def _parts(self, payload: Bytes, elements: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+        blocks = self._blocks(elements)
+        bits = np.frombuffer(payload, np.uint16, blocks, HEADER_BYTES)
+        return bits, np.frombuffer(payload, np.uint8, -1, HEADER_BYTES + 2 * blocks)
+
+    def _kernel(self, rows: int, filled: int, device: torch.device) -> Kernel:
+        """`filled`: values that count in the last row, which otherwise is padded with zeros."""
+        raise NotImplementedError
+
+    def _check_codes(self, codes: NDArray[np.uint8]) -> None:
+        """FrameError where a code has no meaning; most have none such."""

@@ -1,0 +1,87 @@
+"""What fp32 and bf16 share: a payload that is a header and then one number for each value, in order.
+
+Owns: encode, decode and decode_add of such a payload.
+Called by: the two codecs.  Must not know: peers, rounds.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farflung.collectives.errors import FrameError
+from farflung.collectives.verdicts import Verdict
+from farflung.compression.tiles import (
+    flat,
+    from_bytes,
+    peaks_of,
+    refuse_non_finite,
+    scratch,
+    spans,
+    tile_length,
+    to_bytes,
+)
+from farflung.compression.wire import HEADER_BYTES, Bytes, Format, check_header
+
+_CPU = torch.device("cpu")
+
+
+class PlainCodec:
+    format: ClassVar[Format]
+    stored: ClassVar[torch.dtype]
+    exponent_mask: ClassVar[int]  # all exponent bits set is NaN or infinite
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    def payload_bytes(self, elements: int) -> int:
+        return HEADER_BYTES + self.stored.itemsize * elements
+
+    def encode(self, chunk_n: Tensor) -> bytes:
+        flat_n = flat(chunk_n)
+        refuse_non_finite(flat_n, peaks_of(flat_n))
+        stored_n = scratch("stored", flat_n.numel(), self.stored, flat_n.device)
+        for start, stop in spans(flat_n.numel(), tile_length(flat_n.device)):
+            self._store(flat_n[start:stop], stored_n[start:stop])
+        return to_bytes(self.format.header(flat_n.numel()), stored_n)
+
+    def check(self, payload: Bytes, elements: int) -> None:
+        check_header(payload, self.format, elements, self.payload_bytes(elements))
+        bits_n = self._bits(payload)
+        for start, stop in spans(elements, tile_length(_CPU)):
+            if int((bits_n[start:stop] & self.exponent_mask).max()) == self.exponent_mask:
+                raise FrameError(
+                    Verdict.MALFORMED, f"{self.name} payload with NaN or infinite values after {start}"
+                )
+
+    def decode(self, payload: Bytes, elements: int) -> Tensor:
+        self.check(payload, elements)
+        out_n = torch.empty(elements, dtype=torch.float32)
+        bits_n = self._bits(payload)
+        for start, stop in spans(elements, tile_length(_CPU)):
+            out_n[start:stop].copy_(self._restored(bits_n[start:stop], _CPU))
+        return out_n
+
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
+        self.check(payload, total_n.numel())
+        device = total_n.device
+        bits_n = self._bits(payload)
+        factor = torch.tensor(weight, dtype=torch.float32, device=device)
+        for start, stop in spans(total_n.numel(), tile_length(device)):
+            values = scratch("values", stop - start, torch.float32, device)
+            torch.mul(self._restored(bits_n[start:stop], device), factor, out=values)
+            total_n[start:stop].add_(values)
+
+    def _bits(self, payload: Bytes) -> NDArray[np.generic]:
+        return np.frombuffer(payload, np.uint32 if self.stored.itemsize == 4 else np.uint16, -1, HEADER_BYTES)
+
+    def _restored(self, bits_n: NDArray[np.generic], device: torch.device) -> Tensor:
+        return from_bytes(bits_n, "codes", device).view(self.stored)
+
+    def _store(self, values_n: Tensor, out_n: Tensor) -> None:
+        raise NotImplementedError

@@ -1,0 +1,103 @@
+"""The largest run that the limits allow: status, plan and members still fit into their messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from farflung.collectives import limits
+from farflung.collectives.digests import hash_bytes
+from farflung.collectives.plan import Contact
+from farflung.coordinator import messages as m
+from farflung.coordinator import wire
+from farflung.coordinator.effects import Tell
+from farflung.coordinator.manifest import Manifest, RunSection
+from farflung.coordinator.records import Genesis, ModelFixed
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.status import status_json
+
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+GENESIS = hash_bytes(b"version 0")
+
+
+def crowd(count: int, ready: bool = False, loss: float | None = 2.123456789012345) -> RunMachine:
+    """Many members at version 0, let in without the ceremony, with figures as long as they come."""
+    manifest = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=1024))
+    machine = RunMachine(
+        manifest,
+        bytes(16),
+        [ModelFixed(model=MODEL, peer="?"), Genesis(digest=GENESIS, peer="?")],
+        lambda size: bytes(size),
+    )
+    machine.start(0.0, 4000)
+    for number in range(count):
+        key = hash_bytes(str(number).encode())
+        contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
+        member = machine.core.members.admit(contact, key[:16], key[16:], 0.0)
+        member.verified, member.ready_since = True, 0.0
+        member.beat = m.Beat(
+            session=key[:16],
+            seq=1,
+            roster_no=0,
+            version=0,
+            digest=GENESIS,
+            round_no=0,
+            epoch=0,
+            decision_no=0,
+            phase="inner",
+            ready=ready,
+            step=1 << 40,
+            tokens=limits.TOKENS_MAX,
+            loss=loss,
+            tx_bytes=1 << 61,
+            rx_bytes=1 << 61,
+            need=(),
+            have=(),
+            want=0,
+            samples=0,
+        )
+    return machine
+
+
+def no_constant(name: str) -> object:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def checked_status(machine: RunMachine) -> dict[str, Any]:
+    """The status, if it is strict JSON and fits into the message that carries it."""
+    raw = status_json(machine, 1.0)
+    assert len(raw) <= limits.CONTROL_BIN_BYTES
+    reply = m.StatusReply(status=raw)
+    assert wire.decode(wire.encode(reply), frozenset({"status"})) == reply
+    status: dict[str, Any] = json.loads(raw, parse_constant=no_constant)
+    return status
+
+
+@pytest.mark.parametrize("loss", [None, 2.5, float("nan"), float("inf"), -float("inf")])
+def test_the_status_is_valid_json_whatever_a_peer_says_of_its_loss(loss: float | None) -> None:
+    members = checked_status(crowd(3, loss=loss))["members"]
+    assert [member["loss"] for member in members] == [loss if loss == 2.5 else None] * 3
+
+
+def test_the_status_of_the_largest_run_fits_into_one_message() -> None:
+    assert checked_status(crowd(limits.MAX_PEERS))["version"] == 0
+
+
+def test_the_status_of_a_run_that_lost_everybody_fits_into_one_message() -> None:
+    machine = crowd(limits.MAX_PEERS)
+    for member in list(machine.core.members.members.values()):
+        machine._lose(member, "lost", "r" * 2000)
+    members = checked_status(machine)["members"]
+    assert members and not any(member["alive"] for member in members)
+
+
+@pytest.mark.parametrize("count", [2, limits.MEMBERS_PER_ROUND, limits.MEMBERS_PER_ROUND + 1, 200])
+def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
+    effects = crowd(count, ready=True).on_timer(0.1)
+    opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
+    assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
+    for message in opened:
+        assert wire.decode(wire.encode(message), frozenset({"open"})) == message

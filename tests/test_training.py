@@ -1,0 +1,130 @@
+"""The agent's view of its trainer (P6, P7).  Several of these were bugs that the simulator found."""
+
+from __future__ import annotations
+
+from farflung.collectives.plan import Used
+from farflung.coordinator.messages import Lease
+from farflung.peer.effects import Effect, Tell
+from farflung.peer.local_messages import Frozen, LeasesNow, Load, Resume
+from farflung.peer.training import Training
+
+
+def frozen(slot: int = 0, steps: int = 4, *used: Used) -> Frozen:
+    return Frozen(slot=slot, tokens=10 * steps, steps=steps, used=used, loss=1.0)
+
+
+def told(effects: list[Effect], kind: type) -> list:
+    return [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, kind)]
+
+
+def attached() -> Training:
+    training = Training()
+    training.on_attach()
+    training.load(0, None)
+    training.on_loaded()
+    return training
+
+
+def test_a_fresh_trainer_without_frozen_work_starts_from_the_anchor() -> None:
+    training = Training()
+    training.on_attach()
+    assert [load.keep for load in told(training.load(3, None), Load)] == ["drop"]
+
+
+def test_P6_work_that_no_commit_used_is_kept() -> None:
+    training = attached()
+    training.on_frozen(frozen())
+    [load] = told(training.load(1, None), Load)
+    assert load.keep == "all" and training.frozen is not None
+
+
+def test_a_commit_takes_exactly_what_it_used() -> None:
+    training = attached()
+    used = frozen(slot=2, steps=7)
+    training.on_frozen(used)
+    [load] = told(training.load(1, used), Load)
+    assert (load.keep, load.slot, load.steps, load.tokens) == ("rest", 2, 7, 70)
+    assert training.frozen is None
+
+
+def test_P6_a_restarted_trainer_takes_over_what_stands_frozen() -> None:
+    training = attached()
+    training.on_frozen(frozen(slot=1, steps=5))
+    training.on_gone()
+    training.on_attach()
+    [load] = told(training.load(0, None), Load)
+    assert (load.keep, load.slot, load.steps) == ("restore", 1, 5)
+
+
+def test_the_trainer_is_never_sent_to_a_slot_that_is_in_use() -> None:
+    for sent in (None, 0, 1, 2):
+        for newest in (None, 0, 1, 2):
+            training = attached()
+            training.sent_slot = sent
+            if newest is not None:
+                training.on_frozen(frozen(slot=newest))
+            [resume] = told(training.resume(), Resume)
+            assert resume.spare not in (sent, newest)
+
+
+def test_P7_a_freeze_that_crossed_a_load_is_not_taken_for_new_work() -> None:
+    """The trainer froze, the agent dropped or merged its work, then the word of the freeze arrived."""
+    training = attached()
+    work = frozen(0, 4, Used(1, 8))
+    training.on_frozen(work)
+    training.load(1, work)  # keep = rest
+    training.on_frozen(frozen(1, 8, Used(1, 8)))
+    assert training.frozen is None
+    training.on_loaded()
+    training.on_frozen(frozen(1, 4))
+    assert training.frozen is not None
+
+
+def test_P6_a_freeze_that_crossed_a_load_that_kept_everything_is_good() -> None:
+    training = attached()
+    training.load(1, None)  # keep = all
+    training.on_frozen(frozen(1, 8))
+    assert training.frozen is not None
+
+
+def test_P7_a_lease_is_not_forgotten_before_it_is_acknowledged_or_void() -> None:
+    """Dropping it silently would hide from the coordinator that work behind it is unmerged."""
+    training = attached()
+    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    training.on_leases((Lease(2, 0, 8, 16, 8),))
+    assert training.known_leases == {1, 2}
+
+
+def test_P7_work_behind_a_void_lease_goes() -> None:
+    training = attached()
+    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    training.on_frozen(frozen(0, 4, Used(1, 8)))
+    effects = training.on_void((1,), version=5)
+    assert [load.keep for load in told(effects, Load)] == ["drop"]
+    assert training.frozen is None and training.known_leases == {2}
+    assert training.on_void((99,), version=5) == []
+
+
+def test_P7_frozen_work_names_its_leases_even_when_the_list_has_lost_them() -> None:
+    training = attached()
+    training.on_frozen(frozen(0, 4, Used(7, 8)))
+    assert training.known_leases == {7}
+    assert told(training.on_void((7,), version=0), Load)
+
+
+def test_P7_acknowledged_samples_are_not_named_again() -> None:
+    training = attached()
+    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    effects = training.on_commit_used({1: 8, 2: 12})
+    [now] = told(effects, LeasesNow)
+    assert now.leases == (Lease(2, 0, 8, 16, 12),)
+
+
+def test_a_restarted_trainer_reads_on_behind_what_is_frozen() -> None:
+    training = attached()
+    training.on_leases((Lease(1, 0, 0, 8, 2),))
+    training.on_frozen(frozen(0, 4, Used(1, 6)))
+    training.on_gone()
+    training.on_attach()
+    [now] = told(training.load(0, None), LeasesNow)
+    assert now.leases == (Lease(1, 0, 0, 8, 6),)
