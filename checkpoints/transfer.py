@@ -171,7 +171,11 @@ class CatchUp:
 
     def _missing(self) -> list[Key]:
         keys: list[Key] = []
-        whole = [c for c, v in enumerate(self.versions) if v == NO_VERSION or (c in self._stuck and v < self.target)]
+        whole = [
+            c
+            for c, v in enumerate(self.versions)
+            if v == NO_VERSION or (c in self._stuck and v < self.target)
+        ]
         if whole and self.target in self.digests:
             if self.target not in self._manifests:
                 keys.append((Kind.WANT_MANIFEST, self.target, 0))
@@ -196,23 +200,25 @@ class CatchUp:
             return Verdict.MALFORMED, []
         match header.kind:
             case Kind.MANIFEST:
-                return self._on_manifest(header, frame.payload), []
+                return self._on_manifest(sender, header, frame.payload), []
             case Kind.STATE:
                 return self._on_state(sender, header, frame.payload)
             case Kind.LOGGED:
-                return self._on_logged(header, frame.payload), []
+                return self._on_logged(sender, header, frame.payload), []
             case _:
                 self._on_missing(sender, header)
                 return Verdict.ACCEPTED, []
 
-    def _on_manifest(self, header: Header, payload: Payload) -> Verdict:
-        self._asked.pop((Kind.WANT_MANIFEST, header.version, 0), None)
+    def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
+        key = (Kind.WANT_MANIFEST, header.version, 0)
         digest = self.digests.get(header.version)
         if digest is None:
             return Verdict.STALE
         hashes = split_hashes(bytes(payload))
         if len(hashes) != len(self.versions) or root_of(hashes) != digest:
+            self._refused_by(sender, key)
             return Verdict.BAD_HASH
+        self._asked.pop(key, None)
         self._manifests[header.version] = hashes
         self._bases[header.version] = digest
         return Verdict.ACCEPTED
@@ -238,12 +244,12 @@ class CatchUp:
         self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
-    def _on_logged(self, header: Header, payload: Payload) -> Verdict:
+    def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
         if key not in self._asked:
             return Verdict.STALE
         if not self.offer(header.version, header.chunk, payload):
-            self._refused(key)
+            self._refused_by(sender, key)
             return Verdict.BAD_HASH
         del self._asked[key]
         self.fetched_bytes += len(payload)
@@ -251,8 +257,15 @@ class CatchUp:
 
     def _on_missing(self, sender: str, header: Header) -> None:
         for key, asked in list(self._asked.items()):
-            if asked.donor == sender and key[2] == header.chunk and header.decision_no == int(key[0]):
+            asked_for = (header.decision_no, header.version, header.chunk)
+            if asked.donor == sender and asked_for == (int(key[0]), key[1], key[2]):
                 self._refused(key)
+
+    def _refused_by(self, sender: str, key: Key) -> None:
+        """Only the donor that was asked can spoil its own answer."""
+        asked = self._asked.get(key)
+        if asked is not None and asked.donor == sender:
+            self._refused(key)
 
     def _refused(self, key: Key) -> None:
         """This donor did not give it: another is asked; when all were tried, all are asked again after a pause."""

@@ -31,7 +31,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
     ]  # sorted: the sum's order
     owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]  # chunk -> index in members
-    codec: Annotated[str, Meta(max_length=32)]
+    codec: Annotated[str, Meta(max_length=64)]  # of contributions
 
     def chunks_of(self, peer: str) -> list[int]:
         if peer not in self.members:
@@ -63,7 +63,7 @@ class Commit(Struct, frozen=True, forbid_unknown_fields=True):
     members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     hashes: HashList  # of the encoded results, chunk by chunk
-    codec: Annotated[str, Meta(max_length=32)]
+    codec: Annotated[str, Meta(max_length=64)]  # of the results
 
     @property
     def included(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class Progress:
     """What this member can prove to hold; the coordinator compares the combined hashes."""
 
     held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    refused: tuple[str, ...]  # members that sent something unusable
     merged: dict[int, bytes]  # chunk -> hash of the result I answer for
     got: tuple[int, bytes]  # (mask, combined hash) of results
 
@@ -53,6 +54,7 @@ class MemberRound:
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
+        self.refused: set[str] = set()  # members that sent bytes which are no contribution
         self._quiet_s = quiet_s
         self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
 
@@ -144,11 +146,18 @@ class MemberRound:
             return Verdict.STALE, []
         self._heard_at[sender] = now
         shelf = self.held.setdefault(chunk, {})
+        if sender in self.refused:
+            return Verdict.UNAUTHORISED, []
         if sender in shelf:
             return Verdict.DUPLICATE, []
         shelf[sender] = Piece(frame.payload, frame.header.hash)
         self._shelved += 1
         return Verdict.ACCEPTED, self._merge_ready(chunk)
+
+    def refuse(self, sender: str) -> None:
+        """It sent something that can't be merged: nothing of it counts here, and it is not asked again (P9)."""
+        if sender in self.plan.members:
+            self.refused.add(sender)
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk
@@ -177,7 +186,9 @@ class MemberRound:
 
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
-        if self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
+        if member in self.refused:
+            pass
+        elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
             for chunk in self._my_chunks:
                 if member not in self.held.get(chunk, {}) and chunk not in self.results:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
@@ -200,15 +211,16 @@ class MemberRound:
             if pieces:
                 held[member] = (mask_of(pieces), combined(pieces.items()))
         got = {chunk: piece.hash for chunk, piece in self.results.items()}
-        return Progress(held, dict(self.merged), (mask_of(got), combined(got.items())))
+        return Progress(
+            held, tuple(sorted(self.refused)), dict(self.merged), (mask_of(got), combined(got.items()))
+        )
 
     @property
     def complete(self) -> tuple[bool, bool]:
         """(every contribution I own is here, every result is here): worth telling at once."""
         # Counted, not looked up: this is asked after every frame.  Chunks never leave a living owner.
-        return self._shelved == len(self._my_chunks) * len(self.plan.members), len(self.results) == len(
-            self.plan.owners
-        )
+        due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
+        return self._shelved >= due, len(self.results) == len(self.plan.owners)
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))

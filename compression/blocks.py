@@ -99,15 +99,16 @@ class BlockCodec:
         peaks = scratch("peaks", blocks, torch.float32, device)
         steps = scratch("steps", blocks, torch.float32, device)
         codes = scratch("codes", blocks * self.code_bytes, torch.uint8, device).view(blocks, self.code_bytes)
+        tiles = fp32_rows(flat_n, self.format.block)
+        # `split` makes all views in one call; a slice from Python costs as much as an operation on a tile.
+        lengths = self._tile_rows(elements, device)
+        places = zip(*(torch.split(each, lengths) for each in (peaks, steps, codes)), strict=True)
         kernels: dict[tuple[int, int], Kernel] = {}
-        first = 0
-        for values_rb, filled in fp32_rows(flat_n, self.format.block):
-            rows = values_rb.shape[0]
-            if (rows, filled) not in kernels:
-                kernels[rows, filled] = self._kernel(rows, filled, device)
-            at = slice(first, first + rows)
-            kernels[rows, filled].quantise(values_rb, peaks[at], steps[at], codes[at])
-            first += rows
+        for (values_rb, filled), (peaks_r, steps_r, codes_rc) in zip(tiles, places, strict=True):
+            key = values_rb.shape[0], filled
+            if key not in kernels:
+                kernels[key] = self._kernel(*key, device)
+            kernels[key].quantise(values_rb, peaks_r, steps_r, codes_rc)
         refuse_non_finite(flat_n, peaks)
         bits = (steps.view(torch.int32) >> _DROPPED_BITS).to(torch.int16)
         return to_bytes(self.format.header(elements), bits, codes.view(-1))
@@ -129,44 +130,56 @@ class BlockCodec:
 
     def decode(self, payload: Bytes, elements: int) -> Tensor:
         self.check(payload, elements)
-        block = self.format.block
-        out_rb = torch.empty(self._blocks(elements), block, dtype=torch.float32)
-        for first, stop, kernel, steps, codes in self._tiles(payload, elements, _CPU):
-            kernel.restore(steps, codes, out_rb[first:stop])
+        out_rb = torch.empty(self._blocks(elements), self.format.block, dtype=torch.float32)
+        outs = torch.split(out_rb, max(1, tile_length(_CPU) // self.format.block))
+        for (kernel, steps_r, codes_rc), tile_rb in zip(
+            self._tiles(payload, elements, _CPU), outs, strict=False
+        ):
+            kernel.restore(steps_r, codes_rc, tile_rb)
         return out_rb.view(-1)[:elements]
 
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
-        elements, device, block = total_n.numel(), total_n.device, self.format.block
-        self.check(payload, elements)
+        device, block = total_n.device, self.format.block
+        self.check(payload, total_n.numel())
         factor = torch.tensor(weight, dtype=torch.float32, device=device)
-        for first, stop, kernel, steps, codes in self._tiles(payload, elements, device):
-            values = scratch("values", (stop - first) * block, torch.float32, device)
-            kernel.restore(steps, codes, values.view(-1, block))
-            # Two roundings on purpose, see merge.py.
-            values.mul_(factor)
-            part_n = total_n[first * block : stop * block]
-            part_n.add_(values[: part_n.numel()])
+        rows = max(1, tile_length(device) // block)
+        room = scratch("values", rows * block, torch.float32, device)
+        room_rb = room.view(-1, block)
+        totals = torch.split(total_n, rows * block)
+        tiles = self._tiles(payload, total_n.numel(), device)
+        for (kernel, steps_r, codes_rc), part_n in zip(tiles, totals, strict=False):
+            values_n, values_rb = room, room_rb
+            if part_n.numel() != room.numel():
+                values_n, values_rb = room[: part_n.numel()], room_rb[: len(steps_r)]
+            kernel.restore(steps_r, codes_rc, values_rb)
+            # Two roundings on purpose: fused with the addition, some machines would round once.
+            values_n.mul_(factor)
+            part_n.add_(values_n)
 
     def _tiles(
         self, payload: Bytes, elements: int, device: torch.device
-    ) -> Iterator[tuple[int, int, Kernel, Tensor, Tensor]]:
-        """(first block, stop, kernel, steps, codes) of each tile of a checked payload."""
+    ) -> Iterator[tuple[Kernel, Tensor, Tensor]]:
+        """(kernel, steps, codes) of each tile of a checked payload."""
+        if elements == 0:
+            return
         bits, codes = self._parts(payload, elements)
-        widened = from_bytes(bits.astype(np.int32), "steps", device).view(torch.int32)
-        steps = widened.bitwise_left_shift_(_DROPPED_BITS).view(torch.float32)
+        wide = from_bytes(bits.astype(np.int32), "steps", device).view(torch.int32)
+        steps = wide.bitwise_left_shift_(_DROPPED_BITS).view(torch.float32)
+        codes_rc = from_bytes(codes, "codes", device).view(-1, self.code_bytes)
+        rows = max(1, tile_length(device) // self.format.block)
         kernels: dict[int, Kernel] = {}
-        for first, stop in spans(len(bits), max(1, tile_length(device) // self.format.block)):
-            rows = stop - first
-            if rows not in kernels:
-                kernels[rows] = self._kernel(rows, self.format.block, device)
-            part = codes[first * self.code_bytes : stop * self.code_bytes]
-            yield (
-                first,
-                stop,
-                kernels[rows],
-                steps[first:stop],
-                from_bytes(part, "codes", device).view(rows, self.code_bytes),
-            )
+        for steps_r, part_rc in zip(torch.split(steps, rows), torch.split(codes_rc, rows), strict=True):
+            if len(steps_r) not in kernels:
+                kernels[len(steps_r)] = self._kernel(len(steps_r), self.format.block, device)
+            yield kernels[len(steps_r)], steps_r, part_rc
+
+    def _tile_rows(self, elements: int, device: torch.device) -> list[int]:
+        """Blocks of each tile as `fp32_rows` cuts them: an unfilled block comes alone."""
+        whole, rest = divmod(elements, self.format.block)
+        lengths = [
+            stop - start for start, stop in spans(whole, max(1, tile_length(device) // self.format.block))
+        ]
+        return lengths + [1] if rest else lengths
 
     def _blocks(self, elements: int) -> int:
         return -(-elements // self.format.block)

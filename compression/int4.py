@@ -12,6 +12,7 @@ A tie goes the way of the int8 rounding, to the even code.  0 is a level: what i
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from farflung.compression.wire import Format
 
 LEVELS = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
 
-assert all((high - low) % 2 for low, high in zip(LEVELS, LEVELS[1:], strict=False))
+assert all((high - low) % 2 for low, high in pairwise(LEVELS))
 
 
 class Int4Codec(BlockCodec):

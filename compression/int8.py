@@ -45,6 +45,7 @@ class Int8Kernel:
     def __init__(self, rows: int, block: int, device: torch.device) -> None:
         self._work_rb = scratch("work", rows * block, torch.float32, device).view(rows, block)
         self._inverse_r = scratch("inverse", rows, torch.float32, device)
+        self._inverse_r1 = self._inverse_r.unsqueeze(1)
         self._inverse_top = torch.tensor(INVERSE_TOP, dtype=torch.float32, device=device)
         self._min_step = torch.tensor(MIN_STEP, dtype=torch.float32, device=device)
         self._rounder = StepRounder(device)
@@ -57,7 +58,7 @@ class Int8Kernel:
         torch.maximum(steps_r, self._min_step, out=steps_r)
         self._rounder.round_(steps_r)
         torch.reciprocal(steps_r, out=self._inverse_r)
-        torch.mul(values_rb, self._inverse_r.unsqueeze(1), out=work_rb)
+        torch.mul(values_rb, self._inverse_r1, out=work_rb)
         work_rb.round_()
         codes_rc.view(torch.int8).copy_(work_rb)
 

@@ -74,13 +74,14 @@ class PlainCodec:
         factor = torch.tensor(weight, dtype=torch.float32, device=device)
         for start, stop in spans(total_n.numel(), tile_length(device)):
             values = scratch("values", stop - start, torch.float32, device)
-            torch.mul(self._restored(bits_n[start:stop], device), factor, out=values)
+            # Widened first: bf16 times a single number would be rounded to bf16.
+            values.copy_(self._restored(bits_n[start:stop], device)).mul_(factor)
             total_n[start:stop].add_(values)
 
-    def _bits(self, payload: Bytes) -> NDArray[np.generic]:
+    def _bits(self, payload: Bytes) -> NDArray[np.unsignedinteger]:
         return np.frombuffer(payload, np.uint32 if self.stored.itemsize == 4 else np.uint16, -1, HEADER_BYTES)
 
-    def _restored(self, bits_n: NDArray[np.generic], device: torch.device) -> Tensor:
+    def _restored(self, bits_n: NDArray[np.unsignedinteger], device: torch.device) -> Tensor:
         return from_bytes(bits_n, "codes", device).view(self.stored)
 
     def _store(self, values_n: Tensor, out_n: Tensor) -> None:

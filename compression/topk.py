@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from farflung.collectives.errors import FrameError
+from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import MIN_STEP, BlockCodec, Kernel, StepRounder, max_step
 from farflung.compression.rms import root_mean_square
 from farflung.compression.tiles import scratch
@@ -41,6 +43,14 @@ class TopKCodec(BlockCodec):
     def _kernel(self, rows: int, filled: int, device: torch.device) -> Kernel:
         return _TopKKernel(rows, device)
 
+    def _check_codes(self, codes: NDArray[np.uint8]) -> None:
+        """A place may come again, but with its own value: which of two a scatter leaves differs by machine."""
+        places_rk, codes_rk = _entries(torch.from_numpy(codes.reshape(-1, self.code_bytes).copy()))
+        keys_rk = (places_rk << 2 | codes_rk).sort(1).values
+        same_place = keys_rk[:, 1:] >> 2 == keys_rk[:, :-1] >> 2
+        if bool((same_place & (keys_rk[:, 1:] != keys_rk[:, :-1])).any()):
+            raise FrameError(Verdict.MALFORMED, "topk payload with two values for one place")
+
 
 class _TopKKernel:
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -52,8 +62,8 @@ class _TopKKernel:
         bits_rb = torch.bitwise_and(values_rb.view(torch.int32), _MAGNITUDE, out=self._bits_rb)
         places_rk = largest_places(bits_rb)
         present_rk = bits_rb.gather(1, places_rk) >= _LEAST_NORMAL
-        first_r1 = places_rk.gather(1, present_rk.to(torch.uint8).argmax(1, keepdim=True))
-        places_rk = torch.where(present_rk, places_rk, first_r1)
+        first_r1 = places_rk.where(present_rk, ROW - 1).amin(1, keepdim=True)
+        places_rk = places_rk.where(present_rk, first_r1)
         taken_rk = values_rb.gather(1, places_rk)
         peaks_r.copy_(bits_rb.view(torch.float32).amax(1))
         self._steps(taken_rk, present_rk, peaks_r, steps_r)
@@ -62,28 +72,27 @@ class _TopKKernel:
         codes_rc[:, :64].copy_(places_rk & 0xFF)
         high_rk = places_rk >> 8
         codes_rc[:, 64:96].copy_(high_rk[:, :32] | high_rk[:, 32:] << 4)
-        quarters = codes_rk.view(-1, 4, 16)
-        codes_rc[:, 96:] = (
-            quarters[:, 0] | quarters[:, 1] << 2 | quarters[:, 2] << 4 | quarters[:, 3] << 6
-        )
+        one, two, three, four = codes_rk.view(-1, 4, 16).unbind(1)
+        codes_rc[:, 96:] = one | two << 2 | three << 4 | four << 6
 
     def _steps(self, taken_rk: Tensor, present_rk: Tensor, peaks_r: Tensor, steps_r: Tensor) -> None:
         counts_r = present_rk.sum(1).clamp_(min=1).to(torch.float32)  # integers: exact in any order
-        present_values_rk = taken_rk.where(present_rk, torch.zeros_like(taken_rk))
+        present_values_rk = taken_rk.where(present_rk, 0.0)
         rms_r = root_mean_square(present_values_rk, peaks_r, counts_r, torch.empty_like(taken_rk))
         self._rounder.round_(steps_r.copy_(rms_r.mul_(STEP_OF_RMS))).clamp_(max=max_step(LARGE))
         steps_r.mul_(steps_r >= MIN_STEP)
 
     def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:
-        low_rk, high_rh = codes_rc[:, :64].to(torch.int64), codes_rc[:, 64:96].to(torch.int64)
-        places_rk = low_rk | torch.cat([high_rh & 15, high_rh >> 4], 1) << 8
-        packed_rq = codes_rc[:, 96:].to(torch.int64)
-        codes_rk = torch.cat([packed_rq >> shift & 3 for shift in (0, 2, 4, 6)], 1)
-        out_rb.zero_()
-        # A place may come twice, with the same value in bytes of our own.  In bytes of a stranger it need not be
-        # the same, and a scatter with an unspecified winner would break parity: the last entry wins, always.
-        values_rk = self._levels[codes_rk] * steps_r.unsqueeze(1)
-        _scatter_last(out_rb, places_rk, values_rk)
+        places_rk, codes_rk = _entries(codes_rc)
+        out_rb.zero_().scatter_(1, places_rk, self._levels[codes_rk] * steps_r.unsqueeze(1))
+
+
+def _entries(codes_rc: Tensor) -> tuple[Tensor, Tensor]:
+    """u8 [rows, 112] -> places and value codes, i64 [rows, 64] each."""
+    low_rk, high_rh = codes_rc[:, :64].to(torch.int64), codes_rc[:, 64:96].to(torch.int64)
+    places_rk = low_rk | torch.cat([high_rh & 15, high_rh >> 4], 1) << 8
+    packed_rq = codes_rc[:, 96:].to(torch.int64)
+    return places_rk, torch.cat([packed_rq >> shift & 3 for shift in (0, 2, 4, 6)], 1)
 
 
 def largest_places(bits_rb: Tensor) -> Tensor:

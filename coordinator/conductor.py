@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.collectives import shares
+from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
 from farflung.coordinator.membership import Member
@@ -48,7 +49,9 @@ class Conductor:
         if why_not:
             self.reason = why_not
             return
-        self._open(sorted(m.peer for m in ready))
+        # Who was left out last time comes first, where not all fit into one round.
+        ready.sort(key=lambda m: (-m.missed, m.ready_since or 0.0, m.joined_no))
+        self._open(sorted(m.peer for m in ready[:MEMBERS_PER_ROUND]))
 
     def _is_ready(self, member: Member) -> bool:
         beat, ledger = member.beat, self.core.ledger
@@ -83,6 +86,7 @@ class Conductor:
             manifest.round.scatter_grace_s,
             manifest.round.round_timeout_s,
             manifest.round.weight_cap,
+            manifest.round.gather_codec,
         )
         core.write(Opened(plan=plan))
         self.round = InFlight(plan, rules, core.now)

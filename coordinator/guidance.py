@@ -198,7 +198,8 @@ class Guidance:
 
     def _take_data_size(self, member: Member, beat: Beat) -> str | None:
         core = self._core
-        if beat.samples and not core.ledger.leases.samples:
+        alone = core.ledger.version == 0 and core.members.alive.keys() == {member.peer}
+        if beat.samples and beat.samples != core.ledger.leases.samples and (not core.ledger.leases.samples or alone):
             core.write(DataFixed(samples=beat.samples, peer=member.peer))
         run_samples = core.ledger.leases.samples
         if beat.samples and beat.samples != run_samples:

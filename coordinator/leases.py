@@ -59,8 +59,12 @@ class Leases:
 
     def problem(self, peer: str, used: Iterable[Used]) -> str | None:
         """Why these samples can't be acknowledged for this peer, or None."""
+        seen: set[int] = set()
         for item in used:
             held = self.held.get(item.lease)
+            if item.lease in seen:
+                return f"it names lease {item.lease} twice"
+            seen.add(item.lease)
             if held is None or held.peer != peer:
                 return f"it used lease {item.lease}, which is not its own any more"
             if not held.upto <= item.upto <= held.stop:

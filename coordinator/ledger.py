@@ -62,7 +62,8 @@ class Ledger:
                 self.model = model
                 self.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
-                self.leases.samples = samples
+                # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
+                self.leases = Leases(self.lease_samples, samples)
             case Genesis(digest=digest, peer=peer):
                 self.digests[0] = digest
                 self.founder = peer

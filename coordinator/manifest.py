@@ -76,6 +76,7 @@ class OuterSection(_Section):
 class RoundSection(_Section):
     sync_every: Count = 50
     codec: Annotated[str, Field(pattern=_NAME, description="the name of a codec")] = "fp32"
+    gather_codec: Annotated[str, Field(pattern=_NAME, description="the name of a codec")] = "fp32"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
     deadline_s: Seconds = 60.0
     scatter_grace_s: Seconds = 10.0
@@ -286,7 +287,8 @@ momentum = 0.9            # how long the direction of earlier rounds lasts; lowe
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
-codec = "fp32"            # how results travel
+codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller)
+gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
 deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work

@@ -139,6 +139,9 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     round_no: Count
     decision_no: Count
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=64)]
+    refused: Annotated[
+        tuple[PeerName, ...], Meta(max_length=64)
+    ]  # members whose bytes are no contribution (P9)
     merged: Mask
     merged_hashes: HashList
     got: Mask

@@ -20,12 +20,16 @@ from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.coordinator.messages import ProgressReport, Sent
 
 
+UNUSABLE = "values that are not finite, or bytes that are not in the round's codec"
+
+
 @dataclass(frozen=True)
 class RoundRules:
     min_peers: int
     scatter_grace_s: float
     round_timeout_s: float
     weight_cap: float
+    gather_codec: str
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,14 @@ class InFlight:
 
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
+        for member in set(report.refused) & set(self.plan.members):
+            self.barred.setdefault(member, f"{peer} found its contribution unusable: {UNUSABLE}")
         self._prove_held(peer, report)
         if self.decision is not None and report.decision_no == self.decision.decision_no:
-            for chunk, digest in zip(
-                bits(mask_from_bytes(report.merged)), split_hashes(report.merged_hashes), strict=False
-            ):
+            mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
+            if len(report.merged_hashes) != 32 * mask.bit_count():
+                return  # a report that contradicts itself says nothing
+            for chunk, digest in zip(bits(mask), hashes, strict=True):
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
                     self.merged.setdefault(chunk, digest)
 
@@ -189,6 +196,8 @@ class InFlight:
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
+        # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
+        ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if len(ready) < self.rules.min_peers:
             return Failed(f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed")
         weights = token_weights([self.sent[m].tokens for m in ready], self.rules.weight_cap)
@@ -205,13 +214,13 @@ class InFlight:
         return Settled(decision, reason)
 
     def _unobtainable(self, alive: set[str]) -> set[str]:
-        """Included members that are dead and whose bytes for a chunk still to be merged nobody holds."""
+        """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
         assert self.decision is not None
         unmerged = self._every_chunk & ~mask_of(self.merged)
         return {
             member
             for member in self.decision.included(self.plan.members)
-            if member not in alive
+            if (member not in alive or member in self.barred)
             and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
         }
 
@@ -238,7 +247,7 @@ class InFlight:
                 self.plan.members,
                 self.decision.weights,
                 hashes,
-                self.plan.codec,
+                self.rules.gather_codec,
             )
         )
 
@@ -266,6 +275,8 @@ class InFlight:
     def _why_out(self, member: str, alive: set[str]) -> str:
         if member in self.barred:
             return self.barred[member]
+        if self._complete(member):
+            return "it counts no tokens"
         if member not in alive:
             return "it was lost before its contribution was safe"
         return (

@@ -19,12 +19,21 @@ if TYPE_CHECKING:
 
 def status_json(machine: RunMachine, now: float) -> bytes:
     status = build_status(machine, now)
-    raw = json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
-    while len(raw) > CONTROL_BIN_BYTES and (status["rounds"] or status["events"]):
-        # Many members and long reasons: the oldest history goes first, the members never.
-        status["rounds"], status["events"] = status["rounds"][len(status["rounds"]) // 2 + 1 :], []
-        raw = json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
+    raw = _dump(status)
+    while len(raw) > CONTROL_BIN_BYTES:
+        # Many members and long reasons: the oldest history goes first, then the members at the end (the lost ones).
+        if status["rounds"] or status["events"]:
+            status["rounds"], status["events"] = status["rounds"][len(status["rounds"]) // 2 + 1 :], []
+        else:
+            cut = len(status["members"]) // 8 + 1
+            status["members_not_shown"] += cut
+            status["members"] = status["members"][:-cut]
+        raw = _dump(status)
     return raw
+
+
+def _dump(status: dict[str, Any]) -> bytes:
+    return json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
 
 
 def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
@@ -44,6 +53,7 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         "parity": _parity(core),
         "digest": digest.hex(),
         "members": [_member(core, m) for m in members],
+        "members_not_shown": 0,
         "round": _round(machine, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(at - machine._started_at, 2), "text": text} for at, text in core.events],

@@ -28,7 +28,6 @@ from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
-from farflung.compression.codec import codec_named
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
@@ -44,7 +43,7 @@ from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState
+from farflung.peer.state import OuterState, codecs_of
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
 TICK_S = 0.05
@@ -191,12 +190,11 @@ class Agent:
         assert manifest is not None
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
-            codec = codec_named(manifest.round.codec)
+            codecs, elements = codecs_of(manifest), model.chunk_elements
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
-            self._state = OuterState(self._shared.anchor, model, codec, outer)
-            largest = max(
-                8 * model.chunk_elements, codec.payload_bytes(model.chunk_elements), 32 * model.chunk_count
-            )
+            self._state = OuterState(self._shared.anchor, model, codecs, outer)
+            payloads = (c.payload_bytes(elements) for c in (codecs.scatter, codecs.gather))
+            largest = max(8 * elements, 32 * model.chunk_count, *payloads)
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._open_port()
         self._local.send(self._shared.as_message())

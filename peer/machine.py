@@ -49,8 +49,6 @@ from farflung.peer.participation import Participation
 from farflung.peer.reports import Reporter
 from farflung.peer.training import Training
 
-QUIET_S = 1.0  # without news for so long, what is missing is asked for
-
 
 class PeerMachine:
     def __init__(self, me: Me, run: str, jitter: Callable[[], float]) -> None:
@@ -292,9 +290,8 @@ class PeerMachine:
                 do.Tell(Stop(code="model", reason="the trainer came back with another model than before"))
             ]
         if self.part is None:
-            tag, keep = self.doorway.run_id[:8], self.manifest.round.keep_results
             self.model = model
-            self.part = Participation(self.me.peer, tag, model.chunk_count, keep, QUIET_S)
+            self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest)
         self._providing = False
         self.training.on_attach()
         self._name_sent_slot()

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION, CatchUp
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
+from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Counters, Verdict
+from farflung.compression.codec import codec_named
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.schema import ModelSchema
 from farflung.peer.effects import Effect, Encode, ServeManifest, ServeState
 from farflung.peer.local_messages import Frozen
 
+QUIET_S = 1.0  # without news for so long, what is missing is asked for
 EARLY_KEPT = 64  # frames that overtook their plan or decision: kept for a moment, the oldest goes first
 _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
 
@@ -33,10 +38,10 @@ class Contribution:
 
 
 class Participation:
-    def __init__(self, me: str, run_tag: bytes, chunk_count: int, keep_results: int, quiet_s: float) -> None:
+    def __init__(self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest) -> None:
         self.me = me
-        self.catch = CatchUp(chunk_count, run_tag, retry_s=quiet_s)
-        self.log = ResultLog(keep_results)
+        self.catch = CatchUp(model.chunk_count, run_tag, retry_s=QUIET_S)
+        self.log = ResultLog(manifest.round.keep_results)
         self.round: MemberRound | None = None
         self.contribution: Contribution | None = None
         self.consumed: Contribution | None = None  # a commit used it; settled when that version is sealed
@@ -47,7 +52,11 @@ class Participation:
         self.last_round_no = 0
         self.counters = Counters()
         self._run_tag = run_tag
-        self._quiet_s = quiet_s
+        self._elements = model.chunk_elements
+        self._scatter, self._gather = (
+            codec_named(manifest.round.codec),
+            codec_named(manifest.round.gather_codec),
+        )
         self._early: deque[tuple[str, Frame]] = deque()
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
 
@@ -61,7 +70,7 @@ class Participation:
         if stale or self.me not in plan.members or frozen is None:
             return []
         self.last_round_no = plan.round_no
-        self.round = MemberRound(self.me, plan, self._run_tag, self._quiet_s, now)
+        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now)
         self.contribution = Contribution(plan.round_no, frozen)
         return [Encode(plan.round_no, frozen.slot, plan.codec), *self._replay_early(now)]
 
@@ -149,6 +158,8 @@ class Participation:
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect]:
         """A frame of a known peer whose payload matches its hash.  It ends in exactly one counter."""
         kind = frame.header.kind
+        if not self._is_usable(sender, frame):
+            return []
         if kind in _ROUND_KINDS:
             if self._is_early(frame):
                 self._keep_early(sender, frame)
@@ -163,6 +174,24 @@ class Participation:
             effects = [*moved]
         self.counters.count(verdict)
         return effects
+
+    def _is_usable(self, sender: str, frame: Frame) -> bool:
+        """Values in the run's codec and finite, before anybody counts on them (P8, P9)."""
+        kind = frame.header.kind
+        codec = {Kind.CONTRIBUTION: self._scatter, Kind.RESULT: self._gather, Kind.LOGGED: self._gather}.get(
+            kind
+        )
+        if codec is None:
+            return True
+        try:
+            codec.check(frame.payload, self._elements)
+        except FrameError as error:
+            self.counters.count(error.verdict)
+            this_round = self.round is not None and frame.header.round_no == self.round.plan.round_no
+            if self.round is not None and this_round and kind == Kind.CONTRIBUTION:
+                self.round.refuse(sender)
+            return False
+        return True
 
     def _on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, check_payload, parse
-from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
@@ -32,6 +31,7 @@ from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
+from farflung.peer.state import codecs_of
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
@@ -130,7 +130,7 @@ class World:
             first_plain_chunk=scenario.chunks,
             frozen=bytes(32),
         )
-        self.invariants = Invariants(self.model, codec_named(self.manifest.round.codec))
+        self.invariants = Invariants(self.model, codecs_of(self.manifest))
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()

@@ -14,18 +14,19 @@ from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import Install, Merge, Roll
 from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import Payload
-from farflung.collectives.merge import merged_chunk
+from farflung.collectives.merge import Codecs, merged_chunk
 from farflung.collectives.verdicts import Verdict
-from farflung.compression.codec import Codec
+from farflung.compression.codec import NonFinite, codec_named
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean
 
 
 class OuterState:
-    def __init__(self, anchor: Tensor, model: ModelSchema, codec: Codec, outer: Nesterov) -> None:
+    def __init__(self, anchor: Tensor, model: ModelSchema, codecs: Codecs, outer: Nesterov) -> None:
         """`anchor`: fp32, model.chunk_count * model.chunk_elements values."""
         self._model = model
-        self._codec = codec
+        self._codecs = codecs
         self._outer = outer
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
@@ -46,7 +47,7 @@ class OuterState:
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
-        delta_n = self._codec.decode(effect.payload, self._model.chunk_elements)
+        delta_n = self._codecs.gather.decode(effect.payload, self._model.chunk_elements)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
@@ -71,10 +72,20 @@ class OuterState:
 
     def encode(self, slot: Tensor) -> tuple[list[Payload], str]:
         """(one payload per chunk, why it can't be contributed or "")."""
-        if not bool(torch.isfinite(slot).all()):
-            return [], "the pseudo-gradient holds NaN or infinite values"
         rows = slot.view(self._model.chunk_count, self._model.chunk_elements)
-        return [self._codec.encode(row) for row in rows], ""
+        payloads: list[Payload] = []
+        for chunk, row in enumerate(rows):
+            try:
+                payloads.append(self._codecs.scatter.encode(row))
+            except NonFinite as error:
+                place = chunk * self._model.chunk_elements + error.index
+                return [], f"element {place} of the pseudo-gradient is {error.value}"
+        return payloads, ""
 
     def merge(self, effect: Merge) -> bytes:
-        return merged_chunk(self._codec, self._model.chunk_elements, effect.payloads, effect.weights)
+        return merged_chunk(self._codecs, self._model.chunk_elements, effect.payloads, effect.weights)
+
+
+def codecs_of(manifest: Manifest) -> Codecs:
+    """UserError if this version does not know them."""
+    return Codecs(codec_named(manifest.round.codec), codec_named(manifest.round.gather_codec))

@@ -13,7 +13,6 @@ import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.compression.codec import codec_named
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov
@@ -21,7 +20,7 @@ from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState
+from farflung.peer.state import OuterState, codecs_of
 from farflung.peer.virtual_trainer import VirtualTrainer
 
 
@@ -56,7 +55,7 @@ class VirtualPeer:
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
-        self.state = OuterState(self.anchor, self.model, codec_named(self.manifest.round.codec), outer)
+        self.state = OuterState(self.anchor, self.model, codecs_of(self.manifest), outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways

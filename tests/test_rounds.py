@@ -20,7 +20,7 @@ from farflung.coordinator.rounds import token_weights as weigh
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
 SESSION = bytes(16)
-RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0)
+RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32")
 
 
 def h(who: str, chunk: int) -> bytes:
@@ -40,6 +40,7 @@ def progress(
         round_no=1,
         decision_no=number,
         held=held,
+        refused=(),
         merged=mask_to_bytes(mask_of(merged)),
         merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),
         got=mask,
@@ -324,7 +325,7 @@ def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> Non
 
 
 def test_a_death_after_the_decision_that_leaves_too_few_fails_the_round() -> None:
-    room = Room(RoundRules(3, 10.0, 60.0, 4.0)).decided()
+    room = Room(RoundRules(3, 10.0, 60.0, 4.0, "fp32")).decided()
     room.alive.remove(BOB)
     assert isinstance(room.step(), Moved)
     step = room.step()

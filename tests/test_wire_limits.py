@@ -74,6 +74,7 @@ EXAMPLES: dict[str, m.Message] = {
         round_no=7,
         decision_no=1,
         held={"ann": (b"\x01", H1)},
+        refused=("bob",),
         merged=b"\x01",
         merged_hashes=H1,
         got=b"\x03",
@@ -146,7 +147,7 @@ FROZEN_FIELDS = {
     "beat": "session seq roster_no version digest round_no epoch decision_no phase ready step tokens loss "
     "tx_bytes rx_bytes need have want samples",
     "sent": "session seq round_no hashes tokens steps loss used",
-    "progress": "session seq round_no decision_no held merged merged_hashes got got_hash",
+    "progress": "session seq round_no decision_no held refused merged merged_hashes got got_hash",
     "leave": "session seq reason",
     "tick": "session seq version digests goal verified reason roster_no roster donors leases void round_no "
     "sent_seen progress_seen",

@@ -1,0 +1,85 @@
+"""Error feedback: what a coarse codec lost of one round's pseudo-gradient is added to the next one's.
+
+Owns: the residual of one fragment.
+Called by: whoever encodes a peer's pseudo-gradient (the agent).
+Must not know: rounds, peers, which codec it is.  It is a peer's own memory: never hashed, never sent, never
+part of the shared state, and a peer that has lost it has lost nothing that others must agree on.
+
+    open      e = beta * e + delta
+    encode    send Q(e); e -= Q(e)            chunk by chunk
+    settle    the commit used it: e stays
+    give_back the commit did not use it: e += Q(e)
+    withdraw  it did not, and delta comes back with the next pseudo-gradient: e = e of before
+
+beta = 1 for dense 4-bit codes; 0.9 to 0.95 for 2 bits and top-k (arXiv:2508.15706, arXiv:2505.23725).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from farflung.compression.codec import Codec
+
+
+class ErrorFeedback:
+    def __init__(self, beta: float) -> None:
+        if not 0.0 < beta <= 1.0:
+            raise ValueError(f"beta of the error feedback must lie in (0, 1], not {beta}")
+        self._beta = beta
+        self._residual_n: Tensor | None = None  # taken with the first pseudo-gradient
+        self._sent: list[
+            tuple[Codec, int, int, bytes]
+        ] = []  # (codec, start, elements, payload) of this round
+        self._is_open = False
+
+    @property
+    def residual(self) -> Tensor | None:
+        """[n], to be read; None before the first pseudo-gradient."""
+        return self._residual_n
+
+    def open(self, delta_n: Tensor) -> None:
+        """A round begins with this pseudo-gradient (flat, any float type); the one before must be decided."""
+        assert not self._is_open, "the last contribution was neither settled nor given back"
+        if self._residual_n is None:
+            self._residual_n = torch.zeros(delta_n.shape, dtype=torch.float32, device=delta_n.device)
+        if delta_n.shape != self._residual_n.shape:
+            raise ValueError(
+                f"a pseudo-gradient of {list(delta_n.shape)}, not {list(self._residual_n.shape)}"
+            )
+        self._residual_n.mul_(self._beta).add_(delta_n)
+        self._is_open = True
+
+    def encode(self, codec: Codec, start: int, elements: int) -> bytes:
+        """The payload of values start .. start + elements; each value once a round.
+
+        NonFinite passes through, with its index within the chunk; `reset` then, as the residual is spoilt.
+        """
+        assert self._residual_n is not None and self._is_open
+        part_n = self._residual_n[start : start + elements]
+        payload = codec.encode(part_n)
+        codec.decode_add(payload, -1.0, part_n)
+        self._sent.append((codec, start, elements, payload))
+        return payload
+
+    def settle(self) -> None:
+        self._sent.clear()
+        self._is_open = False
+
+    def give_back(self) -> None:
+        """For a caller that has let go of delta: the residual is all that remembers it."""
+        for codec, start, elements, payload in self._sent:
+            assert self._residual_n is not None
+            codec.decode_add(payload, 1.0, self._residual_n[start : start + elements])
+        self.settle()
+
+    def withdraw(self, delta_n: Tensor) -> None:
+        """For a caller whose next pseudo-gradient holds this delta again: kept here too it would count twice."""
+        assert self._residual_n is not None and self._is_open
+        self.give_back()
+        self._residual_n.sub_(delta_n).div_(self._beta)
+
+    def reset(self) -> None:
+        """After a rejoin: the residual was of a state that is gone."""
+        self._residual_n = None
+        self.settle()
