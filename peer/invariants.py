@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from farflung.collectives.digests import hash_bytes, split_hashes
 from farflung.collectives.effects import Roll
+from farflung.collectives.frames import Payload
 from farflung.collectives.merge import Codecs, merged_chunk
 from farflung.collectives.plan import Commit
 from farflung.coordinator.messages import Sent
@@ -121,9 +122,8 @@ class Invariants:
             same = self.sealed.setdefault(version, digest) == digest
             self._require("P1", same, f"{peer.peer} is at version {version} with another state than others")
 
-    def _saw_encode(self, details: tuple[VirtualPeer, Encode]) -> None:
-        peer, encode = details
-        payloads, _ = peer.state.encode(peer.slots[encode.slot])
+    def _saw_encoded(self, details: tuple[VirtualPeer, Encode, list[Payload]]) -> None:
+        peer, encode, payloads = details
         steps = round(float(peer.slots[encode.slot][0]))
         samples = tuple(peer.kept_work(encode.slot))
         self.contributions[peer.peer, encode.round_no] = Contributed(

@@ -27,7 +27,6 @@ class Training:
         self.want = 0
         self.voided = 0
         self._finish_told = False
-        self._outdated = False  # while loading: a Frozen on its way speaks of work that the load took away
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
@@ -65,7 +64,6 @@ class Training:
         if self.fresh or keep == "drop":
             effects += self._tell_leases()
         self.fresh = False
-        self._outdated = keep in ("drop", "rest")
         self.loading = self.running = True
         effects.append(
             Tell(
@@ -87,8 +85,10 @@ class Training:
     # ---- freezing -----------------------------------------------------------------------------------------
 
     def on_frozen(self, frozen: Frozen) -> None:
-        if self.loading and self._outdated:
-            return  # it crossed the Load, which also sends the trainer on
+        if self.loading:
+            # It crossed the Load.  What it speaks of may be merged or dropped by now, and its slot may be the one
+            # that the Load names as spare.  The trainer goes on, and its next freeze holds all that it still owes.
+            return
         self.frozen = frozen
         self.running = False
 

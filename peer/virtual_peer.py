@@ -154,8 +154,8 @@ class VirtualPeer:
                     self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
                 )
             case do.Encode():
-                self.world.observe("encode", (self, effect))
                 payloads, problem = self.state.encode(self.slots[effect.slot])
+                self.world.observe("encoded", (self, effect, payloads))
                 self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk)

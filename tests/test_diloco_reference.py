@@ -65,8 +65,8 @@ class ObservedWorld(World):
 
     def _observe(self, what: str, details: object) -> None:
         super()._observe(what, details)
-        if what == "encode":
-            peer, encode = details  # type: ignore[misc]
+        if what == "encoded":
+            peer, encode, _ = details  # type: ignore[misc]
             assert isinstance(encode, Encode)
             self.seen.contributions[encode.round_no, peer.peer] = peer.slots[encode.slot].clone()
 

@@ -1,0 +1,431 @@
+"""One suite for every codec: lengths, extremes, refusals, and bytes equal to a slow reference written here.
+
+The reference works on one value at a time in numpy's fp32, from the formats' descriptions; it shares no code with
+the codecs, so equal bytes mean that tiles, tables and vector units changed nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from farflung.collectives.errors import FrameError, UserError
+from farflung.collectives.verdicts import Verdict
+from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
+from farflung.compression.topk import _largest_places_numpy, largest_places_sorting
+from farflung.compression.wire import HEADER_BYTES
+
+f32 = np.float32
+NAMES = ("fp32", "bf16", "int8", "int4", "int2", "topk")
+LENGTHS = (0, 1, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097)
+LONG = 1_000_003
+MIN_STEP = f32(2.0**-125)
+
+
+@pytest.fixture(params=NAMES)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    return codec_named(request.param)
+
+
+def noise(count: int, scale: float = 1e-3, seed: int = 0) -> Tensor:
+    """Heavy-tailed, as pseudo-gradients are."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(count, generator=generator) * torch.randn(count, generator=generator).exp()
+    return wide * scale
+
+
+# ---- the reference -----------------------------------------------------------------------------------------
+
+HEADS = {
+    "fp32": (1, 0),
+    "bf16": (2, 0),
+    "int8": (3, 256),
+    "int4": (4, 64),
+    "int2": (5, 64),
+    "topk": (6, 4096),
+}
+NF4 = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
+
+
+def bits_of(value: f32) -> int:
+    return int(np.array(value, dtype=f32).view(np.uint32))
+
+
+def value_of(bits: int) -> f32:
+    return f32(np.array(bits, dtype=np.uint32).view(f32))
+
+
+def step_near(value: f32, largest_level: int) -> f32:
+    rounded = value_of((bits_of(value) + 0x4000) >> 15 << 15)
+    top = value_of(bits_of(f32(np.finfo(f32).max / f32(largest_level))) >> 15 << 15)
+    return min(rounded, top)
+
+
+def rms(values: list[f32], peak: f32, count: int) -> f32:
+    scale = value_of(bits_of(peak) & 0x7F800000)
+    scale = min(max(scale, f32(2.0**-126)), f32(2.0**126))
+    inverse = f32(1) / scale
+    sums = [(value * inverse) * (value * inverse) for value in values]
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [sums[i] + sums[i + half] for i in range(half)]
+    return f32(np.sqrt(sums[0] / f32(count))) * scale
+
+
+def int8_codes(block: list[f32]) -> tuple[f32, list[int]]:
+    peak = max(abs(value) for value in block)
+    step = step_near(max(peak * f32(1 / 127), MIN_STEP), 127)
+    inverse = f32(1) / step
+    return step, [int(np.rint(value * inverse)) for value in block]
+
+
+def block_int8(block: list[f32], filled: int) -> tuple[f32, bytes]:
+    step, codes = int8_codes(block)
+    return step, struct.pack(f"{len(codes)}b", *codes)
+
+
+def block_int4(block: list[f32], filled: int) -> tuple[f32, bytes]:
+    step, codes = int8_codes(block)
+    nibbles = [min(range(16), key=lambda level: abs(NF4[level] - code)) for code in codes]
+    return step, bytes(nibbles[i] | nibbles[i + 1] << 4 for i in range(0, 64, 2))
+
+
+def block_int2(block: list[f32], filled: int) -> tuple[f32, bytes]:
+    step = step_near(rms(block, max(abs(value) for value in block), filled) * f32(0.09), 17)
+    border = max(step, MIN_STEP) * f32(11)
+    codes = [int(min(max(np.floor(value / border), -2), 1)) + 2 for value in block]
+    packed = bytes(
+        codes[i] | codes[i + 1] << 2 | codes[i + 2] << 4 | codes[i + 3] << 6 for i in range(0, 64, 4)
+    )
+    return (step if step >= MIN_STEP else f32(0)), packed
+
+
+def block_topk(block: list[f32], filled: int) -> tuple[f32, bytes]:
+    order = sorted(range(4096), key=lambda place: (-abs(block[place]), place))
+    taken = sorted(order[:64])
+    present = [abs(block[place]) >= f32(2.0**-126) for place in taken]
+    first = next((place for place, is_there in zip(taken, present, strict=True) if is_there), 4095)
+    values = [block[place] if is_there else f32(0) for place, is_there in zip(taken, present, strict=True)]
+    step = step_near(rms(values, abs(block[order[0]]), max(1, sum(present))) * f32(1 / 32), 40)
+    step = step if step >= MIN_STEP else f32(0)
+    places = [place if is_there else first for place, is_there in zip(taken, present, strict=True)]
+    border = step * f32(33.5)
+    codes = [int(abs(block[place]) >= border) + 2 * int(block[place] < 0) for place in places]
+    low = bytes(place & 255 for place in places)
+    high = bytes(places[i] >> 8 | places[i + 32] >> 8 << 4 for i in range(32))
+    packed = bytes(codes[i] | codes[i + 16] << 2 | codes[i + 32] << 4 | codes[i + 48] << 6 for i in range(16))
+    return step, low + high + packed
+
+
+BLOCKS: dict[str, Callable[[list[f32], int], tuple[f32, bytes]]] = {
+    "int8": block_int8,
+    "int4": block_int4,
+    "int2": block_int2,
+    "topk": block_topk,
+}
+
+
+def bf16_bits(value: f32) -> int:
+    top = value_of(0x7F7F0000)
+    bits = bits_of(min(max(value, -top), top))
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def reference(name: str, vector: Tensor) -> bytes:
+    values = [f32(value) for value in vector.float().numpy()]
+    number, block = HEADS[name]
+    header = struct.pack("<4sBBHIHH", b"FFQ\0", number, 1, 0, len(values), block, 0)
+    if name == "fp32":
+        return header + b"".join(struct.pack("<f", value) for value in values)
+    if name == "bf16":
+        return header + b"".join(struct.pack("<H", bf16_bits(value)) for value in values)
+    steps, codes = b"", b""
+    for start in range(0, len(values), block):
+        part = values[start : start + block]
+        filled = len(part)
+        step, code = BLOCKS[name](part + [f32(0)] * (block - filled), filled)
+        steps += struct.pack("<H", bits_of(step) >> 15)
+        codes += code
+    return header + steps + codes
+
+
+def vectors() -> dict[str, Tensor]:
+    tiny = torch.tensor([1e-45, -1e-45, 1e-40, -1e-39, 1.1e-38, 0.0, -0.0], dtype=torch.float32)
+    mixed = torch.cat(
+        [noise(300, 1e30), torch.zeros(200), noise(700, 1e-30), -torch.zeros(90), noise(9, 1e-37)]
+    )
+    sparse = torch.zeros(5000)
+    sparse[::100] = noise(50)
+    extreme = torch.full((130,), torch.finfo(torch.float32).max)
+    extreme[::3] *= -1
+    ties = torch.tensor([0.5, -0.5, 1.5, -1.5, 2.5, 126.5, 127.0, -0.0, 5.5, -5.5] * 30)
+    equal = torch.ones(4100)
+    equal[1::2] = -1
+    return {
+        "zeros": torch.zeros(300),
+        "denormals": tiny.repeat(50),
+        "mixed scales": mixed,
+        "sparse": sparse,
+        "largest": extreme,
+        "ties": ties,
+        "equal magnitudes": equal,
+        "denormals among large": torch.cat([torch.tensor([1e3]), tiny.repeat(12)]),
+    } | {f"{length} values": noise(length, seed=length) for length in LENGTHS}
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", vectors())
+def test_bytes_equal_those_of_the_reference(codec: Codec, kind: str) -> None:
+    vector = vectors()[kind]
+    assert codec.encode(vector) == reference(codec.name, vector)
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, 65_535, 65_536 + 1, LONG])
+def test_payload_has_the_length_that_was_promised(codec: Codec, length: int) -> None:
+    vector = noise(length)
+    payload = codec.encode(vector)
+    assert len(payload) == codec.payload_bytes(length)
+    decoded = codec.decode(payload, length)
+    assert decoded.shape == (length,) and decoded.dtype == torch.float32
+    assert codec.encode(vector.clone()) == payload
+
+
+def test_tiles_change_nothing(codec: Codec) -> None:
+    """The bytes of a long vector are those of its pieces: no block knows where its tile began."""
+    vector = noise(3 * 65_536 + 4096 * 2 + 77)
+    whole = codec.decode(codec.encode(vector), len(vector))
+    pieces = [codec.decode(codec.encode(piece), len(piece)) for piece in vector.split(4096)]
+    assert torch.equal(whole, torch.cat(pieces))
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5, 31])
+def test_views_encode_as_their_copies(codec: Codec, offset: int) -> None:
+    vector = noise(9001)
+    view = vector[offset:8999]
+    assert codec.encode(view) == codec.encode(view.clone())
+    strided = vector[:8000].view(40, 200).t()
+    assert codec.encode(strided) == codec.encode(strided.contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_encodes_as_its_fp32(codec: Codec, dtype: torch.dtype) -> None:
+    vector = noise(70_003).to(dtype)
+    assert codec.encode(vector) == codec.encode(vector.float())
+    with pytest.raises(ValueError, match="float64"):
+        codec.encode(vector.double())
+
+
+def test_input_is_left_alone(codec: Codec) -> None:
+    vector = noise(5000)
+    before = vector.clone()
+    codec.encode(vector.requires_grad_())
+    assert torch.equal(vector.detach(), before)
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, 140_001])
+@pytest.mark.parametrize("weight", [1.0, -1.0, 0.3, 1 / 7])
+def test_decode_add_has_two_roundings(codec: Codec, length: int, weight: float) -> None:
+    payload = codec.encode(noise(length))
+    total, expected = noise(length, seed=1), noise(length, seed=1)
+    codec.decode_add(payload, weight, total)
+    expected.add_(codec.decode(payload, length).mul_(weight))
+    assert torch.equal(total.view(torch.int32), expected.view(torch.int32))
+
+
+def test_flushing_subnormals_changes_no_bytes(codec: Codec) -> None:
+    if codec.name in ("fp32", "bf16"):
+        pytest.skip("stores subnormals as they are")
+    vectors_before = {kind: codec.encode(vector) for kind, vector in vectors().items()}
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush")
+    try:
+        for kind, vector in vectors().items():
+            assert codec.encode(vector) == vectors_before[kind], kind
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_both_ways_to_find_the_largest_agree() -> None:
+    rows = torch.stack([noise(4096, seed=seed).abs() for seed in range(5)]).view(torch.int32)
+    few = rows & 0x7F800000  # many ties
+    for bits in (rows, few, torch.zeros_like(rows)):
+        assert torch.equal(
+            largest_places_sorting(bits), torch.from_numpy(_largest_places_numpy(bits.numpy()))
+        )
+
+
+# ---- errors of the values ----------------------------------------------------------------------------------
+
+
+def half_a_step(codec: Codec, vector: Tensor) -> None:
+    block = {"int8": 256, "int4": 64}[codec.name]
+    # The widest gap of int4 is 39 of 127.  A step is rounded by up to 2^-9, a product by up to 2^-24.
+    gap = 1.0 if codec.name == "int8" else 39.0
+    decoded = codec.decode(codec.encode(vector), len(vector)).double()
+    for part, back in zip(vector.double().split(block), decoded.split(block), strict=True):
+        step = max(float(part.abs().max()) / 127 * (1 + 2**-9), 2.0**-125)
+        assert float((part - back).abs().max()) <= gap * step / 2 * (1 + 2**-15)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("exponent", range(-44, 39, 3))
+def test_error_is_half_a_step_at_any_scale(name: str, exponent: int) -> None:
+    half_a_step(codec_named(name), (noise(1000, 1.0) / 64).clamp(-1, 1) * f32(10.0**exponent))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=300))
+def test_error_is_half_a_step_for_any_values(values: list[float]) -> None:
+    for name in ("int8", "int4"):
+        half_a_step(codec_named(name), torch.tensor(values, dtype=torch.float32))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=200))
+def test_any_values_survive_the_round_trip(values: list[float]) -> None:
+    vector = torch.tensor(values, dtype=torch.float32)
+    for name in NAMES:
+        codec = codec_named(name)
+        payload = codec.encode(vector)
+        assert payload == reference(name, vector)
+        assert bool(torch.isfinite(codec.decode(payload, len(values))).all())
+        if name == "fp32":
+            assert torch.equal(codec.decode(payload, len(values)).view(torch.int32), vector.view(torch.int32))
+        if name == "bf16" and len(values):
+            error = (codec.decode(payload, len(values)).double() - vector.double()).abs()
+            assert bool((error <= vector.double().abs() * 2**-8 + 2.0**-134).all())
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk", "fp32"])
+def test_zeros_come_back_as_zeros(name: str) -> None:
+    codec = codec_named(name)
+    assert not codec.decode(codec.encode(torch.zeros(5000)), 5000).any()
+
+
+def test_coarse_codecs_keep_what_they_should() -> None:
+    vector = noise(1 << 16, seed=3)
+    decoded = codec_named("topk").decode(codec_named("topk").encode(vector), len(vector))
+    assert int((decoded != 0).sum()) == len(vector) // 64
+    kept = decoded != 0
+    assert torch.equal(decoded[kept].sign(), vector[kept].sign())
+    normal = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
+    coarse = codec_named("int2").decode(codec_named("int2").encode(normal), len(normal))
+    assert float((coarse - normal).norm() / normal.norm()) < 0.36
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 299, 4096, 70_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_non_finite_is_refused_with_its_place(
+    codec: Codec, bad: float, place: int, dtype: torch.dtype
+) -> None:
+    vector = noise(70_002).to(dtype)
+    vector[place:] = bad
+    with pytest.raises(NonFinite, match=f"value {place} is") as caught:
+        codec.encode(vector)
+    assert caught.value.index == place
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_every_change_of_the_header_is_refused(codec: Codec, length: int) -> None:
+    payload = codec.encode(noise(length))
+    for place in range(HEADER_BYTES):
+        for value in range(256):
+            if value != payload[place]:
+                broken = bytearray(payload)
+                broken[place] = value
+                with pytest.raises(FrameError, match="in the header is") as caught:
+                    codec.decode(broken, length)
+                assert caught.value.verdict is Verdict.MALFORMED
+
+
+def test_every_other_length_is_refused_and_nothing_is_added(codec: Codec) -> None:
+    payload = codec.encode(noise(130))
+    total = torch.zeros(130)
+    for broken in (*(payload[:cut] for cut in range(len(payload))), payload + b"\0"):
+        with pytest.raises(FrameError):
+            codec.decode_add(broken, 1.0, total)
+    with pytest.raises(FrameError, match="elements in the header is 130, the round expects 131"):
+        codec.decode(payload, 131)
+    assert not total.any()
+
+
+def test_payloads_of_another_codec_are_refused(codec: Codec) -> None:
+    for other in codec_names():
+        if other != codec.name:
+            with pytest.raises(FrameError, match="codec in the header"):
+                codec.decode(codec_named(other).encode(noise(64)), 64)
+
+
+def test_a_huge_length_is_refused_before_memory_is_taken(codec: Codec) -> None:
+    with pytest.raises(FrameError):
+        codec.decode(codec.encode(noise(64)), 2**31 - 1)
+
+
+def test_payloads_that_would_decode_to_non_finite_values_are_refused(codec: Codec) -> None:
+    payload = bytearray(codec.encode(noise(300)))
+    payload[HEADER_BYTES : HEADER_BYTES + 4] = b"\xff" * 4
+    total = torch.zeros(300)
+    with pytest.raises(FrameError):
+        codec.decode_add(payload, 1.0, total)
+    assert not total.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_bytes_decode_to_finite_values_or_are_refused(data: st.DataObject) -> None:
+    for name in NAMES:
+        codec = codec_named(name)
+        payload = bytearray(codec.encode(noise(70)))
+        body = data.draw(
+            st.binary(min_size=len(payload) - HEADER_BYTES, max_size=len(payload) - HEADER_BYTES)
+        )
+        payload[HEADER_BYTES:] = body
+        try:
+            assert bool(torch.isfinite(codec.decode(payload, 70)).all())
+        except FrameError as error:
+            assert error.verdict is Verdict.MALFORMED
+
+
+def test_two_values_for_one_place_are_refused() -> None:
+    codec = codec_named("topk")
+    payload = bytearray(codec.encode(torch.ones(64)))
+    codes = HEADER_BYTES + 2
+    payload[codes + 1] = payload[codes]  # place 1 becomes place 0, with the same value
+    codec.decode(payload, 64)
+    payload[codes + 96] ^= 2  # the sign of entry 0
+    with pytest.raises(FrameError, match="two values for one place"):
+        codec.decode(payload, 64)
+
+
+def test_the_list_of_codecs() -> None:
+    assert codec_names() == sorted(NAMES)
+    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, topk"):
+        codec_named("zip")
+
+
+# ---- a GPU -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_bytes_and_values(codec: Codec) -> None:
+    for kind, vector in {**vectors(), "long": noise(LONG)}.items():
+        payload = codec.encode(vector)
+        assert codec.encode(vector.cuda()) == payload, kind
+        total = noise(len(vector), seed=2).cuda()
+        codec.decode_add(payload, 0.3, total)
+        expected = noise(len(vector), seed=2)
+        codec.decode_add(payload, 0.3, expected)
+        assert torch.equal(total.cpu().view(torch.int32), expected.view(torch.int32)), kind
