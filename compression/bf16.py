@@ -23,7 +23,6 @@ class Bf16Codec(PlainCodec):
     exponent_mask = 0x7F80
 
     def _store(self, values_n: Tensor, out_n: Tensor) -> None:
-        if values_n.dtype != torch.bfloat16:
-            bounded = scratch("bounded", values_n.numel(), torch.float32, values_n.device).copy_(values_n)
-            values_n = bounded.clamp_(-_LARGEST, _LARGEST)
-        out_n.copy_(values_n)
+        bounded_n = scratch("work", values_n.numel(), torch.float32, values_n.device)
+        torch.clamp(values_n.to(torch.float32), -_LARGEST, _LARGEST, out=bounded_n)
+        out_n.copy_(bounded_n)

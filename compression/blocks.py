@@ -33,7 +33,6 @@ from farflung.compression.tiles import (
     from_bytes,
     refuse_non_finite,
     scratch,
-    spans,
     tile_length,
     to_bytes,
 )
@@ -67,7 +66,7 @@ class StepRounder:
 
 
 class Kernel(Protocol):
-    """The arithmetic of tiles of `rows` blocks on one device; holds the scratch of such a tile."""
+    """The arithmetic of `rows` blocks on one device, with its scratch: a span to quantise, a tile to restore."""
 
     def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
         """fp32 [rows, block] -> peaks [rows] (for the finite check), steps [rows], codes u8 [rows, code_bytes].
@@ -99,16 +98,11 @@ class BlockCodec:
         peaks = scratch("peaks", blocks, torch.float32, device)
         steps = scratch("steps", blocks, torch.float32, device)
         codes = scratch("codes", blocks * self.code_bytes, torch.uint8, device).view(blocks, self.code_bytes)
-        tiles = fp32_rows(flat_n, self.format.block)
-        # `split` makes all views in one call; a slice from Python costs as much as an operation on a tile.
-        lengths = self._tile_rows(elements, device)
-        places = zip(*(torch.split(each, lengths) for each in (peaks, steps, codes)), strict=True)
-        kernels: dict[tuple[int, int], Kernel] = {}
-        for (values_rb, filled), (peaks_r, steps_r, codes_rc) in zip(tiles, places, strict=True):
-            key = values_rb.shape[0], filled
-            if key not in kernels:
-                kernels[key] = self._kernel(*key, device)
-            kernels[key].quantise(values_rb, peaks_r, steps_r, codes_rc)
+        first = 0
+        for values_rb, filled in fp32_rows(flat_n, self.format.block):
+            at = slice(first, first + len(values_rb))
+            self._kernel(len(values_rb), filled, device).quantise(values_rb, peaks[at], steps[at], codes[at])
+            first = at.stop
         refuse_non_finite(flat_n, peaks)
         bits = (steps.view(torch.int32) >> _DROPPED_BITS).to(torch.int16)
         return to_bytes(self.format.header(elements), bits, codes.view(-1))
@@ -131,10 +125,9 @@ class BlockCodec:
     def decode(self, payload: Bytes, elements: int) -> Tensor:
         self.check(payload, elements)
         out_rb = torch.empty(self._blocks(elements), self.format.block, dtype=torch.float32)
-        outs = torch.split(out_rb, max(1, tile_length(_CPU) // self.format.block))
-        for (kernel, steps_r, codes_rc), tile_rb in zip(
-            self._tiles(payload, elements, _CPU), outs, strict=False
-        ):
+        outs = torch.split(out_rb, self._tile_rows(_CPU))
+        tiles = self._tiles(payload, elements, _CPU)
+        for (kernel, steps_r, codes_rc), tile_rb in zip(tiles, outs, strict=False):
             kernel.restore(steps_r, codes_rc, tile_rb)
         return out_rb.view(-1)[:elements]
 
@@ -142,7 +135,7 @@ class BlockCodec:
         device, block = total_n.device, self.format.block
         self.check(payload, total_n.numel())
         factor = torch.tensor(weight, dtype=torch.float32, device=device)
-        rows = max(1, tile_length(device) // block)
+        rows = self._tile_rows(device)
         room = scratch("values", rows * block, torch.float32, device)
         room_rb = room.view(-1, block)
         totals = torch.split(total_n, rows * block)
@@ -163,23 +156,17 @@ class BlockCodec:
         if elements == 0:
             return
         bits, codes = self._parts(payload, elements)
-        wide = from_bytes(bits.astype(np.int32), "steps", device).view(torch.int32)
-        steps = wide.bitwise_left_shift_(_DROPPED_BITS).view(torch.float32)
-        codes_rc = from_bytes(codes, "codes", device).view(-1, self.code_bytes)
-        rows = max(1, tile_length(device) // self.format.block)
+        steps = from_bytes(bits.astype(np.uint32) << _DROPPED_BITS, device).view(torch.float32)
+        codes_rc = from_bytes(codes, device).view(-1, self.code_bytes)
+        rows = self._tile_rows(device)
         kernels: dict[int, Kernel] = {}
         for steps_r, part_rc in zip(torch.split(steps, rows), torch.split(codes_rc, rows), strict=True):
             if len(steps_r) not in kernels:
                 kernels[len(steps_r)] = self._kernel(len(steps_r), self.format.block, device)
             yield kernels[len(steps_r)], steps_r, part_rc
 
-    def _tile_rows(self, elements: int, device: torch.device) -> list[int]:
-        """Blocks of each tile as `fp32_rows` cuts them: an unfilled block comes alone."""
-        whole, rest = divmod(elements, self.format.block)
-        lengths = [
-            stop - start for start, stop in spans(whole, max(1, tile_length(device) // self.format.block))
-        ]
-        return lengths + [1] if rest else lengths
+    def _tile_rows(self, device: torch.device) -> int:
+        return max(1, tile_length(device) // self.format.block)
 
     def _blocks(self, elements: int) -> int:
         return -(-elements // self.format.block)

@@ -21,6 +21,13 @@ from torch import Tensor
 
 from farflung.compression.codec import Codec
 
+# Codecs that lose enough to need it.  The others' error is far below the noise of training.
+BETA_OF = {"int4": 1.0, "int2": 0.95, "topk": 0.95}
+
+
+def feedback_for(codec: str) -> ErrorFeedback | None:
+    return ErrorFeedback(BETA_OF[codec]) if codec in BETA_OF else None
+
 
 class ErrorFeedback:
     def __init__(self, beta: float) -> None:
@@ -31,7 +38,7 @@ class ErrorFeedback:
         self._sent: list[
             tuple[Codec, int, int, bytes]
         ] = []  # (codec, start, elements, payload) of this round
-        self._is_open = False
+        self.is_open = False
 
     @property
     def residual(self) -> Tensor | None:
@@ -40,7 +47,7 @@ class ErrorFeedback:
 
     def open(self, delta_n: Tensor) -> None:
         """A round begins with this pseudo-gradient (flat, any float type); the one before must be decided."""
-        assert not self._is_open, "the last contribution was neither settled nor given back"
+        assert not self.is_open, "the last contribution was neither settled nor given back"
         if self._residual_n is None:
             self._residual_n = torch.zeros(delta_n.shape, dtype=torch.float32, device=delta_n.device)
         if delta_n.shape != self._residual_n.shape:
@@ -48,14 +55,14 @@ class ErrorFeedback:
                 f"a pseudo-gradient of {list(delta_n.shape)}, not {list(self._residual_n.shape)}"
             )
         self._residual_n.mul_(self._beta).add_(delta_n)
-        self._is_open = True
+        self.is_open = True
 
     def encode(self, codec: Codec, start: int, elements: int) -> bytes:
         """The payload of values start .. start + elements; each value once a round.
 
         NonFinite passes through, with its index within the chunk; `reset` then, as the residual is spoilt.
         """
-        assert self._residual_n is not None and self._is_open
+        assert self._residual_n is not None and self.is_open
         part_n = self._residual_n[start : start + elements]
         payload = codec.encode(part_n)
         codec.decode_add(payload, -1.0, part_n)
@@ -64,7 +71,7 @@ class ErrorFeedback:
 
     def settle(self) -> None:
         self._sent.clear()
-        self._is_open = False
+        self.is_open = False
 
     def give_back(self) -> None:
         """For a caller that has let go of delta: the residual is all that remembers it."""
@@ -75,7 +82,7 @@ class ErrorFeedback:
 
     def withdraw(self, delta_n: Tensor) -> None:
         """For a caller whose next pseudo-gradient holds this delta again: kept here too it would count twice."""
-        assert self._residual_n is not None and self._is_open
+        assert self._residual_n is not None and self.is_open
         self.give_back()
         self._residual_n.sub_(delta_n).div_(self._beta)
 

@@ -4,9 +4,11 @@ Owns: the levels and their packing.
 Called by: `compression/codec.py`, which lists it.  Must not know: peers, rounds.
 
 In units of a step of 0.09 rms the levels are -17, -5, 5 and 17.  The borders, -11, 0 and 11, are evenly spaced, so a
-code is the floor of value / (11 steps), bounded to -2 .. 1, plus 2.  A value on a border takes the level above it;
-zero counts as positive, negative zero too.  A division here, because 1/(11 steps) may be subnormal.
-No level is zero.  So a block whose step is below 2^-125 is sent with the step 0, which makes all of it zero.
+code is the floor of 2 + value / (11 steps), bounded to 0 .. 3.  A value on a border takes the level above it.  Adding
+before the floor counts as zero, so as positive, what is less than 2^-23 of a border: a quotient so small may be
+subnormal, and then some machines see its sign and some don't.  A division here, because 1/(11 steps) may be subnormal.
+No level is zero.  So a block whose step is below 2^-100 is sent with the step 0, which makes all of it zero; that
+bound also puts subnormal values within the 2^-23 above.
 Error feedback is needed: a third of the norm is lost each time.
 """
 
@@ -18,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.compression.blocks import MIN_STEP, BlockCodec, Kernel, StepRounder, max_step
+from farflung.compression.blocks import BlockCodec, Kernel, StepRounder, max_step
 from farflung.compression.int8 import Int8Kernel
 from farflung.compression.rms import root_mean_square
-from farflung.compression.tiles import scratch
+from farflung.compression.tiles import fitting, row_peaks, scratch, split, work_for
 from farflung.compression.wire import Format
 
 LEVELS = (-17, -5, 5, 17)
 BORDER = 11.0
+LEAST_STEP = 2.0**-100
 STEP_OF_RMS = 12079596 * 2.0**-27  # the fp32 next to 0.09
 
 
@@ -42,34 +45,33 @@ class Int2Codec(BlockCodec):
 class _Int2Kernel:
     def __init__(self, rows: int, block: int, filled: int, device: torch.device) -> None:
         self._int8 = Int8Kernel(rows, block, device)
-        self._work_rb = scratch("work", rows * block, torch.float32, device).view(rows, block)
         self._codes_rb = scratch("int8 codes", rows * block, torch.int8, device).view(rows, block)
-        self._places = scratch("places", rows * block // 4, torch.int32, device)
         self._counts_r = torch.full((rows,), float(block), device=device)
         self._counts_r[-1] = filled
         self._rounder = StepRounder(device)
+        self._two = torch.tensor(2.0, device=device)
         self._unpacking = _unpacking(device)
 
     def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
-        work_rb = self._work_rb
-        torch.abs(values_rb, out=work_rb)
-        torch.amax(work_rb, 1, out=peaks_r)
-        steps_r.copy_(root_mean_square(values_rb, peaks_r, self._counts_r, work_rb)).mul_(STEP_OF_RMS)
-        self._rounder.round_(steps_r).clamp_(max=max_step(LEVELS[-1]))
-        borders_r = steps_r.clamp(min=MIN_STEP).mul_(BORDER)
-        torch.div(values_rb, borders_r.unsqueeze(1), out=work_rb)
-        work_rb.floor_().clamp_(-2.0, 1.0).add_(2.0)
-        self._codes_rb.copy_(work_rb)
-        # One code in each byte; the low byte gathers its neighbour's, then both gather the other two's.
-        fours, shifted = self._codes_rb.view(-1).view(torch.int32), self._places
-        fours.bitwise_or_(torch.bitwise_right_shift(fours, 6, out=shifted))
-        fours.bitwise_or_(torch.bitwise_right_shift(fours, 12, out=shifted))
-        codes_rc.view(-1).copy_(fours.bitwise_and_(0xFF))
-        steps_r.mul_(steps_r >= MIN_STEP)
+        row_peaks(values_rb, peaks_r)
+        root_mean_square(values_rb, peaks_r, self._counts_r, steps_r)
+        self._rounder.round_(steps_r.mul_(STEP_OF_RMS)).clamp_(max=max_step(LEVELS[-1]))
+        borders_r1 = steps_r.clamp(min=LEAST_STEP).mul_(BORDER).unsqueeze(1)
+        room_tb = work_for(values_rb)
+        for tile_tb, borders_t1, int8_tb, codes_tc in split(values_rb, borders_r1, self._codes_rb, codes_rc):
+            work_tb = fitting(room_tb, tile_tb)
+            torch.div(tile_tb, borders_t1, out=work_tb)
+            int8_tb.copy_(work_tb.add_(self._two).floor_().clamp_(0.0, 3.0))
+            # One code in each byte; the low byte gathers its neighbour's, then both gather the other two's.
+            fours = int8_tb.view(-1).view(torch.int32)
+            fours.bitwise_or_(fours >> 6)
+            fours.bitwise_or_(fours >> 12)
+            codes_tc.view(-1).copy_(fours.bitwise_and_(0xFF))
+        steps_r.mul_(steps_r >= LEAST_STEP)
 
     def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:
-        self._places.copy_(codes_rc.view(-1))
-        torch.index_select(self._unpacking, 0, self._places, out=self._codes_rb.view(-1).view(torch.int32))
+        places = scratch("places", codes_rc.numel(), torch.int32, codes_rc.device).copy_(codes_rc.view(-1))
+        torch.index_select(self._unpacking, 0, places, out=self._codes_rb.view(-1).view(torch.int32))
         self._int8.restore(steps_r, self._codes_rb.view(torch.uint8), out_rb)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from farflung.compression.blocks import BlockCodec, Kernel
 from farflung.compression.int8 import TOP, Int8Kernel
-from farflung.compression.tiles import scratch
+from farflung.compression.tiles import scratch, split
 from farflung.compression.wire import Format
 
 LEVELS = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
@@ -41,23 +41,27 @@ class _Int4Kernel:
     def __init__(self, rows: int, block: int, device: torch.device) -> None:
         self._int8 = Int8Kernel(rows, block, device)
         self._codes_rb = scratch("int8 codes", rows * block, torch.uint8, device).view(rows, block)
-        # Pairs of int8 codes when encoding, pairs of bytes (four values) when decoding.
-        self._places = scratch("places", rows * block // 2, torch.int32, device)
         self._low_half = torch.tensor(0xFFFF, dtype=torch.int32, device=device)
         self._packing = _packing(device)
         self._unpacking = _unpacking(device)
 
     def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
         self._int8.quantise(values_rb, peaks_r, steps_r, self._codes_rb)
-        pairs = self._codes_rb.view(-1).view(torch.int16)
-        self._places.copy_(pairs).bitwise_and_(self._low_half)
-        torch.index_select(self._packing, 0, self._places, out=codes_rc.view(-1))
+        for int8_tb, codes_tc in split(self._codes_rb, codes_rc):
+            places = self._places(int8_tb)
+            torch.index_select(self._packing, 0, places, out=codes_tc.view(-1))
 
     def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:
-        fours = codes_rc.view(-1).view(torch.int16)
-        places = self._places[: fours.numel()].copy_(fours).bitwise_and_(self._low_half)
-        torch.index_select(self._unpacking, 0, places, out=self._codes_rb.view(-1).view(torch.int32))
+        torch.index_select(
+            self._unpacking, 0, self._places(codes_rc), out=self._codes_rb.view(-1).view(torch.int32)
+        )
         self._int8.restore(steps_r, self._codes_rb, out_rb)
+
+    def _places(self, codes: Tensor) -> Tensor:
+        """Pairs of bytes as places in a table: two int8 codes when encoding, four nibbles when decoding."""
+        pairs = codes.view(-1).view(torch.int16)
+        places = scratch("places", pairs.numel(), torch.int32, codes.device)
+        return places.copy_(pairs).bitwise_and_(self._low_half)
 
 
 @lru_cache(maxsize=8)

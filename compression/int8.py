@@ -19,7 +19,7 @@ from torch import Tensor
 from farflung.collectives.errors import FrameError
 from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import MIN_STEP, BlockCodec, Kernel, StepRounder
-from farflung.compression.tiles import scratch
+from farflung.compression.tiles import fitting, row_peaks, scratch, split, work_for
 from farflung.compression.wire import Format
 
 TOP = 127
@@ -43,24 +43,24 @@ class Int8Codec(BlockCodec):
 
 class Int8Kernel:
     def __init__(self, rows: int, block: int, device: torch.device) -> None:
-        self._work_rb = scratch("work", rows * block, torch.float32, device).view(rows, block)
         self._inverse_r = scratch("inverse", rows, torch.float32, device)
-        self._inverse_r1 = self._inverse_r.unsqueeze(1)
         self._inverse_top = torch.tensor(INVERSE_TOP, dtype=torch.float32, device=device)
         self._min_step = torch.tensor(MIN_STEP, dtype=torch.float32, device=device)
         self._rounder = StepRounder(device)
 
     def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
-        work_rb = self._work_rb
-        torch.abs(values_rb, out=work_rb)
-        torch.amax(work_rb, 1, out=peaks_r)
+        row_peaks(values_rb, peaks_r)
         torch.mul(peaks_r, self._inverse_top, out=steps_r)
         torch.maximum(steps_r, self._min_step, out=steps_r)
         self._rounder.round_(steps_r)
         torch.reciprocal(steps_r, out=self._inverse_r)
-        torch.mul(values_rb, self._inverse_r1, out=work_rb)
-        work_rb.round_()
-        codes_rc.view(torch.int8).copy_(work_rb)
+        inverse_r1 = self._inverse_r.unsqueeze(1)
+        room_tb = work_for(values_rb)
+        for tile_tb, inverse_t1, codes_tc in split(values_rb, inverse_r1, codes_rc.view(torch.int8)):
+            work_tb = fitting(room_tb, tile_tb)
+            torch.mul(tile_tb, inverse_t1, out=work_tb)
+            work_tb.round_()
+            codes_tc.copy_(work_tb)
 
     def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:
         out_rb.copy_(codes_rc.view(torch.int8))

@@ -45,9 +45,11 @@ class PlainCodec:
     def encode(self, chunk_n: Tensor) -> bytes:
         flat_n = flat(chunk_n)
         refuse_non_finite(flat_n, peaks_of(flat_n))
-        stored_n = scratch("stored", flat_n.numel(), self.stored, flat_n.device)
-        for start, stop in spans(flat_n.numel(), tile_length(flat_n.device)):
-            self._store(flat_n[start:stop], stored_n[start:stop])
+        stored_n = flat_n
+        if flat_n.dtype != self.stored:
+            stored_n = scratch("stored", flat_n.numel(), self.stored, flat_n.device)
+            for start, stop in spans(flat_n.numel(), tile_length(flat_n.device)):
+                self._store(flat_n[start:stop], stored_n[start:stop])
         return to_bytes(self.format.header(flat_n.numel()), stored_n)
 
     def check(self, payload: Bytes, elements: int) -> None:
@@ -82,7 +84,7 @@ class PlainCodec:
         return np.frombuffer(payload, np.uint32 if self.stored.itemsize == 4 else np.uint16, -1, HEADER_BYTES)
 
     def _restored(self, bits_n: NDArray[np.unsignedinteger], device: torch.device) -> Tensor:
-        return from_bytes(bits_n, "codes", device).view(self.stored)
+        return from_bytes(bits_n, device).view(self.stored)
 
     def _store(self, values_n: Tensor, out_n: Tensor) -> None:
         raise NotImplementedError

@@ -18,13 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from farflung.compression.wire import MAX_ELEMENTS, NonFinite
 
-# Of fp32 values.  256 KB leave room in a 1 MB cache for the input, the scratch and the codes of a tile.
-_CPU_TILE = 1 << 16
+# In fp32 values.  Steps over whole values go tile by tile: the 512 KB of scratch stay in a 1 MB second-level cache, the
+# input and the codes stream through it.  Steps over one number for each block are too short for that; they take a
+# span at once, whose 4 MB are still in the third-level cache when the tiles come back to them.
+_CPU_TILE, _CPU_SPAN = 1 << 17, 1 << 20
 # A GPU wants few and large launches; this only bounds the scratch (64 MB each).
-_DEVICE_TILE = 1 << 24
+_DEVICE_SPAN = 1 << 24
 
 _INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,7 +51,11 @@ def scratch(role: str, count: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def tile_length(device: torch.device) -> int:
-    return _CPU_TILE if device.type == "cpu" else _DEVICE_TILE
+    return _CPU_TILE if device.type == "cpu" else _DEVICE_SPAN
+
+
+def span_length(device: torch.device) -> int:
+    return _CPU_SPAN if device.type == "cpu" else _DEVICE_SPAN
 
 
 def flat(chunk_n: Tensor) -> Tensor:
@@ -66,14 +73,43 @@ def spans(count: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, count)
 
 
+def split(values_rb: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tile by tile the parts of tensors with as many rows.
+
+    All views in one call for each tensor: a slice from Python costs as much as an operation on a tile.
+    """
+    step = max(1, tile_length(values_rb.device) // values_rb.shape[1])
+    return zip(*(torch.split(each, step) for each in (values_rb, *others)), strict=True)
+
+
+def work_for(values_rb: Tensor) -> Tensor:
+    """fp32 scratch for the tiles of `split(values_rb)`; the same memory at each call."""
+    block = values_rb.shape[1]
+    rows = min(len(values_rb), max(1, tile_length(values_rb.device) // block))
+    return scratch("work", rows * block, torch.float32, values_rb.device).view(rows, block)
+
+
+def fitting(work_tb: Tensor, tile_tb: Tensor) -> Tensor:
+    """All of `work_tb`, but for a last tile that is shorter.  A slice costs µs, so none is made in vain."""
+    return work_tb if len(work_tb) == len(tile_tb) else work_tb[: len(tile_tb)]
+
+
+def row_peaks(values_rb: Tensor, peaks_r: Tensor) -> None:
+    """The largest magnitude of each row; NaN if one of its values is."""
+    work_rb = work_for(values_rb)
+    for tile_tb, peaks_t in split(values_rb, peaks_r):
+        magnitudes_tb = fitting(work_rb, tile_tb)
+        torch.abs(tile_tb, out=magnitudes_tb)
+        torch.amax(magnitudes_tb, 1, out=peaks_t)
+
+
 def fp32_rows(flat_n: Tensor, block: int) -> Iterator[tuple[Tensor, int]]:
-    """(fp32 [rows, block], values that count in the last row) tile by tile.
+    """(fp32 [rows, block], values that count in the last row) span by span.
 
     The rest that fills no block comes last, alone, padded with zeros.
     """
     whole = flat_n.numel() // block * block
-    step = max(1, tile_length(flat_n.device) // block) * block
-    for start, stop in spans(whole, step):
+    for start, stop in spans(whole, span_length(flat_n.device) // block * block):
         part = flat_n[start:stop]
         if part.dtype != torch.float32:
             part = scratch("input", stop - start, torch.float32, flat_n.device).copy_(part)
@@ -84,12 +120,13 @@ def fp32_rows(flat_n: Tensor, block: int) -> Iterator[tuple[Tensor, int]]:
         yield padded.view(1, block), flat_n.numel() - whole
 
 
-def from_bytes(part: NDArray[np.generic], role: str, device: torch.device) -> Tensor:
-    """A writable copy in scratch: torch would warn of a view on a frame's read-only bytes, and rightly."""
-    source = part.view(np.uint8)
-    copied = scratch(role, source.nbytes, torch.uint8, torch.device("cpu"))
-    copied.numpy()[:] = source
-    return copied if device.type == "cpu" else copied.to(device)
+def from_bytes(part: NDArray[np.generic], device: torch.device) -> Tensor:
+    """u8 [bytes], to be read only: on a CPU it is the frame's own memory, which may be a `bytes` object."""
+    try:
+        shared = from_dlpack(part.view(np.uint8))
+    except BufferError:  # a numpy that lends no read-only memory
+        shared = torch.from_numpy(part.view(np.uint8).copy())
+    return shared.to(device)
 
 
 def to_bytes(header: bytes, *parts: Tensor) -> bytes:

@@ -54,7 +54,7 @@ class TopKCodec(BlockCodec):
 
 class _TopKKernel:
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._bits_rb = scratch("work", rows * ROW, torch.int32, device).view(rows, ROW)
+        self._bits_rb = scratch("magnitudes", rows * ROW, torch.int32, device).view(rows, ROW)
         self._rounder = StepRounder(device)
         self._levels = torch.tensor([SMALL, LARGE, -SMALL, -LARGE], dtype=torch.float32, device=device)
 
@@ -78,8 +78,8 @@ class _TopKKernel:
     def _steps(self, taken_rk: Tensor, present_rk: Tensor, peaks_r: Tensor, steps_r: Tensor) -> None:
         counts_r = present_rk.sum(1).clamp_(min=1).to(torch.float32)  # integers: exact in any order
         present_values_rk = taken_rk.where(present_rk, 0.0)
-        rms_r = root_mean_square(present_values_rk, peaks_r, counts_r, torch.empty_like(taken_rk))
-        self._rounder.round_(steps_r.copy_(rms_r.mul_(STEP_OF_RMS))).clamp_(max=max_step(LARGE))
+        root_mean_square(present_values_rk, peaks_r, counts_r, steps_r)
+        self._rounder.round_(steps_r.mul_(STEP_OF_RMS)).clamp_(max=max_step(LARGE))
         steps_r.mul_(steps_r >= MIN_STEP)
 
     def restore(self, steps_r: Tensor, codes_rc: Tensor, out_rb: Tensor) -> None:

@@ -91,7 +91,7 @@ class Conductor:
         core.write(Opened(plan=plan))
         self.round = InFlight(plan, rules, core.now)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
-        core.note(f"round {plan.round_no} opened from version {plan.version} with {len(peers)} peers")
+        core.note(f"round {plan.round_no} opened from version {plan.version} with {_peers(len(peers))}")
         self._tell_members(OpenRound, plan=plan)
 
     # ---- moving on -----------------------------------------------------------------------------------
@@ -174,7 +174,9 @@ class Conductor:
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self.round = None
         self._count_participation(included)
-        core.note(f"version {commit.version} committed by round {commit.round_no} with {len(included)} peers")
+        core.note(
+            f"version {commit.version} committed by round {commit.round_no} with {_peers(len(included))}"
+        )
         for member in core.members.alive.values():
             member.verified = False  # until it shows the digest of the new version
             if member.vouched:  # others would roll results onto a state that is not the run's
@@ -228,3 +230,7 @@ class Conductor:
             digest = reports[min(reports)]
         self.core.write(DigestFixed(version=version, digest=digest))
         return True
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"

@@ -142,7 +142,7 @@ class Guidance:
             return "sync", reason
         return (
             "wait",
-            f"no living peer holds version {self._core.ledger.version}; waiting for one to come back",
+            f"no living peer holds version {self._core.ledger.version}: only one that has it in memory can go on",
         )
 
     def _quarantine(self, member: Member) -> None:
@@ -199,7 +199,11 @@ class Guidance:
     def _take_data_size(self, member: Member, beat: Beat) -> str | None:
         core = self._core
         alone = core.ledger.version == 0 and core.members.alive.keys() == {member.peer}
-        if beat.samples and beat.samples != core.ledger.leases.samples and (not core.ledger.leases.samples or alone):
+        if (
+            beat.samples
+            and beat.samples != core.ledger.leases.samples
+            and (not core.ledger.leases.samples or alone)
+        ):
             core.write(DataFixed(samples=beat.samples, peer=member.peer))
         run_samples = core.ledger.leases.samples
         if beat.samples and beat.samples != run_samples:

@@ -24,6 +24,8 @@ _SHOWN_CHARS = 60
 _SAME_VERSION = "are both sides on the same farflung version?"
 _NAME = "^[a-z0-9-]{1,64}$"
 
+# By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
+CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
 Count = Annotated[int, Field(ge=1, le=_HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -75,8 +77,8 @@ class OuterSection(_Section):
 
 class RoundSection(_Section):
     sync_every: Count = 50
-    codec: Annotated[str, Field(pattern=_NAME, description="the name of a codec")] = "fp32"
-    gather_codec: Annotated[str, Field(pattern=_NAME, description="the name of a codec")] = "fp32"
+    codec: CodecName = "fp32"
+    gather_codec: CodecName = "fp32"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
     deadline_s: Seconds = 60.0
     scatter_grace_s: Seconds = 10.0

@@ -19,7 +19,6 @@ from farflung.collectives.digests import bits, combined, full_mask, mask_from_by
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.coordinator.messages import ProgressReport, Sent
 
-
 UNUSABLE = "values that are not finite, or bytes that are not in the round's codec"
 
 

@@ -230,7 +230,8 @@ class Agent:
                 self._calculate(effect)
 
     def _calculate(
-        self, effect: Install | Roll | Seal | Merge | do.Encode | do.ServeState | do.ServeManifest
+        self,
+        effect: Install | Roll | Seal | Merge | do.Encode | do.Resolve | do.ServeState | do.ServeManifest,
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
@@ -246,6 +247,8 @@ class Agent:
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
             case do.Encode(round_no=round_no, slot=slot):
                 submit(lambda: state.encode(shared.slots[slot]), lambda made: self._encoded(round_no, made))
+            case do.Resolve(slot=slot, used=used):
+                submit(lambda: state.resolve(shared.slots[slot], used), _nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
                 header = self._header(Kind.STATE, version, chunk)
                 submit(lambda: with_payload(header, state.chunk_bytes(chunk)), lambda f: self._served(to, f))

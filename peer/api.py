@@ -84,6 +84,10 @@ class Connection:
     def close(self, reason: str = "closed before joining") -> None:
         self._agent.close(reason)
 
+    def abandon(self) -> None:
+        """This script can't take part: an agent that started it hears so from its exit code."""
+        self._agent.abandon()
+
 
 class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""

@@ -55,7 +55,8 @@ def coordinate(
         Path | None, typer.Option(help="Where the journal and the key live [run.toml's folder].")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on; port 0 takes any free one.")
+        str,
+        typer.Option(help="HOST:PORT[:MEMBER_PORT] to listen on; a port of 0, or none, takes any free one."),
     ] = "0.0.0.0:29800",
     host: Annotated[
         str | None, typer.Option(help="The name or address that peers dial, for the URL.")

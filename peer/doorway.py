@@ -52,6 +52,13 @@ class Doorway:
         self._nonce = b""
         self._again_at = 0.0
         self._tries = 0
+        self._knocking_since: float | None = None
+
+    def silent_s(self, now: float) -> float:
+        """For how long nobody has answered, if nobody ever did."""
+        return (
+            0.0 if self.manifest is not None or self._knocking_since is None else now - self._knocking_since
+        )
 
     def leave(self, now: float, jitter: float) -> None:
         """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
@@ -67,6 +74,8 @@ class Doorway:
         self.stand = Stand.KNOCKING
         self._again_at = now + min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
         self._tries += 1
+        if self._knocking_since is None:
+            self._knocking_since = now
         return Knock(protocol=PROTOCOL_VERSION, run=self._run)
 
     def on_challenge(self, challenge: Challenge) -> bool:

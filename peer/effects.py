@@ -54,6 +54,14 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolve:
+    """What was encoded from `slot` is decided: a commit used it, or it will come again with the next."""
+
+    slot: int
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ServeState:
     """Send one chunk of the outer state as it is now (it is at `version`)."""
 
@@ -89,6 +97,7 @@ Effect = (
     | Contacts
     | Tell
     | Encode
+    | Resolve
     | ServeState
     | ServeManifest
     | Note

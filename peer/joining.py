@@ -55,7 +55,7 @@ def join(options: JoinOptions) -> int:
                 signal.signal(number, handler)
     finally:
         remove_folder(folder)
-    return _conclude(end)
+    return _conclude(end, trainer)
 
 
 def _command(options: JoinOptions) -> list[str]:
@@ -72,11 +72,11 @@ def _command(options: JoinOptions) -> list[str]:
     return [sys.executable, str(options.script), *options.script_arguments]
 
 
-def _conclude(end: Exit) -> int:
+def _conclude(end: Exit, trainer: ChildTrainer) -> int:
     if end.code == "finished":
         say_on_stderr("the run is complete; thank you for taking part")
     elif end.code == "left":
         say_on_stderr(f"left the run: {end.reason}")
     else:
         say_on_stderr(f"cannot take part: {end.reason}")
-    return exit_codes.for_refusal(end.code)
+    return trainer.hopeless_code or exit_codes.for_refusal(end.code)

@@ -49,6 +49,12 @@ from farflung.peer.participation import Participation
 from farflung.peer.reports import Reporter
 from farflung.peer.training import Training
 
+UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
+UNREACHABLE_HINT = (
+    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
+    "it printed last"
+)
+
 
 class PeerMachine:
     def __init__(self, me: Me, run: str, jitter: Callable[[], float]) -> None:
@@ -325,6 +331,10 @@ class PeerMachine:
         if self.exited:
             return []
         if self.doorway.stand != Stand.INSIDE:
+            if self.doorway.silent_s(now) >= UNREACHABLE_AFTER_S:
+                return self._exit(
+                    "unreachable", f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
+                )
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             return effects + self._keep_training() + (self.part.on_timer(now) if self.part else [])

@@ -21,7 +21,7 @@ from farflung.collectives.verdicts import Counters, Verdict
 from farflung.compression.codec import codec_named
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
-from farflung.peer.effects import Effect, Encode, ServeManifest, ServeState
+from farflung.peer.effects import Effect, Encode, Resolve, ServeManifest, ServeState
 from farflung.peer.local_messages import Frozen
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
@@ -57,6 +57,7 @@ class Participation:
             codec_named(manifest.round.codec),
             codec_named(manifest.round.gather_codec),
         )
+        self._resolved: list[Resolve] = []
         self._early: deque[tuple[str, Frame]] = deque()
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
 
@@ -86,9 +87,10 @@ class Participation:
         self.catch.on_commit(commit)
         self._committed_round = (commit.round_no, commit.version)
         mine = self.contribution
-        if mine is not None and mine.round_no == commit.round_no:
-            self.consumed = mine if self.me in commit.included else None
-            self.contribution = None
+        if mine is not None and mine.round_no <= commit.round_no:
+            used = mine.round_no == commit.round_no and self.me in commit.included
+            self.consumed = mine if used else self.consumed
+            self._resolve(used)
         if self.round is not None and commit.version > self.round.plan.version:
             if commit.round_no == self.round.plan.round_no:
                 for chunk, piece in self.round.results.items():
@@ -100,7 +102,13 @@ class Participation:
         if self.round is not None and self.round.plan.round_no == round_no:
             self._end_round()
         if self.contribution is not None and self.contribution.round_no == round_no:
-            self.contribution = None
+            self._resolve(used=False)
+
+    def _resolve(self, used: bool) -> None:
+        """What became of my contribution is known."""
+        assert self.contribution is not None
+        self._resolved.append(Resolve(self.contribution.frozen.slot, used))
+        self.contribution = None
 
     def _end_round(self) -> None:
         self.round = None
@@ -137,8 +145,9 @@ class Participation:
 
     def advance(self, now: float) -> list[Effect]:
         """Apply what can be applied, ask for what is missing.  Not to be called while the trainer reads the anchor."""
+        resolved, self._resolved = self._resolved, []
         if self.sealing:
-            return []
+            return [*resolved]
         effects: list[DataEffect] = self.catch.roll()
         for effect in effects:
             if isinstance(effect, Roll):
@@ -148,7 +157,7 @@ class Participation:
                 self.sealing = True
         if not self.catch.done:
             effects += self.catch.ask(now)
-        return [*effects]
+        return [*resolved, *effects]
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
@@ -22,7 +23,6 @@ from farflung.collectives.frames import Frame, check_payload, parse
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
-from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
@@ -31,6 +31,7 @@ from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
+from farflung.peer.scenario import Scenario, manifest_for
 from farflung.peer.state import codecs_of
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
@@ -39,66 +40,6 @@ RUN_ID = bytes(range(16))
 TICK_S = 0.4
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """How hostile the world is.  The defaults make a run in which nearly everything happens somewhere."""
-
-    peers: int = 4
-    chunks: int = 3
-    rounds: int = 5
-    min_peers: int = 2
-    undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
-    faults_until_s: float = 10.0
-    end_s: float = 120.0
-    drop: float = 0.03
-    duplicate: float = 0.03
-    slow: float = 0.05  # share of messages that take up to 3 s, which also reorders them
-    kill_per_effect: float = 0.004
-    cut_per_s: float = 0.05
-    trainer_crash_per_s: float = 0.02
-
-    @staticmethod
-    def of(seed: int) -> Scenario:
-        """The seed also chooses how large the run is, and how bad the world."""
-        draw = random.Random(f"scenario {seed}")
-        peers = draw.choice((2, 3, 3, 4, 4, 5))
-        return Scenario(
-            peers=peers,
-            chunks=draw.choice((1, 2, 3, 5)),
-            rounds=draw.choice((3, 4, 5)),
-            min_peers=draw.choice((1, 2, 2)),
-            undialable=draw.choice((0, 0, 1)),
-            drop=draw.choice((0.0, 0.02, 0.08)),
-            slow=draw.choice((0.0, 0.05, 0.1)),
-            kill_per_effect=draw.choice((0.0, 0.004, 0.008, 0.015)),
-            cut_per_s=draw.choice((0.0, 0.05, 0.1)),
-        )
-
-
-def manifest_for(scenario: Scenario) -> Manifest:
-    return Manifest.from_toml(
-        f"""
-        [run]
-        name = "simulated"
-        rounds = {scenario.rounds}
-        min_peers = {scenario.min_peers}
-        [data]
-        lease_samples = 8
-        batch = 2
-        [round]
-        sync_every = 4
-        deadline_s = 6.0
-        scatter_grace_s = 3.0
-        round_timeout_s = 12.0
-        keep_results = 3
-        [net]
-        heartbeat_s = 1.0
-        dead_after_s = 3.0
-        """,
-        "simulated",
-    )
 
 
 @dataclass
@@ -379,8 +320,6 @@ class World:
 
 
 def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:
-    import msgspec
-
     return msgspec.structs.replace(hello, signature=key.sign(signed_part(hello, nonce)))
 
 

@@ -17,6 +17,7 @@ from farflung.collectives.frames import Payload
 from farflung.collectives.merge import Codecs, merged_chunk
 from farflung.collectives.verdicts import Verdict
 from farflung.compression.codec import NonFinite, codec_named
+from farflung.compression.feedback import feedback_for
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean
@@ -28,6 +29,7 @@ class OuterState:
         self._model = model
         self._codecs = codecs
         self._outer = outer
+        self._feedback = feedback_for(codecs.scatter.name)
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
         self.hashes: list[bytes] = [b""] * model.chunk_count
@@ -72,15 +74,32 @@ class OuterState:
 
     def encode(self, slot: Tensor) -> tuple[list[Payload], str]:
         """(one payload per chunk, why it can't be contributed or "")."""
-        rows = slot.view(self._model.chunk_count, self._model.chunk_elements)
+        size = self._model.chunk_elements
         payloads: list[Payload] = []
-        for chunk, row in enumerate(rows):
+        if self._feedback is not None:
+            self._feedback.open(slot)
+        for start in range(0, slot.numel(), size):
             try:
-                payloads.append(self._codecs.scatter.encode(row))
+                payloads.append(self._encode_chunk(slot, start, size))
             except NonFinite as error:
-                place = chunk * self._model.chunk_elements + error.index
-                return [], f"element {place} of the pseudo-gradient is {error.value}"
+                if self._feedback is not None:
+                    self._feedback.reset()
+                return [], f"element {start + error.index} of the pseudo-gradient is {error.value}"
         return payloads, ""
+
+    def _encode_chunk(self, slot: Tensor, start: int, size: int) -> bytes:
+        if self._feedback is not None:
+            return self._feedback.encode(self._codecs.scatter, start, size)
+        return self._codecs.scatter.encode(slot[start : start + size])
+
+    def resolve(self, slot: Tensor, used: bool) -> None:
+        """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""
+        if self._feedback is None or not self._feedback.is_open:
+            return
+        if used:
+            self._feedback.settle()
+        else:
+            self._feedback.withdraw(slot)
 
     def merge(self, effect: Merge) -> bytes:
         return merged_chunk(self._codecs, self._model.chunk_elements, effect.payloads, effect.weights)

@@ -65,6 +65,7 @@ class ChildTrainer:
         self._started_at = 0.0
         self._crashes = 0
         self._died = False
+        self.hopeless_code: int | None = None  # the exit code of a trainer that is not worth starting again
         self.ended = False  # it ended by itself with success: it is not started again
         self._news: list[str] = []
 
@@ -100,6 +101,7 @@ class ChildTrainer:
             return None
         self._crashes = 1 if now - self._started_at >= STEADY_S else self._crashes + 1
         if code in HOPELESS:
+            self.hopeless_code = code
             return f"the trainer ended with exit code {code}; its last message says why"
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self._crashes >= CRASHES_IN_A_ROW:

@@ -53,8 +53,8 @@ def train(out: Path | None) -> None:
     try:
         model = _model(connection.manifest).to(device)
         data = ByteWindows(load_corpus().train, connection.manifest.model.context)
-    except UserError as error:
-        connection.close(str(error))
+    except UserError:
+        connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
     inner = connection.manifest.inner
     optimizer = AdamW(model.parameters(), inner.lr, inner.betas, weight_decay=inner.weight_decay)

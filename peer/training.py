@@ -105,7 +105,8 @@ class Training:
         if not self.attached or self.loading or self._finish_told:
             return []
         self._finish_told = True
-        return [Tell(Finish(version=version))]
+        # The script's model is then the run's, without the steps that no round will use any more.
+        return [*self._load(version, "drop", None), Tell(Finish(version=version))]
 
     # ---- data ---------------------------------------------------------------------------------------------
 

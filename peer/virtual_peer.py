@@ -124,7 +124,16 @@ class VirtualPeer:
             case do.Exit():
                 self.exit_code = effect.code
                 self.world.observe("exit", (self, effect))
-            case Install() | Roll() | Seal() | Merge() | do.Encode() | do.ServeState() | do.ServeManifest():
+            case (
+                Install()
+                | Roll()
+                | Seal()
+                | Merge()
+                | do.Encode()
+                | do.Resolve()
+                | do.ServeState()
+                | do.ServeManifest()
+            ):
                 self._queue(effect)
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
@@ -157,6 +166,8 @@ class VirtualPeer:
                 payloads, problem = self.state.encode(self.slots[effect.slot])
                 self.world.observe("encoded", (self, effect, payloads))
                 self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
+            case do.Resolve(slot=slot, used=used):
+                self.state.resolve(self.slots[slot], used)
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk)
             case do.ServeManifest():

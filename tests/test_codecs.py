@@ -99,12 +99,12 @@ def block_int4(block: list[f32], filled: int) -> tuple[f32, bytes]:
 
 def block_int2(block: list[f32], filled: int) -> tuple[f32, bytes]:
     step = step_near(rms(block, max(abs(value) for value in block), filled) * f32(0.09), 17)
-    border = max(step, MIN_STEP) * f32(11)
-    codes = [int(min(max(np.floor(value / border), -2), 1)) + 2 for value in block]
+    border = max(step, f32(2.0**-100)) * f32(11)
+    codes = [int(min(max(np.floor(value / border + f32(2)), 0), 3)) for value in block]
     packed = bytes(
         codes[i] | codes[i + 1] << 2 | codes[i + 2] << 4 | codes[i + 3] << 6 for i in range(0, 64, 4)
     )
-    return (step if step >= MIN_STEP else f32(0)), packed
+    return (step if step >= f32(2.0**-100) else f32(0)), packed
 
 
 def block_topk(block: list[f32], filled: int) -> tuple[f32, bytes]:
@@ -271,8 +271,10 @@ def half_a_step(codec: Codec, vector: Tensor) -> None:
     # The widest gap of int4 is 39 of 127.  A step is rounded by up to 2^-9, a product by up to 2^-24.
     gap = 1.0 if codec.name == "int8" else 39.0
     decoded = codec.decode(codec.encode(vector), len(vector)).double()
+    if len(vector) == 0:
+        return
     for part, back in zip(vector.double().split(block), decoded.split(block), strict=True):
-        step = max(float(part.abs().max()) / 127 * (1 + 2**-9), 2.0**-125)
+        step = max(float(part.abs().amax()) / 127 * (1 + 2**-9), 2.0**-125)
         assert float((part - back).abs().max()) <= gap * step / 2 * (1 + 2**-15)
 
 

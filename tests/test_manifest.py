@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.errors import UserError
-from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, TEMPLATE, Manifest
+from farflung.compression.codec import codec_names
+from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, TEMPLATE, CodecName, Manifest
 
 
 def problem(text: str) -> str:
@@ -152,3 +154,10 @@ def test_random_text_raises_user_errors_only(text: str) -> None:
 def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
     with pytest.raises(UserError):
         Manifest.from_canonical(data)
+
+
+def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
+    """The coordinator knows them by name only: it starts without torch."""
+    assert sorted(get_args(CodecName)) == codec_names()
+    with pytest.raises(UserError, match="codec"):
+        Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")

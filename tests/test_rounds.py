@@ -20,7 +20,9 @@ from farflung.coordinator.rounds import token_weights as weigh
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
 SESSION = bytes(16)
-RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32")
+RULES = RoundRules(
+    min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32"
+)
 
 
 def h(who: str, chunk: int) -> bytes:

@@ -1,0 +1,74 @@
+"""What a simulated run is like: how many peers, how bad the network, how often somebody dies.
+
+Read by the simulator.  A seed draws its own scenario, so that a sweep over seeds is also one over worlds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from farflung.coordinator.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How hostile the world is.  The defaults make a run in which nearly everything happens somewhere."""
+
+    peers: int = 4
+    chunks: int = 3
+    rounds: int = 5
+    min_peers: int = 2
+    codec: str = "fp32"
+    undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
+    faults_until_s: float = 10.0
+    end_s: float = 120.0
+    drop: float = 0.03
+    duplicate: float = 0.03
+    slow: float = 0.05  # share of messages that take up to 3 s, which also reorders them
+    kill_per_effect: float = 0.004
+    cut_per_s: float = 0.05
+    trainer_crash_per_s: float = 0.02
+
+    @staticmethod
+    def of(seed: int) -> Scenario:
+        """The seed also chooses how large the run is, and how bad the world."""
+        draw = random.Random(f"scenario {seed}")
+        peers = draw.choice((2, 3, 3, 4, 4, 5))
+        return Scenario(
+            peers=peers,
+            chunks=draw.choice((1, 2, 3, 5)),
+            rounds=draw.choice((3, 4, 5)),
+            min_peers=draw.choice((1, 2, 2)),
+            codec=draw.choice(("fp32", "fp32", "fp32", "int8", "int4")),
+            undialable=draw.choice((0, 0, 1)),
+            drop=draw.choice((0.0, 0.02, 0.08)),
+            slow=draw.choice((0.0, 0.05, 0.1)),
+            kill_per_effect=draw.choice((0.0, 0.004, 0.008, 0.015)),
+            cut_per_s=draw.choice((0.0, 0.05, 0.1)),
+        )
+
+
+def manifest_for(scenario: Scenario) -> Manifest:
+    return Manifest.from_toml(
+        f"""
+        [run]
+        name = "simulated"
+        rounds = {scenario.rounds}
+        min_peers = {scenario.min_peers}
+        [data]
+        lease_samples = 8
+        batch = 2
+        [round]
+        codec = "{scenario.codec}"
+        sync_every = 4
+        deadline_s = 6.0
+        scatter_grace_s = 3.0
+        round_timeout_s = 12.0
+        keep_results = 3
+        [net]
+        heartbeat_s = 1.0
+        dead_after_s = 3.0
+        """,
+        "simulated",
+    )
