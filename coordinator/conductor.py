@@ -204,24 +204,18 @@ class Conductor:
         version = ledger.version
         if version == 0 or version in ledger.digests:
             return False
-        commit = ledger.commits.get(version)
-        makers = commit.members if commit is not None else ()
         reports = {
             m.joined_no: m.beat.digest
             for m in self.core.members.alive.values()
-            # Who speaks for a new version: peers that were at the one before, or that made it (and may have met
-            # a coordinator since that has not seen their older digests).
-            if (m.vouched or m.peer in makers)
-            and m.beat is not None
-            and m.beat.version == version
-            and m.beat.digest
+            # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
+            if m.peer in ledger.vouched and m.beat is not None and m.beat.version == version and m.beat.digest
         }
         if not reports:
             return False
         digest, agreeing = Counter(reports.values()).most_common(1)[0]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
         still_to_come = any(
-            m.vouched and m.beat is not None and m.beat.version < version
+            m.peer in ledger.vouched and m.beat is not None and 0 <= m.beat.version < version
             for m in self.core.members.alive.values()
         )
         if agreeing < 2 and still_to_come and not patience_over:

@@ -10,7 +10,7 @@ from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import Beat, Committed, Decided, Lease, OpenRound, Tick
-from farflung.coordinator.records import DataFixed, Genesis, Granted, Released
+from farflung.coordinator.records import DataFixed, Genesis, Granted, Released, Vouched
 
 RELEASE_AFTER_DEAD = (
     2.0  # times dead_after_s: how long a lost peer's leases wait for it before others get them
@@ -109,7 +109,7 @@ class Guidance:
         version = core.ledger.version
         known = core.ledger.digests.get(beat.version)
         if beat.version >= 0 and known is not None and beat.digest == known:
-            member.vouched = True
+            self._vouch(member)
         member.verified = beat.version == version and known is not None and beat.digest == known
         if version == 0 and not self._genesis_is_held():
             return self._found(member, beat)
@@ -169,8 +169,14 @@ class Guidance:
             self._conductor.abort("version 0 is founded anew")
         self._core.write(Genesis(digest=beat.digest, peer=member.peer))
         self._core.note(f"{member.contact.name} founded version 0")
-        member.verified = member.vouched = True
+        member.verified = True
+        self._vouch(member)
         return "train", "it founded version 0"
+
+    def _vouch(self, member: Member) -> None:
+        member.vouched = True
+        if member.peer not in self._core.ledger.vouched:
+            self._core.write(Vouched(peer=member.peer))
 
     def _donors(self, member: Member) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""

@@ -26,6 +26,7 @@ from farflung.coordinator.records import (
     Record,
     Released,
     Started,
+    Vouched,
 )
 from farflung.coordinator.schema import ModelSchema
 
@@ -48,6 +49,7 @@ class Ledger:
     digests: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
+    vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
     names: dict[str, str] = field(default_factory=dict)
     leases: Leases = field(init=False)
 
@@ -69,6 +71,8 @@ class Ledger:
                 self.founder = peer
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
+            case Vouched(peer=peer):
+                self.vouched.add(peer)
             case Opened(plan=plan):
                 self.round_no = max(self.round_no, plan.round_no)
                 self.open_round = plan.round_no

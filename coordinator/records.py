@@ -49,6 +49,12 @@ class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
     session: bytes
 
 
+class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
+    """This peer has shown the run's state: it may speak for the digest of a version that it helped to make."""
+
+    peer: str
+
+
 class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
     peer: str
     reason: str
@@ -99,6 +105,7 @@ Record = (
     | DataFixed
     | Genesis
     | Admitted
+    | Vouched
     | Departed
     | Opened
     | DecidedOn

@@ -64,10 +64,8 @@ class Arithmetic:
             result, error = None, None
             try:
                 result = job()
-            except (
-                Exception
-            ) as caught:  # the thread's outermost loop: carried over to the agent's, where it ends it
-                error = caught
+            except Exception as caught:  # the thread's outermost loop
+                error = caught  # carried over to the agent's loop, where it ends the agent
             self._finished.put((then, result, error))
             try:
                 self._bell.send(b"!")

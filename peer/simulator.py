@@ -24,7 +24,7 @@ from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
-from farflung.coordinator.records import Record, from_bytes, to_bytes
+from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
@@ -77,7 +77,7 @@ class World:
         self._cut: set[frozenset[str]] = set()
         self._machine_class = machine
         self._ended = False
-        self._waited_for: list[VirtualPeer] | None = None  # who was in the run when the first peer finished
+        self._waited_for: list[VirtualPeer] = []  # who was in the run at its last commit
         self.journal: list[bytes] = []
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
@@ -109,9 +109,6 @@ class World:
         self.invariants.observe(what, details)
         if what == "exit":
             self._ended = self._over()
-            if self._waited_for is None and self.coordinator is not None:
-                here = self.coordinator.core.members.alive
-                self._waited_for = [p for p in self.peers.values() if p.alive and p.peer in here]
 
     @property
     def calm(self) -> bool:
@@ -147,6 +144,9 @@ class World:
         self.journal.append(to_bytes(record))
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
+        if isinstance(record, CommittedRound) and record.commit.version == self.scenario.rounds and self.calm:
+            here = self.coordinator.core.members.alive if self.coordinator is not None else {}
+            self._waited_for = [p for p in self.peers.values() if p.alive and p.peer in here]
 
     # ---- peers ------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class World:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
-        left_behind = [p.peer for p in self._waited_for or () if p.alive and not p.exit_code]
+        left_behind = [p.peer for p in self._waited_for if p.alive and not p.exit_code]
         if finished and left_behind:
             raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
         return Report(
