@@ -21,7 +21,7 @@ class Scenario:
     min_peers: int = 2
     codec: str = "fp32"
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
-    faults_until_s: float = 10.0
+    faults_until_s: float = 8.0
     end_s: float = 120.0
     drop: float = 0.03
     duplicate: float = 0.03
@@ -34,17 +34,17 @@ class Scenario:
     def of(seed: int) -> Scenario:
         """The seed also chooses how large the run is, and how bad the world."""
         draw = random.Random(f"scenario {seed}")
-        peers = draw.choice((2, 3, 3, 4, 4, 5))
+        peers = draw.choice((2, 3, 3, 3, 4, 5))
         return Scenario(
             peers=peers,
-            chunks=draw.choice((1, 2, 3, 5)),
-            rounds=draw.choice((3, 4, 5)),
+            chunks=draw.choice((1, 2, 3, 4)),
+            rounds=draw.choice((2, 3, 4)),
             min_peers=draw.choice((1, 2, 2)),
-            codec=draw.choice(("fp32", "fp32", "fp32", "int8", "int4")),
+            codec=draw.choice(("fp32", "fp32", "fp32", "fp32", "fp32", "fp32", "int8", "int4")),
             undialable=draw.choice((0, 0, 1)),
             drop=draw.choice((0.0, 0.02, 0.08)),
             slow=draw.choice((0.0, 0.05, 0.1)),
-            kill_per_effect=draw.choice((0.0, 0.004, 0.008, 0.015)),
+            kill_per_effect=draw.choice((0.0, 0.005, 0.01, 0.02)),
             cut_per_s=draw.choice((0.0, 0.05, 0.1)),
         )
 

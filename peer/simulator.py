@@ -92,7 +92,7 @@ class World:
     def run(self) -> Report:
         self.start_coordinator()
         for index in range(len(self._keys)):
-            self.after(self.random.uniform(0, 4.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
+            self.after(self.random.uniform(0, 3.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
         while self._queue and self.now < self.scenario.end_s and not self._ended:
             self.now, _, action = heapq.heappop(self._queue)
@@ -146,7 +146,8 @@ class World:
         self.invariants.on_record(record)
         if isinstance(record, CommittedRound) and record.commit.version == self.scenario.rounds and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
-            self._waited_for = [p for p in self.peers.values() if p.alive and p.peer in here]
+            inside = {member.process for member in here.values()}
+            self._waited_for = [p for p in self.peers.values() if p.alive and p.me.process in inside]
 
     # ---- peers ------------------------------------------------------------------------------------------------
 
