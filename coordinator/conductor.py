@@ -91,7 +91,7 @@ class Conductor:
         core.write(Opened(plan=plan))
         self.round = InFlight(plan, rules, core.now)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
-        core.note(f"round {plan.round_no} opened from version {plan.version} with {_peers(len(peers))}")
+        core.log(f"round {plan.round_no} opened from version {plan.version} with {_peers(len(peers))}")
         self._tell_members(OpenRound, plan=plan)
 
     # ---- moving on -----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Conductor:
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self.round = None
         self._count_participation(included)
-        core.note(
+        core.log(
             f"version {commit.version} committed by round {commit.round_no} with {_peers(len(included))}"
         )
         for member in core.members.alive.values():

@@ -41,6 +41,10 @@ class Core:
         message = kind(session=member.session, seq=member.out_seq, **body)
         self._effects.append(Tell(member.peer, member.session, message))
 
+    def log(self, text: str) -> None:
+        """What happens every round: to the log only, or it would push the news off the dashboard."""
+        self._effects.append(Note(text))
+
     def note(self, text: str) -> None:
         """Something a person wants to know: to the log and to the dashboard."""
         self.events.append((self.now, text))

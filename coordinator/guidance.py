@@ -18,6 +18,7 @@ RELEASE_AFTER_DEAD = (
 LEASES_PER_PEER = 64
 DIGESTS_TOLD = 8
 DONORS_TOLD = 16
+RATE_SPAN_S = 2.0
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 
 
@@ -74,11 +75,13 @@ class Guidance:
         return tuple(sorted(ledger.digests.items())[-DIGESTS_TOLD:])
 
     def _measure(self, member: Member, beat: Beat) -> None:
-        last, now = member.beat, self._core.now
-        if last is not None and now > member.rated_at:
-            rate = max(0, beat.tokens - last.tokens) / (now - member.rated_at)
-            member.rate_tokens_per_s += 0.2 * (rate - member.rate_tokens_per_s)
-        member.rated_at = now
+        """Tokens per second, over spans long enough to mean something: beats come in bursts around a round."""
+        seconds = self._core.now - member.rated_at
+        if member.beat is None or seconds >= RATE_SPAN_S:
+            if member.beat is not None:
+                rate = max(0, beat.tokens - member.rated_tokens) / seconds
+                member.rate_tokens_per_s += 0.3 * (rate - member.rate_tokens_per_s)
+            member.rated_at, member.rated_tokens = self._core.now, beat.tokens
 
     def _repeat_what_is_missing(self, member: Member, beat: Beat, counted: bool) -> None:
         core, flight = self._core, self._conductor.round

@@ -35,6 +35,7 @@ class Member:
     progress_seen: int = 0
     rate_tokens_per_s: float = 0.0
     rated_at: float = 0.0
+    rated_tokens: int = 0
     closed_at: float | None = None  # its connection broke; it has a moment to come back
 
     @property
