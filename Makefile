@@ -7,10 +7,10 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint format demo clean
+.PHONY: help install test lint format demo bench-codec clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 install: $(STAMP) ## make .venv/ with farflung (editable) and the development tools
 	@:
@@ -43,6 +43,9 @@ format: $(STAMP) ## rewrite the files: the safe fixes, then the format
 
 demo: $(STAMP) ## one machine: a coordinator, three peers, the dashboard
 	@$(BIN)/farflung demo
+
+bench-codec: $(STAMP) ## the codecs' speed and error, beside others' (about half a minute)
+	@$(BIN)/python benchmarks/codec.py
 
 clean: ## remove caches and build products; .venv/ and runs/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -18,6 +18,7 @@ from farflung.coordinator.schema import first_difference
 from farflung.coordinator.signing import peer_id_of, verify
 
 UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
+CHALLENGES_PER_CALLER = 4  # a peer that knocked while nobody was there hears several, and answers the first
 CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
 
 
@@ -32,7 +33,7 @@ class Door:
         self._core = core
         self._manifest = core.manifest.canonical()
         self._manifest_digest = core.manifest.digest
-        self._challenges: OrderedDict[bytes, bytes] = OrderedDict()
+        self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()
 
     def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
         if knock.protocol != PROTOCOL_VERSION:
@@ -45,7 +46,7 @@ class Door:
             return _refuse(
                 "run", f"this coordinator runs '{self._core.manifest.run.name}', not '{knock.run}'"
             )
-        self._challenges[caller] = nonce
+        self._challenges[caller] = [*self._challenges.get(caller, []), nonce][-CHALLENGES_PER_CALLER:]
         self._challenges.move_to_end(caller)
         while len(self._challenges) > CHALLENGES_KEPT:
             self._challenges.popitem(last=False)
@@ -56,13 +57,13 @@ class Door:
         return None if name == here else _refuse("run", f"this coordinator runs '{here}', not '{name}'")
 
     def examine(self, caller: bytes, key: bytes, hello: Hello) -> Refuse | None:
-        """Why this hello is refused, or None.  Uses up the challenge."""
-        nonce = self._challenges.pop(caller, None)
-        if nonce is None:
+        """Why this hello is refused, or None.  Uses up the caller's challenges."""
+        nonces = self._challenges.pop(caller, [])
+        if not nonces:
             return _refuse("challenge", "hello without a fresh challenge; knock first", retry_after_s=0.5)
         if hello.key != key:
             return _refuse("key", "the key in the hello is not the key of this connection")
-        if not verify(hello.identity, signed_part(hello, nonce), hello.signature):
+        if not any(verify(hello.identity, signed_part(hello, nonce), hello.signature) for nonce in nonces):
             return _refuse("signature", "the hello is not signed by the identity it names")
         return self._unfit(hello) or self._crowded(hello)
 

@@ -139,6 +139,14 @@ class Stage:
             f"not within {timeout_s:g} s: {what}; last seen: {json.dumps(seen)[:1500]}\n{logs}"
         )
 
+    def until_log(self, name: str, text: str, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while text not in self.log(name):
+            assert time.monotonic() < end, (
+                f"{name} did not say {text!r} within {timeout_s:g} s:\n{self.log(name)}"
+            )
+            time.sleep(0.05)
+
     def wait(self, name: str, timeout_s: float = 60.0) -> int:
         try:
             return self.processes[name].wait(timeout_s)
