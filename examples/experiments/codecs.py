@@ -1,6 +1,6 @@
 """What a codec costs in loss: the demo's model, trained once per codec at the same tokens.
 
-    python examples/codecs.py [--rounds 30] [--steps 20] [--peers 3] [codec ...]
+    python examples/experiments/codecs.py [--rounds 30] [--steps 20] [--peers 3] [codec ...]
 
 The peers live in one process and take turns, but everything that touches a pseudo-gradient is the program's own:
 the layout, the codecs with their error feedback, the owner's merge, the exact outer step, the digests.
