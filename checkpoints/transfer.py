@@ -22,6 +22,7 @@ from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
 
 ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
 NO_VERSION = -1
 
 Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
@@ -51,6 +52,8 @@ class CatchUp:
         self._pause_until: dict[Key, float] = {}  # all were tried: not again before
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
+        self._heard_at: dict[str, float] = {}  # when a donor last gave something
+        self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self.fetched_bytes = 0
 
     # ---- what the peer machine tells it -----------------------------------------------------------------
@@ -69,6 +72,7 @@ class CatchUp:
 
     def founded(self) -> list[DataEffect]:
         """The trainer wrote the initial state: everything is at version 0."""
+        self.reset()  # whatever was fetched from an earlier founder is not this state
         self.versions = [0] * len(self.versions)
         self.target = max(self.target, 0)
         self.sealed = 0
@@ -149,8 +153,9 @@ class CatchUp:
     def ask(self, now: float) -> list[DataEffect]:
         """Requests for what is missing, spread over the donors, at most a few in flight per donor."""
         self._now = now
+        late = self._late_donors(now)
         for key, asked in list(self._asked.items()):
-            if now - asked.at >= self._retry_s or asked.donor not in self.donors:
+            if asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
@@ -168,6 +173,19 @@ class CatchUp:
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
         return effects
+
+    def _late_donors(self, now: float) -> set[str]:
+        """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
+        first: dict[str, float] = {}
+        for asked in self._asked.values():
+            first[asked.donor] = min(asked.at, first.get(asked.donor, now))
+        late = set()
+        for donor, at in first.items():
+            patience_s = self._retry_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
+            if now - max(at, self._heard_at.get(donor, 0.0)) >= patience_s:
+                self._in_vain[donor] = self._in_vain.get(donor, 0) + 1
+                late.add(donor)
+        return late
 
     def _missing(self) -> list[Key]:
         keys: list[Key] = []
@@ -198,6 +216,8 @@ class CatchUp:
         header = frame.header
         if header.chunk >= len(self.versions):
             return Verdict.MALFORMED, []
+        self._heard_at[sender] = self._now
+        self._in_vain.pop(sender, None)
         match header.kind:
             case Kind.MANIFEST:
                 return self._on_manifest(sender, header, frame.payload), []
@@ -225,18 +245,15 @@ class CatchUp:
 
     def _on_state(self, sender: str, header: Header, payload: Payload) -> tuple[Verdict, list[DataEffect]]:
         key = (Kind.WANT_STATE, 0, header.chunk)
-        asked = self._asked.get(key)
-        if asked is None or asked.donor != sender:
-            return Verdict.STALE, []
         manifest = self._manifests.get(header.version)
         if manifest is None:
-            # Its version is not vouched for yet (or not any more).  Ask again when the manifest is here.
-            asked.at -= self._retry_s / 2
+            # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
+            self._refused_by(sender, key)
             return Verdict.STALE, []
         if header.hash != manifest[header.chunk]:
-            self._refused(key)
+            self._refused_by(sender, key)
             return Verdict.BAD_HASH, []
-        del self._asked[key]
+        self._asked.pop(key, None)  # a late answer is as good as one in time
         if self.versions[header.chunk] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
@@ -246,12 +263,12 @@ class CatchUp:
 
     def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
-        if key not in self._asked:
+        if self.versions[header.chunk] >= header.version:
             return Verdict.STALE
         if not self.offer(header.version, header.chunk, payload):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH
-        del self._asked[key]
+        self._asked.pop(key, None)
         self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED
 

@@ -22,6 +22,7 @@ from farflung.collectives.frames import Frame, Header, Kind, Payload, with_paylo
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
 
+ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 
 
@@ -57,6 +58,7 @@ class MemberRound:
         self.refused: set[str] = set()  # members that sent bytes which are no contribution
         self._quiet_s = quiet_s
         self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
+        self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class MemberRound:
         if self.plan.owner_of(chunk) != self.me:
             return Verdict.STALE, []
         self._heard_at[sender] = now
+        self._asked_times.pop(sender, None)
         shelf = self.held.setdefault(chunk, {})
         if sender in self.refused:
             return Verdict.UNAUTHORISED, []
@@ -166,6 +169,7 @@ class MemberRound:
         if sender != self.plan.owner_of(chunk):
             return Verdict.STALE, []
         self._heard_at[sender] = now
+        self._asked_times.pop(sender, None)
         if chunk in self.results:
             return Verdict.DUPLICATE, []
         self.results[chunk] = Piece(frame.payload, frame.header.hash)
@@ -177,10 +181,12 @@ class MemberRound:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects: list[DataEffect] = []
         for member in self.plan.members:
-            if member != self.me and now - self._heard_at[member] >= self._quiet_s:
+            patience_s = self._quiet_s * 2 ** min(self._asked_times.get(member, 0), ASK_BACKOFF_MOST)
+            if member != self.me and now - self._heard_at[member] >= patience_s:
                 wants = self._wants_of(member)
                 if wants:
                     self._heard_at[member] = now
+                    self._asked_times[member] = self._asked_times.get(member, 0) + 1
                     effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
         return effects
 

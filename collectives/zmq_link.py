@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-from farflung.collectives.errors import FrameError
+from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, check_payload, parse
 from farflung.collectives.limits import BULK_SLACK_BYTES
 from farflung.collectives.plan import Contact
@@ -35,7 +35,9 @@ class _Line:
     contact: Contact
     dealer: zmq.Socket[bytes] | None = None
     route: bytes | None = None
-    waiting: deque[tuple[bytes, Payload]] = field(default_factory=deque)
+    waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
+    named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
+    undialable: bool = False  # its address can't be used
 
 
 class ZmqLink:
@@ -63,8 +65,13 @@ class ZmqLink:
         router.zap_domain = ZAP_DOMAIN
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.bind(f"tcp://{host}:{port}")
         self._router = router
+        try:
+            router.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot listen on {host}:{port} for other peers: {error.strerror}; choose another with --listen"
+            ) from None
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
@@ -135,9 +142,19 @@ class ZmqLink:
         line = self._lines.get(peer)
         if line is None:
             return False
-        line.waiting.append((frame.header.pack(), frame.payload))
+        header = frame.header.pack()
+        if header not in line.named:  # asked for again while it still waits: once is enough
+            line.named.add(header)
+            line.waiting.append((frame.header.round_no, header, frame.payload))
         self._flush_line(line)
         return True
+
+    def forget_rounds_before(self, round_no: int) -> None:
+        """What still waits of rounds that are over would only delay the round that is on."""
+        for line in self._lines.values():
+            kept = [item for item in line.waiting if item[0] == 0 or item[0] >= round_no]
+            if len(kept) < len(line.waiting):
+                line.waiting, line.named = deque(kept), {header for _, header, _ in kept}
 
     def flush(self) -> None:
         for line in self._lines.values():
@@ -145,17 +162,13 @@ class ZmqLink:
                 self._flush_line(line)
 
     def _flush_line(self, line: _Line) -> None:
-        if line.contact.address and line.dealer is None:
-            dealer = self._socket(zmq.DEALER)
-            dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
-            dealer.curve_serverkey = z85.encode(line.contact.key)
-            dealer.connect(f"tcp://{line.contact.address}")
-            line.dealer = dealer
+        if line.contact.address and line.dealer is None and not line.undialable:
+            self._dial(line)
         socket = line.dealer if line.dealer is not None else self._router
         if socket is None or (line.dealer is None and line.route is None):
             return
         while line.waiting:
-            header, payload = line.waiting[0]
+            _, header, payload = line.waiting[0]
             parts: list[Payload] = [header, payload]
             if line.dealer is None and line.route is not None:
                 parts.insert(0, line.route)
@@ -169,7 +182,20 @@ class ZmqLink:
                 line.route = None  # its connection is gone; it will open another
                 return
             line.waiting.popleft()
+            line.named.discard(header)
             self.tx_bytes += len(header) + len(payload)
+
+    def _dial(self, line: _Line) -> None:
+        dealer = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
+        dealer.curve_serverkey = z85.encode(line.contact.key)
+        try:
+            dealer.connect(f"tcp://{line.contact.address}")
+        except zmq.ZMQError:  # the coordinator checks addresses, but one that slips through must not end us
+            dealer.close()
+            line.undialable = True
+            return
+        line.dealer = dealer
 
     # ---- receiving -----------------------------------------------------------------------------------------
 

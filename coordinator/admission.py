@@ -6,6 +6,7 @@ wall clock takes part in any check.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 
 import msgspec
@@ -17,6 +18,7 @@ from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse
 from farflung.coordinator.schema import first_difference
 from farflung.coordinator.signing import peer_id_of, verify
 
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
 CHALLENGES_PER_CALLER = 4  # a peer that knocked while nobody was there hears several, and answers the first
 CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
@@ -79,6 +81,10 @@ class Door:
             )
         if hello.manifest != self._manifest_digest:
             return _refuse("manifest", "the manifest differs from the run's; read it again with a fresh join")
+        if hello.address and not is_address(hello.address):
+            return _refuse(
+                "address", f"the address for other peers, {hello.address[:60]!r}, is not HOST:PORT"
+            )
         if core.ledger.model is not None and not self._may_still_change():
             difference = first_difference(hello.model, core.ledger.model)
             if difference:
@@ -103,6 +109,12 @@ class Door:
                 "full", f"the run is full: {core.manifest.run.max_peers} peers", retry_after_s=30.0
             )
         return None
+
+
+def is_address(text: str) -> bool:
+    """HOST:PORT as other peers can dial it: what they are given goes straight to their sockets."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 1 <= int(found[1]) <= 65535
 
 
 def _refuse(code: str, reason: str, retry_after_s: float = 0.0) -> Refuse:

@@ -65,7 +65,7 @@ class Ledger:
                 self.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
                 # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
-                self.leases = Leases(self.lease_samples, samples)
+                self.leases = Leases(self.lease_samples, samples, next_id=self.leases.next_id)
             case Genesis(digest=digest, peer=peer):
                 self.digests[0] = digest
                 self.founder = peer

@@ -24,7 +24,7 @@ import zmq
 from zmq.utils import z85
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
-from farflung.collectives.errors import FarflungError
+from farflung.collectives.errors import FarflungError, UserError
 from farflung.collectives.frames import Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
@@ -41,7 +41,7 @@ from farflung.peer.control import ControlLink
 from farflung.peer.doorway import Me
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
-from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided
+from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.state import OuterState, codecs_of
 from farflung.peer.supervisor import ParentTrainer, Supervisor
@@ -100,9 +100,9 @@ class Agent:
         options = self._options
         if options.listen == OUTBOUND_ONLY:
             return ""
-        host, _, port = options.listen.rpartition(":")
+        host, port = _checked_listen(options.listen) if options.listen else ("", 0)
         bind = host or _address_towards(options.url)
-        bound = self._link.listen(bind, int(port or 0))
+        bound = self._link.listen(bind, port)
         if options.advertise:
             return options.advertise if ":" in options.advertise else f"{options.advertise}:{bound}"
         dialled = _address_towards(options.url) if bind in ("0.0.0.0", "*", "[::]") else bind
@@ -115,6 +115,8 @@ class Agent:
         self._say(f"I am {self._identity.name} ({self._identity.peer_id})")
         next_tick = 0.0
         try:
+            if self._options.listen not in ("", OUTBOUND_ONLY):
+                _checked_listen(self._options.listen)
             while self._exit is None:
                 self._wait(next_tick)
                 self._take_what_came()
@@ -122,6 +124,9 @@ class Agent:
                 if now >= next_tick:
                     next_tick = now + TICK_S
                     self._on_tick(now)
+        except FarflungError as error:
+            self._local.send(Stop(code="agent", reason=str(error)))
+            raise
         finally:
             self._close()
         return self._exit
@@ -246,6 +251,7 @@ class Agent:
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
             case do.Encode(round_no=round_no, slot=slot):
+                self._link.forget_rounds_before(round_no)
                 submit(lambda: state.encode(shared.slots[slot]), lambda made: self._encoded(round_no, made))
             case do.Resolve(slot=slot, used=used):
                 submit(lambda: state.resolve(shared.slots[slot], used), _nothing)
@@ -287,9 +293,16 @@ class Agent:
         self._control.close()
         self._link.close()
         self._zap.close()
-        self._context.term()
+        self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)
+
+
+def _checked_listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
+    return host, int(port)
 
 
 def _nothing(_: object) -> None:

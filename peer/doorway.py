@@ -16,7 +16,7 @@ from farflung.coordinator.schema import ModelSchema
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
-FINAL_CODES = frozenset({"protocol", "run", "model", "manifest", "key"})
+FINAL_CODES = frozenset({"protocol", "run", "model", "manifest", "key", "address"})
 
 
 class Stand(StrEnum):

@@ -22,6 +22,8 @@ def for_refusal(code: str) -> int:
         return OK
     if code == "agent":
         return UNEXPECTED
+    if code == "address":
+        return USAGE
     if code == "unreachable":
         return UNREACHABLE
     return MISMATCH if code in ("model", "manifest", "protocol") else REFUSED

@@ -158,8 +158,11 @@ class PeerMachine:
 
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
         assert self.manifest is not None
+        told = self.tick.reason if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = []
+        if tick.goal in ("sync", "wait") and tick.reason != told:
+            effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
             effects.append(do.Contacts(tick.roster))
@@ -190,8 +193,9 @@ class PeerMachine:
         if tick.version == part.version:
             if part.round is not None and part.round.plan.round_no != tick.round_no:
                 part.on_aborted(part.round.plan.round_no)
-            if part.contribution is not None and part.contribution.round_no != tick.round_no:
-                part.on_aborted(part.contribution.round_no)
+            mine = part.contribution
+            if mine is not None and mine.version == tick.version and mine.round_no != tick.round_no:
+                part.on_aborted(mine.round_no)
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         if (
@@ -252,9 +256,15 @@ class PeerMachine:
         part = self.part
         assert part is not None
         consumed = part.on_sealed(version, digest)
-        effects: list[do.Effect] = []
+        effects: list[do.Effect] = [*part.take_resolved()]
         self._name_sent_slot()
-        if part.version == version:
+        if part.version == version and part.lost_track:
+            part.lost_track = False
+            effects.append(
+                do.Note("away for too long to know whether my last contribution counted: it is dropped")
+            )
+            effects += self.training.drop_work(version)
+        elif part.version == version:
             if consumed is not None:
                 effects += self.training.on_commit_used({u.lease: u.upto for u in consumed.frozen.used})
             effects += self.training.load(version, consumed.frozen if consumed is not None else None)
@@ -302,7 +312,7 @@ class PeerMachine:
         self.training.on_attach()
         self._name_sent_slot()
         effects = self._greet()
-        if self.part.version != NO_VERSION and not self.part.sealing:
+        if self.part.version == self.part.catch.lowest != NO_VERSION and not self.part.sealing:
             effects += self.training.load(self.part.version, None)
         return effects
 

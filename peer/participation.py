@@ -25,6 +25,7 @@ from farflung.peer.effects import Effect, Encode, Resolve, ServeManifest, ServeS
 from farflung.peer.local_messages import Frozen
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
+FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
 EARLY_KEPT = 64  # frames that overtook their plan or decision: kept for a moment, the oldest goes first
 _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
 
@@ -34,13 +35,14 @@ class Contribution:
     """What I sent in a round, until I know whether a commit used it."""
 
     round_no: int
+    version: int  # that the round started from: only the next version's commit can have used it
     frozen: Frozen
 
 
 class Participation:
     def __init__(self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest) -> None:
         self.me = me
-        self.catch = CatchUp(model.chunk_count, run_tag, retry_s=QUIET_S)
+        self.catch = CatchUp(model.chunk_count, run_tag, retry_s=FETCH_RETRY_S)
         self.log = ResultLog(manifest.round.keep_results)
         self.round: MemberRound | None = None
         self.contribution: Contribution | None = None
@@ -48,6 +50,7 @@ class Participation:
         self.version = NO_VERSION
         self.digest = b""
         self.sealing = False
+        self.lost_track = False
         self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
         self.last_round_no = 0
         self.counters = Counters()
@@ -72,7 +75,7 @@ class Participation:
             return []
         self.last_round_no = plan.round_no
         self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now)
-        self.contribution = Contribution(plan.round_no, frozen)
+        self.contribution = Contribution(plan.round_no, plan.version, frozen)
         return [Encode(plan.round_no, frozen.slot, plan.codec), *self._replay_early(now)]
 
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
@@ -87,7 +90,7 @@ class Participation:
         self.catch.on_commit(commit)
         self._committed_round = (commit.round_no, commit.version)
         mine = self.contribution
-        if mine is not None and mine.round_no <= commit.round_no:
+        if mine is not None and commit.version == mine.version + 1:
             used = mine.round_no == commit.round_no and self.me in commit.included
             self.consumed = mine if used else self.consumed
             self._resolve(used)
@@ -109,6 +112,11 @@ class Participation:
         assert self.contribution is not None
         self._resolved.append(Resolve(self.contribution.frozen.slot, used))
         self.contribution = None
+
+    def take_resolved(self) -> list[Resolve]:
+        """To be carried out before the trainer hears of a free slot."""
+        resolved, self._resolved = self._resolved, []
+        return resolved
 
     def _end_round(self) -> None:
         self.round = None
@@ -133,6 +141,9 @@ class Participation:
         if known is not None and known != digest:
             self.forget_state()
             return None
+        if self.contribution is not None and version > self.contribution.version:
+            self._resolve(used=False)
+            self.lost_track = True  # that commit was never seen: nobody here knows whether it used my work
         consumed, self.consumed = self.consumed, None
         return consumed
 
@@ -145,7 +156,7 @@ class Participation:
 
     def advance(self, now: float) -> list[Effect]:
         """Apply what can be applied, ask for what is missing.  Not to be called while the trainer reads the anchor."""
-        resolved, self._resolved = self._resolved, []
+        resolved = self.take_resolved()
         if self.sealing:
             return [*resolved]
         effects: list[DataEffect] = self.catch.roll()
@@ -215,7 +226,8 @@ class Participation:
 
     def _serve(self, sender: str, header: Header) -> list[Effect]:
         chunk = header.chunk
-        serving = self.verified_version == self.version != NO_VERSION and not self.sealing
+        whole = self.catch.lowest == self.version and not self.sealing
+        serving = whole and self.verified_version == self.version != NO_VERSION
         if header.kind == Kind.WANT_LOGGED:
             payload = self.log.get(header.version, chunk)
             if payload is not None:

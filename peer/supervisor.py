@@ -19,6 +19,7 @@ HOPELESS = frozenset(
 )  # it said why; again is no better
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
+GOODBYE_S = 5.0  # after a trainer's end with success its good-bye is here, or it never joined
 
 
 class Supervisor(Protocol):
@@ -84,7 +85,10 @@ class ChildTrainer:
             if code is None:
                 return None
             return self._on_exit(code, now)
-        if self.ended or now < self._start_at:
+        if self.ended:
+            late = now - self._start_at >= GOODBYE_S
+            return "the script ended without a word to the run; does it call farflung.join?" if late else None
+        if now < self._start_at:
             return None
         # A process group of its own: Ctrl-C reaches the agent alone, which then ends the trainer in good order.
         self._process = subprocess.Popen(
@@ -97,7 +101,7 @@ class ChildTrainer:
         self._process = None
         self._died = True
         if code == 0:
-            self.ended = True
+            self.ended, self._start_at = True, now
             return None
         self._crashes = 1 if now - self._started_at >= STEADY_S else self._crashes + 1
         if code in HOPELESS:

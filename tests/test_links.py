@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -112,8 +113,8 @@ def test_P8_wrong_frames_end_in_their_counter(ends: list[End]) -> None:
     good = frame()
     bad = [
         frame(run=b"another!"),
-        Frame(good.header, b"payloae"),  # one byte differs from the hash
-        Frame(good.header, b"payload, longer"),
+        Frame(dataclasses.replace(good.header, chunk=3), b"payloae"),  # one byte differs from the hash
+        Frame(dataclasses.replace(good.header, chunk=4), b"payload, longer"),
     ]
     for each in [*bad, good]:
         ann.link.send("bob", each)

@@ -295,7 +295,7 @@ def test_a_repair_asks_for_a_few_chunks_at_a_time_and_not_in_a_hurry() -> None:
     net = Network(plan_of(("ann", "bob"), (0,) * 20), lost=lambda *_: True)
     net.scatter()
     for turn in range(1, 4):
-        net.wait(QUIET_S)
+        net.wait(QUIET_S * 2 ** (turn - 1))  # its patience grows: a slow line must not be asked ever more
         net.wait(QUIET_S / 2)
         net.now -= QUIET_S / 2
         net.deliver()

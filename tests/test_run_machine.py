@@ -102,7 +102,7 @@ class Hall:
         assert isinstance(challenge, m.Challenge)
         greeting = {
             "protocol": 1, "run_id": RUN_ID, "identity": guest.identity, "key": guest.key,
-            "address": f"host:{guest.number}", "software": "test", "manifest": self.manifest.digest,
+            "address": f"host:{guest.number + 1}", "software": "test", "manifest": self.manifest.digest,
             "model": MODEL, "version": -1, "digest": b"", "process": guest.process, "signature": b"",
         }  # fmt: skip
         bare = m.Hello(**{**greeting, **changes})  # type: ignore[arg-type]
