@@ -28,7 +28,7 @@ from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
-from farflung.peer.doorway import Me
+from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
@@ -146,8 +146,15 @@ class World:
         self.invariants.on_record(record)
         if isinstance(record, CommittedRound) and record.commit.version == self.scenario.rounds and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
-            inside = {member.process for member in here.values()}
-            self._waited_for = [p for p in self.peers.values() if p.alive and p.me.process in inside]
+            # In contact on both sides: who was out of contact then may come back to an empty run.
+            sessions = {member.session for member in here.values()}
+            self._waited_for = [
+                p
+                for p in self.peers.values()
+                if p.alive
+                and p.machine.doorway.stand == Stand.INSIDE
+                and p.machine.reports.session in sessions
+            ]
 
     # ---- peers ------------------------------------------------------------------------------------------------
 
