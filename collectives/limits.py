@@ -16,7 +16,6 @@ MAX_PEERS = 1024
 ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message
 
 BULK_HEADER_BYTES = 96
-CHUNK_BYTES_MAX = 16 * 1024 * 1024
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63

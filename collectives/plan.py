@@ -5,13 +5,11 @@ Written by the coordinator, read by every member.  Types only: no decisions, no 
 
 from __future__ import annotations
 
-from typing import Annotated, NewType
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from farflung.collectives.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
-
-PeerId = NewType("PeerId", str)
 
 PeerName = Annotated[str, Meta(max_length=64)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]

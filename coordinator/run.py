@@ -60,13 +60,13 @@ class RunMachine:
         self.counters = Counters()
         self.member_port = 0
         self._random = random
-        self._started_at = 0.0
+        self.started_at = 0.0
 
     # ---- events --------------------------------------------------------------------------------------
 
     def start(self, now: float, member_port: int) -> list[Effect]:
         core = self.core
-        core.now = self._started_at = now
+        core.now = self.started_at = now
         self.member_port = member_port
         core.write(Started(incarnation=core.ledger.incarnation + 1))
         if core.ledger.open_round:
@@ -205,10 +205,6 @@ class RunMachine:
             self.guidance.recheck_all()
         self.conductor.maybe_open()
         self.conductor.advance()
-
-    @property
-    def elapsed_s(self) -> float:
-        return self.core.now - self._started_at
 
 
 def _gone(session: bytes, reason: str) -> Gone:

@@ -45,7 +45,6 @@ class Doorway:
         self.manifest: bytes | None = None
         self.manifest_digest = b""
         self.run_id = b""
-        self.last_refusal: Refuse | None = None
         self.address = ""  # where other peers dial me; the shell knows it once it listens, before the hello
         self._me = me
         self._run = run
@@ -109,12 +108,11 @@ class Doorway:
     def on_welcome(self, welcome: Welcome) -> bool:
         if self.stand != Stand.GREETING:
             return False
-        self.stand, self._tries, self.last_refusal = Stand.INSIDE, 0, None
+        self.stand, self._tries = Stand.INSIDE, 0
         return True
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""
-        self.last_refusal = refuse
         self.stand = Stand.KNOCKING
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES

@@ -21,23 +21,21 @@ class Training:
         self.sent_slot: int | None = (
             None  # the slot that a round is using, until its commit or abort is known
         )
-        self.work_in_trainer = False  # the trainer may hold work that is in no slot
         self.leases: dict[int, Lease] = {}
         self.samples = 0
         self.want = 0
-        self.voided = 0
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
     def on_attach(self) -> None:
         self.attached = self.fresh = True
-        self.loading = self.running = self.work_in_trainer = self._finish_told = False
+        self.loading = self.running = self._finish_told = False
         self.want = 0
 
     def on_gone(self) -> None:
         """It died.  Work that stands in a slot is still good; the rest died with it."""
-        self.attached = self.loading = self.running = self.work_in_trainer = False
+        self.attached = self.loading = self.running = False
         self.fresh = True
 
     # ---- loading ------------------------------------------------------------------------------------------
@@ -55,7 +53,6 @@ class Training:
     def drop_work(self, version: int) -> list[Effect]:
         """The samples behind the unmerged work were given to somebody else."""
         self.frozen = None
-        self.voided += 1
         return self._load(version, "drop", None) if self.attached else []
 
     def _load(self, version: int, keep: Keep, work: Frozen | None) -> list[Effect]:
