@@ -103,5 +103,5 @@ def test_a_header_that_claims_four_gigabytes_is_refused_by_its_length_alone() ->
     header = Header(Kind.STATE, TAG, length=(1 << 32) - 1, hash=hash_bytes(b""))
     assert bulk_verdict(header.pack(), b"") == Verdict.MALFORMED
     with pytest.raises(FrameError) as refused:
-        parse(header.pack(), (1 << 32) - 1, TAG, limits.CHUNK_BYTES_MAX)
+        parse(header.pack(), (1 << 32) - 1, TAG, 16 << 20)  # the largest chunk_kb a run may have
     assert refused.value.verdict == Verdict.OVERSIZE
