@@ -2,7 +2,7 @@
 
 `InFlight` collects what members report; `next_step` says which transition is due now, with its reason, and the
 run machine writes it down and announces it.  Must not know sockets, journals or membership beyond the set of
-peers alive and dialable at the moment.
+peers alive and dialable at the moment.  Chunks are counted within the round's fragment here.
 
 Order matters: the dead are replaced first, then the decision is made or remade, then the commit is considered.
 """
@@ -13,6 +13,8 @@ import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from farflung.collectives import shares
 from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
@@ -173,15 +175,7 @@ class InFlight:
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
-        plan = Plan(
-            self.plan.round_no,
-            self.plan.epoch + 1,
-            self.plan.version,
-            members,
-            tuple(owners),
-            self.plan.codec,
-        )
-        self.plan = plan
+        self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
         names = ", ".join(members[index] for index in sorted(lost))
         return Moved(plan, f"owner {names} is lost; its chunks moved")
 
@@ -247,6 +241,7 @@ class InFlight:
                 self.decision.weights,
                 hashes,
                 self.rules.gather_codec,
+                self.plan.fragment,
             )
         )
 

@@ -29,7 +29,7 @@ ALLOWED = {
     "checkpoints": {"farflung.collectives", "farflung.compression"},
     "coordinator": {
         f"farflung.collectives.{name}"
-        for name in ("errors", "digests", "plan", "verdicts", "shares", "limits")
+        for name in ("errors", "digests", "plan", "verdicts", "shares", "limits", "fragments")
     },
     "peer": {f"farflung.{room}" for room in ROOMS},
 }
@@ -44,7 +44,7 @@ def files(room: str, names: str) -> set[str]:
 
 # Decisions without I/O: the same code runs over sockets, in the simulator and in a unit test.
 PURE = (
-    files("collectives", "round shares plan digests frames verdicts wants merge")
+    files("collectives", "round shares plan digests fragments frames verdicts wants merge")
     | files("coordinator", "run rounds membership leases messages wire manifest status")
     | files("checkpoints", "transfer")
     | files("optim", "outer")
