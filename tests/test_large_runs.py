@@ -37,24 +37,19 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
         key = hash_bytes(str(number).encode())
         contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
         member = machine.core.members.admit(contact, key[:16], key[16:], 0.0)
-        member.verified, member.ready_since = True, 0.0
+        for standing in member.standings:
+            standing.verified, standing.ready_since = True, 0.0
         member.beat = m.Beat(
             session=key[:16],
             seq=1,
             roster_no=0,
-            version=0,
-            digest=GENESIS,
-            round_no=0,
-            epoch=0,
-            decision_no=0,
+            fragments=(m.FragmentBeat(0, GENESIS, 0, 0, 0, ready, ()),),
             phase="inner",
-            ready=ready,
             step=1 << 40,
             tokens=limits.TOKENS_MAX,
             loss=loss,
             tx_bytes=1 << 61,
             rx_bytes=1 << 61,
-            need=(),
             have=(),
             want=0,
             samples=0,

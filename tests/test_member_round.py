@@ -370,8 +370,8 @@ class Short(OuterState):
         Short.made += 1
         self.liar = Short.made == 1
 
-    def encode(self, slot: torch.Tensor) -> tuple[list[bytes], str]:  # type: ignore[override]
-        payloads, problem = super().encode(slot)
+    def encode(self, slot: torch.Tensor, fragment: int = 0) -> tuple[list[bytes], str]:  # type: ignore[override]
+        payloads, problem = super().encode(slot, fragment)
         cut = -4 if self.liar and self.fault == "contributions" else None
         return [bytes(payload)[:cut] for payload in payloads], problem
 
