@@ -67,7 +67,7 @@ class Conductor:
     def maybe_open(self) -> None:
         if self.round is not None:
             return
-        if self.book.version >= self.core.manifest.run.rounds:
+        if self.core.finished:
             self.reason = "finished"
             return
         able = self.able
@@ -172,6 +172,9 @@ class Conductor:
 
     def advance(self) -> None:
         """Take every transition that is due now."""
+        # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
+        if self.round is not None and self.core.finished:
+            self.abort("the run is complete")
         while self.round is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
             step = self.round.next_step(self.core.now, alive, self.core.members.dialable)

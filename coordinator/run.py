@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.collectives.digests import HASH_BYTES
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.coordinator.admission import UNPROVEN, Door
@@ -21,6 +22,7 @@ from farflung.coordinator.core import Core
 from farflung.coordinator.effects import Allow, AnswerDoor, Effect, Forbid, Tell
 from farflung.coordinator.guidance import Guidance
 from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.lending import Lending
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import (
@@ -55,7 +57,8 @@ class RunMachine:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
         self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
-        self.guidance = Guidance(self.core, self.conductors)
+        self.lending = Lending(self.core, self.conductors[BOOKS_FRAGMENT])
+        self.guidance = Guidance(self.core, self.conductors, self.lending)
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
@@ -133,7 +136,7 @@ class RunMachine:
             closed = member.closed_at is not None
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
             self._lose(member, "lost", why)
-        self.guidance.reclaim_leases()
+        self.lending.reclaim()
         self._settle(self.conductors)
         return core.take_effects()
 
