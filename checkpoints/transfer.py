@@ -144,6 +144,7 @@ class CatchUp:
         for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
                 version += 1
+                self._stuck.discard(chunk)  # somebody had it after all
                 effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
             self.versions[self.fragment.index(chunk)] = version
         reached = self.lowest

@@ -95,9 +95,13 @@ class Conductor:
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
-        if len(ready) < len(able) and now < first + rules.deadline_s:
+        # Who holds nothing of another fragment can't train yet: nobody waits for it.
+        expected = [
+            m for m in able if m in ready or (m.beat and min(f.version for f in m.beat.fragments) >= 0)
+        ]
+        if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
-            return f"inner steps: {len(ready)} of {len(able)} ready, at most {left_s:.1f} s more"
+            return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
         if not {m.peer for m in ready} & self.core.members.dialable:
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""

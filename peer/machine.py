@@ -169,6 +169,8 @@ class PeerMachine:
         effects = part.on_plan(plan, self.training.works[plan.fragment].frozen, self._now)
         if lane.round is not before:
             self.reports.begin_round(plan.fragment)
+            if lane.contribution is None:
+                effects = [self.reports.sent(plan, b"", None), *effects]
         return effects
 
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
