@@ -70,14 +70,14 @@ class Conductor:
         if len(ready) < len(able) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(able)} ready, at most {left_s:.1f} s more"
-        if not {m.peer for m in ready} & self.core.members.dialable:
+        if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
         assert core.ledger.model is not None
-        owners = shares.assign(core.ledger.model.chunk_count, peers, core.members.dialable)
+        owners = shares.assign(core.ledger.model.chunk_count, peers, core.members.can_own(core.now))
         plan = Plan(
             core.ledger.round_no + 1, 1, core.ledger.version, tuple(peers), owners, manifest.round.codec
         )
@@ -118,12 +118,13 @@ class Conductor:
         """Take every transition that is due now."""
         while self.round is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
-            step = self.round.next_step(self.core.now, alive, self.core.members.dialable)
+            step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
                     self.reason = reason
                     return
-                case Moved(plan, reason):
+                case Moved(plan, reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self._tell_members(OpenRound, plan=plan)

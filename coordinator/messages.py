@@ -142,6 +142,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     refused: Annotated[
         tuple[PeerName, ...], Meta(max_length=64)
     ]  # members whose bytes are no contribution (P9)
+    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=64)]  # members that should own nothing
     merged: Mask
     merged_hashes: HashList
     got: Mask

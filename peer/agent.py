@@ -8,6 +8,7 @@ carries out effects in order, and decides nothing about rounds.  No CUDA here.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from zmq.utils import z85
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.collectives.errors import FarflungError, UserError
-from farflung.collectives.frames import Header, Kind, Payload, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
 from farflung.coordinator.admission import signed_part
@@ -67,13 +68,16 @@ class Agent:
         self._supervisor = supervisor
         self._say = say
         self._identity = Identity.load_or_create(options.identity)
+        # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
+        # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._zap = ZapHandler(self._context)
+        self._bulk_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zap = ZapHandler(self._bulk_context)
         # The server key of the data plane is told to members only, so a handshake already shows membership;
         # whose frames count is decided frame by frame, from the contacts.
         self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self._link = ZmqLink(self._context, keys, Counters())
+        self._link = ZmqLink(self._bulk_context, keys, Counters())
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         self._arithmetic = Arithmetic()
@@ -139,9 +143,10 @@ class Agent:
         poller = zmq.Poller()
         for quiet in (self._zap.socket, self._local.socket, self._arithmetic.wake, *self._control.sockets()):
             poller.register(quiet, zmq.POLLIN)
-        for link, wants_out in self._link.sockets():
-            poller.register(link, zmq.POLLIN | (zmq.POLLOUT if wants_out else 0))
-        poller.poll(max(0, round(1000 * (until - time.monotonic()))))
+        for bulk, events in self._link.sockets():
+            poller.register(bulk, events)
+        wait_s = min(until - time.monotonic(), self._link.idle_s())
+        poller.poll(max(0, math.ceil(1000 * wait_s)))
 
     def _take_what_came(self) -> None:
         machine = self._machine
@@ -151,8 +156,12 @@ class Agent:
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
             self._on_local(local[1])
-        for sender, frame in self._link.receive():
-            self._carry_out(machine.on_frame(sender, frame, time.monotonic()))
+        for sender, came in self._link.receive():
+            now = time.monotonic()
+            if isinstance(came, Frame):
+                self._carry_out(machine.on_frame(sender, came, now))
+            elif came.header is not None:
+                self._carry_out(machine.on_spoiled(sender, came.header, now))
         self._arithmetic.collect()
         self._link.flush()
 
@@ -171,6 +180,8 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+        self._link.on_tick()
+        machine.on_unreached(self._link.unreached())
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         self._carry_out(machine.on_timer(now))
 
@@ -293,6 +304,7 @@ class Agent:
         self._control.close()
         self._link.close()
         self._zap.close()
+        self._bulk_context.destroy(linger=0)
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)

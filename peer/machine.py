@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.frames import Frame, Payload
+from farflung.collectives.frames import Frame, Header, Payload
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import (
@@ -215,6 +215,16 @@ class PeerMachine:
         if self.part is None:
             return []
         return self.part.on_frame(sender, frame, now) + self._move_on()
+
+    def on_spoiled(self, sender: str, header: Header, now: float) -> list[do.Effect]:
+        """A bulk frame of a peer arrived damaged (P8)."""
+        self._now = now
+        return self.part.on_spoiled(sender, header) + self._move_on() if self.part is not None else []
+
+    def on_unreached(self, peers: set[str]) -> None:
+        """The data plane's word, at every tick: for whom something waits that can't leave."""
+        if self.part is not None and self.part.round is not None:
+            self.part.round.unreached = peers
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 

@@ -189,11 +189,19 @@ class Participation:
             verdict, effects = Verdict.ACCEPTED, self._serve(sender, frame.header)
         elif frame.header.round_no:
             verdict, effects = Verdict.ACCEPTED, []  # MISSING in a round: the next quiet spell asks again
+            if self.round is not None and frame.header.round_no == self.round.plan.round_no:
+                self.round.on_missing(sender, now)
         else:
             verdict, moved = self.catch.on_frame(sender, frame)
             effects = [*moved]
         self.counters.count(verdict)
         return effects
+
+    def on_spoiled(self, sender: str, header: Header) -> list[Effect]:
+        """A frame that does not match its hash.  The data plane counted it."""
+        if self.round is None or header.round_no != self.round.plan.round_no:
+            return []
+        return [*self.round.on_spoiled(sender, header)]
 
     def _is_usable(self, sender: str, frame: Frame) -> bool:
         """Values in the run's codec and finite, before anybody counts on them (P8, P9)."""

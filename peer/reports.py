@@ -95,6 +95,7 @@ class Reporter:
             decision_no=flight.decision.decision_no if flight.decision is not None else 0,
             held={member: (mask_to_bytes(mask), digest) for member, (mask, digest) in progress.held.items()},
             refused=progress.refused,
+            cut_off=progress.cut_off,
             merged=mask_to_bytes(merged),
             merged_hashes=b"".join(progress.merged[chunk] for chunk in bits(merged)),
             got=mask_to_bytes(progress.got[0]),

@@ -22,7 +22,7 @@ from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, check_payload, parse
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
-from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
+from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
@@ -139,6 +139,20 @@ class World:
                     self._deliver(COORDINATOR, caller.decode(), message, _DOOR[1])
                 case Tell(peer=peer, message=message):
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
+                case DialBack():
+                    self._dial_back(machine, effect)
+
+    def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
+        """A handshake is a few packets; where none arrives the dialler gives up."""
+        delays = self._delays(COORDINATOR, effect.peer)
+        reached = bool(delays) and self._dialable(effect.peer)
+
+        def answer() -> None:
+            if self.coordinator is machine:
+                done = machine.on_dialled(effect.peer, effect.session, reached, self.now)
+                self._carry_out(machine, done)
+
+        self.after(2 * delays[0] if delays else 3.0, answer)
 
     def _write(self, record: Record) -> None:
         self.journal.append(to_bytes(record))

@@ -44,7 +44,7 @@ def files(room: str, names: str) -> set[str]:
 
 # Decisions without I/O: the same code runs over sockets, in the simulator and in a unit test.
 PURE = (
-    files("collectives", "round shares plan digests frames verdicts wants merge")
+    files("collectives", "round shares plan digests frames verdicts wants merge pings pacing widening")
     | files("coordinator", "run rounds membership leases messages wire manifest status")
     | files("checkpoints", "transfer")
     | files("optim", "outer")
@@ -54,8 +54,8 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 
 # The thin shells around the pure code: the only files that see a socket.
 ZMQ_FILES = (
-    files("coordinator", "server zap door keys")
-    | files("collectives", "zmq_link")
+    files("coordinator", "server zap door keys dialer")
+    | files("collectives", "zmq_link zmq_socket line")
     | files("peer", "control agent local watching")
 )
 

@@ -43,6 +43,7 @@ def progress(
         decision_no=number,
         held=held,
         refused=(),
+        cut_off=(),
         merged=mask_to_bytes(mask_of(merged)),
         merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),
         got=mask,

@@ -116,6 +116,7 @@ class Hall:
             welcome = self.hello(guest, **changes)
             assert isinstance(welcome, m.Welcome), welcome
             guest.session, guest.seq = welcome.session, 0
+            self.machine.on_dialled(guest.peer, guest.session, True, self.now)
 
     def says(self, guest: Guest, message: m.FromMember, key: bytes = b"") -> list[Effect]:
         return self.machine.on_member(key or guest.key, message, self.now)

@@ -75,6 +75,7 @@ EXAMPLES: dict[str, m.Message] = {
         decision_no=1,
         held={"ann": (b"\x01", H1)},
         refused=("bob",),
+        cut_off=(),
         merged=b"\x01",
         merged_hashes=H1,
         got=b"\x03",
@@ -147,7 +148,7 @@ FROZEN_FIELDS = {
     "beat": "session seq roster_no version digest round_no epoch decision_no phase ready step tokens loss "
     "tx_bytes rx_bytes need have want samples",
     "sent": "session seq round_no hashes tokens steps loss used",
-    "progress": "session seq round_no decision_no held refused merged merged_hashes got got_hash",
+    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
     "leave": "session seq reason",
     "tick": "session seq version digests goal verified reason roster_no roster donors leases void round_no "
     "sent_seen progress_seen",
