@@ -22,7 +22,9 @@ _GREETING = b"?"
 class Pings:
     def __init__(self, run_tag: bytes, payload_max: int) -> None:
         self.rtt_s: dict[str, float] = {}
-        self.probed_bytes_per_s: float | None = None  # of this machine's upload, as far as one peer shows it
+        self.probed: tuple[int, float] | None = (
+            None  # (bytes, seconds) of the last probe of this machine's upload
+        )
         self._run_tag = run_tag
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
         self._number = 0
@@ -36,7 +38,7 @@ class Pings:
     def forget(self, peer: str) -> None:
         self.rtt_s.pop(peer, None)
         self._on_way = {key: sent for key, sent in self._on_way.items() if key[0] != peer}
-        if self._probing == peer and self.probed_bytes_per_s is None:
+        if self._probing == peer and self.probed is None:
             self._probing, self._probes_sent = "", 0
 
     def on_frame(self, peer: str, header: Header, now: float) -> Frame | None:
@@ -56,7 +58,7 @@ class Pings:
         beyond_s = took_s - self.rtt_s.get(peer, 0.0)
         if self._probes_sent:
             # Each probe finds the connection's window a little wider: the last one is nearest to the truth.
-            self.probed_bytes_per_s = size / max(beyond_s, 1e-3)
+            self.probed = (size, max(beyond_s, 1e-3))
         self._probes_sent += 1
         if self._probes_sent > len(self._sizes) or beyond_s >= PROBE_LONG_S:
             self._probes_sent = len(self._sizes) + 1

@@ -29,7 +29,12 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
     ]  # sorted: the sum's order
     owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]  # chunk -> index in members
-    codec: Annotated[str, Meta(max_length=64)]  # of contributions
+    codecs: Annotated[
+        tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # of each member's contribution
+
+    def codec_of(self, peer: str) -> str:
+        return self.codecs[self.members.index(peer)]
 
     def chunks_of(self, peer: str) -> list[int]:
         if peer not in self.members:

@@ -25,7 +25,9 @@ from farflung.collectives.verdicts import Verdict
 ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
-SPOILED_FORGIVEN = 1  # frames of a member that do not match their hash: asked for again; one more and it is out
+SPOILED_FORGIVEN = (
+    1  # frames of a member that do not match their hash: asked for again; one more and it is out
+)
 
 
 @dataclass(frozen=True, slots=True)

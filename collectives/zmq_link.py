@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
+from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Header, Kind, check_payload, parse
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.line import Connection, Line
-from farflung.collectives.pacing import Pacer
 from farflung.collectives.pings import Pings
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
@@ -49,8 +49,8 @@ class Spoiled:
 class LinkSettings:
     """What the peer's owner allows, and what this machine gives."""
 
-    upload: Pacer = field(default_factory=Pacer)
-    download: Pacer = field(default_factory=Pacer)
+    upload: Pacer = field(default_factory=lambda: Pacer(None))
+    download: Pacer = field(default_factory=lambda: Pacer(None))
     connections: int = 0  # per line; 0: as many as it turns out to need
     window_bytes: int = 4 * 1024 * 1024  # the most that one connection can have on its way
     clock: Callable[[], float] = time.monotonic
@@ -257,7 +257,7 @@ class ZmqLink:
                 if upload.wait_s(now) > 0:
                     return
                 sent = line.send_one(self._router, now)
-                upload.spend(now, sent)
+                upload.take(now, sent)
                 self.tx_bytes += sent
                 if not sent or not line.waits:
                     lines.remove(line)
@@ -282,7 +282,7 @@ class ZmqLink:
                 return
             size = sum(len(part) for part in parts)
             self.rx_bytes += size
-            self.settings.download.spend(self._clock(), size)
+            self.settings.download.take(self._clock(), size)
             peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
             if not peer:
                 self.counters.count(Verdict.UNAUTHORISED)

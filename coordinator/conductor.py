@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.collectives import shares
+from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_member
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
@@ -31,6 +32,7 @@ class Conductor:
         self._aborts = 0
         self._tx_at_commit = 0
         self._committed_at = 0.0
+        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
 
     @property
     def since_commit_s(self) -> float:
@@ -77,10 +79,15 @@ class Conductor:
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
         assert core.ledger.model is not None
-        owners = shares.assign(core.ledger.model.chunk_count, peers, core.members.can_own(core.now))
-        plan = Plan(
-            core.ledger.round_no + 1, 1, core.ledger.version, tuple(peers), owners, manifest.round.codec
+        codecs = self._codecs_for(peers)
+        owners = shares.assign(
+            core.ledger.model.chunk_count,
+            peers,
+            core.members.can_own(core.now),
+            [self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)],
+            BITS_PER_VALUE[manifest.round.gather_codec],
         )
+        plan = Plan(core.ledger.round_no + 1, 1, core.ledger.version, tuple(peers), owners, codecs)
         rules = RoundRules(
             manifest.run.min_peers,
             manifest.round.scatter_grace_s,
@@ -93,6 +100,24 @@ class Conductor:
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         core.log(f"round {plan.round_no} opened from version {plan.version} with {_peers(len(peers))}")
         self._tell_members(OpenRound, plan=plan)
+
+    def _codecs_for(self, peers: list[str]) -> tuple[str, ...]:
+        """The codec of each one's contribution: the run's, or what its line can carry in time."""
+        core, rules = self.core, self.core.manifest.round
+        if rules.codec != AUTO:
+            return (rules.codec,) * len(peers)
+        assert core.ledger.model is not None
+        values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
+        sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
+        up = {peer: self._rates(peer, LADDER[0]).up_bytes_per_s for peer in peers}
+        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, {}, self._codecs)
+        self._codecs |= chosen
+        return tuple(chosen[peer] for peer in peers)
+
+    def _rates(self, peer: str, codec: str) -> shares.Rates:
+        beat = self.core.members.members[peer].beat
+        assert beat is not None, "a peer that never spoke is not ready"
+        return shares.Rates(beat.up_bytes_per_s or None, beat.down_bytes_per_s or None, BITS_PER_VALUE[codec])
 
     # ---- moving on -----------------------------------------------------------------------------------
 

@@ -116,6 +116,8 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     loss: float | None
     tx_bytes: Count
     rx_bytes: Count
+    up_bytes_per_s: Count  # what its line can carry, as far as it has seen; 0: not known
+    down_bytes_per_s: Count
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from farflung.collectives import shares
 from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
 from farflung.collectives.plan import Commit, Decision, Plan
@@ -189,14 +191,7 @@ class InFlight:
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
-        plan = Plan(
-            self.plan.round_no,
-            self.plan.epoch + 1,
-            self.plan.version,
-            members,
-            tuple(owners),
-            self.plan.codec,
-        )
+        plan = msgspec.structs.replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
         self.plan = plan
         names = ", ".join(members[index] for index in sorted(lost))
         how = "is lost" if any(members[i] not in alive for i in lost) else "can't be reached by others"

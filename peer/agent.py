@@ -12,7 +12,6 @@ import math
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,10 +24,10 @@ import zmq
 from zmq.utils import z85
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
-from farflung.collectives.errors import FarflungError, UserError
+from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
+from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
@@ -39,27 +38,24 @@ from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.control import ControlLink
+from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState, codecs_of
+from farflung.peer.own_config import OwnConfig
+from farflung.peer.state import OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
 TICK_S = 0.05
-OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 
 
 @dataclass(frozen=True)
 class AgentOptions:
     url: JoinUrl
     folder: Path
-    identity: Path | None = None
-    listen: str = (
-        ""  # HOST:PORT, "" for any port on the address that leads to the coordinator, "off" for none
-    )
-    advertise: str = ""  # HOST[:PORT] that others dial, where it differs from `listen`
+    own: OwnConfig
 
 
 class Agent:
@@ -67,7 +63,7 @@ class Agent:
         self._options = options
         self._supervisor = supervisor
         self._say = say
-        self._identity = Identity.load_or_create(options.identity)
+        self._identity = Identity.load_or_create(options.own.identity)
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -77,7 +73,8 @@ class Agent:
         # whose frames count is decided frame by frame, from the contacts.
         self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self._link = ZmqLink(self._bulk_context, keys, Counters())
+        self._line = DataLine(self._bulk_context, keys, options.own)
+        self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         self._arithmetic = Arithmetic()
@@ -99,19 +96,6 @@ class Agent:
             sign=lambda nonce, hello: _signed(identity, nonce, hello),
         )
 
-    def _open_port(self) -> str:
-        """Listen for other peers; returns the address that they dial ("" if none)."""
-        options = self._options
-        if options.listen == OUTBOUND_ONLY:
-            return ""
-        host, port = _checked_listen(options.listen) if options.listen else ("", 0)
-        bind = host or _address_towards(options.url)
-        bound = self._link.listen(bind, port)
-        if options.advertise:
-            return options.advertise if ":" in options.advertise else f"{options.advertise}:{bound}"
-        dialled = _address_towards(options.url) if bind in ("0.0.0.0", "*", "[::]") else bind
-        return f"{dialled}:{bound}"
-
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> do.Exit:
@@ -119,8 +103,6 @@ class Agent:
         self._say(f"I am {self._identity.name} ({self._identity.peer_id})")
         next_tick = 0.0
         try:
-            if self._options.listen not in ("", OUTBOUND_ONLY):
-                _checked_listen(self._options.listen)
             while self._exit is None:
                 self._wait(next_tick)
                 self._take_what_came()
@@ -180,9 +162,10 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
-        self._link.on_tick()
+        self._line.on_tick(now, machine.part is not None and machine.part.expects_bytes)
         machine.on_unreached(self._link.unreached())
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
+        vitals.up_bytes_per_s, vitals.down_bytes_per_s = self._line.rates
         self._carry_out(machine.on_timer(now))
 
     # ---- the trainer -----------------------------------------------------------------------------------------
@@ -206,13 +189,12 @@ class Agent:
         assert manifest is not None
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
-            codecs, elements = codecs_of(manifest), model.chunk_elements
+            elements = model.chunk_elements
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
-            self._state = OuterState(self._shared.anchor, model, codecs, outer)
-            payloads = (c.payload_bytes(elements) for c in (codecs.scatter, codecs.gather))
-            largest = max(8 * elements, 32 * model.chunk_count, *payloads)
+            self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
+            largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
-            self._machine.doorway.address = self._open_port()
+            self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
         self._local.send(self._shared.as_message())
 
     # ---- effects ---------------------------------------------------------------------------------------------
@@ -261,9 +243,12 @@ class Agent:
                 submit(state.seal, lambda digest: self._sealed(version, digest))
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
-            case do.Encode(round_no=round_no, slot=slot):
+            case do.Encode(round_no=round_no, slot=slot, codec=codec):
                 self._link.forget_rounds_before(round_no)
-                submit(lambda: state.encode(shared.slots[slot]), lambda made: self._encoded(round_no, made))
+                submit(
+                    lambda: state.encode(shared.slots[slot], codec),
+                    lambda made: self._encoded(round_no, made),
+                )
             case do.Resolve(slot=slot, used=used):
                 submit(lambda: state.resolve(shared.slots[slot], used), _nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
@@ -310,28 +295,12 @@ class Agent:
             remove_folder(self._shared.place)
 
 
-def _checked_listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
-    return host, int(port)
-
-
 def _nothing(_: object) -> None:
     """What follows an Install or a Roll: the Seal after them reports."""
 
 
 def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
-
-def _address_towards(url: JoinUrl) -> str:
-    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
-    family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((url.host, url.port))
-        host = str(probe.getsockname()[0])
-    return f"[{host}]" if ":" in host else host
 
 
 def say_on_stderr(text: str) -> None:
@@ -347,13 +316,25 @@ def main() -> int:
     parser.add_argument("--identity", type=Path)
     parser.add_argument("--listen", default="")
     parser.add_argument("--advertise", default="")
+    parser.add_argument("--upload-limit", action="append", default=[])
+    parser.add_argument("--download-limit", action="append", default=[])
+    parser.add_argument("--connections", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        options = AgentOptions(
-            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise
+        own = OwnConfig(
+            asked.identity,
+            asked.listen,
+            asked.advertise,
+            tuple(asked.upload_limit),
+            tuple(asked.download_limit),
+            asked.connections,
         )
-        agent = Agent(options, ParentTrainer(asked.parent), say_on_stderr)
+        agent = Agent(
+            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own),
+            ParentTrainer(asked.parent),
+            say_on_stderr,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.ask_to_leave())
         end = agent.run()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from farflung.collectives.digests import hash_bytes, split_hashes
 from farflung.collectives.effects import Roll
 from farflung.collectives.frames import Payload
-from farflung.collectives.merge import Codecs, merged_chunk
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
+from farflung.compression.codec import Codec
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record
 from farflung.coordinator.schema import ModelSchema
@@ -42,9 +43,9 @@ class Contributed:
 
 
 class Invariants:
-    def __init__(self, model: ModelSchema, codecs: Codecs) -> None:
+    def __init__(self, model: ModelSchema, gather: Codec) -> None:
         self._elements = model.chunk_elements
-        self._codecs = codecs
+        self._gather = gather
         self.commits: dict[int, Commit] = {}
         self.digests: dict[int, bytes] = {}
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
@@ -93,7 +94,7 @@ class Invariants:
         weights = [weight for weight in commit.weights if weight > 0.0]
         for chunk, expected in enumerate(split_hashes(commit.hashes)):
             payloads = [payload[chunk] for payload in parts]
-            result = merged_chunk(self._codecs, self._elements, payloads, weights)
+            result = merged_chunk(self._gather, self._elements, payloads, weights)
             told = f"chunk {chunk} of version {commit.version} is not the decided mean"
             self._require("P9", hash_bytes(result) == expected, told)
 

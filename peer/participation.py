@@ -56,10 +56,7 @@ class Participation:
         self.counters = Counters()
         self._run_tag = run_tag
         self._elements = model.chunk_elements
-        self._scatter, self._gather = (
-            codec_named(manifest.round.codec),
-            codec_named(manifest.round.gather_codec),
-        )
+        self._gather = codec_named(manifest.round.gather_codec)
         self._resolved: list[Resolve] = []
         self._early: deque[tuple[str, Frame]] = deque()
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
@@ -76,7 +73,7 @@ class Participation:
         self.last_round_no = plan.round_no
         self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now)
         self.contribution = Contribution(plan.round_no, plan.version, frozen)
-        return [Encode(plan.round_no, frozen.slot, plan.codec), *self._replay_early(now)]
+        return [Encode(plan.round_no, frozen.slot, plan.codec_of(self.me)), *self._replay_early(now)]
 
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
         if self.round is None or decision.round_no != self.round.plan.round_no:
@@ -117,6 +114,11 @@ class Participation:
         """To be carried out before the trainer hears of a free slot."""
         resolved, self._resolved = self._resolved, []
         return resolved
+
+    @property
+    def expects_bytes(self) -> bool:
+        """Others have something for me: what arrives then shows what my line can take in."""
+        return self.round is not None or not self.catch.done
 
     def _end_round(self) -> None:
         self.round = None
@@ -178,12 +180,12 @@ class Participation:
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect]:
         """A frame of a known peer whose payload matches its hash.  It ends in exactly one counter."""
         kind = frame.header.kind
+        if kind in _ROUND_KINDS and self._is_early(frame):
+            self._keep_early(sender, frame)
+            return []
         if not self._is_usable(sender, frame):
             return []
         if kind in _ROUND_KINDS:
-            if self._is_early(frame):
-                self._keep_early(sender, frame)
-                return []
             verdict, effects = self._on_round_frame(sender, frame, now)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, self._serve(sender, frame.header)
@@ -204,18 +206,21 @@ class Participation:
         return [*self.round.on_spoiled(sender, header)]
 
     def _is_usable(self, sender: str, frame: Frame) -> bool:
-        """Values in the run's codec and finite, before anybody counts on them (P8, P9)."""
+        """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""
         kind = frame.header.kind
-        codec = {Kind.CONTRIBUTION: self._scatter, Kind.RESULT: self._gather, Kind.LOGGED: self._gather}.get(
-            kind
-        )
-        if codec is None:
+        this_round = self.round is not None and frame.header.round_no == self.round.plan.round_no
+        if kind == Kind.CONTRIBUTION:
+            if self.round is None or not this_round or sender not in self.round.plan.members:
+                return True  # the round's own verdict says what it is
+            codec = codec_named(self.round.plan.codec_of(sender))
+        elif kind in (Kind.RESULT, Kind.LOGGED):
+            codec = self._gather
+        else:
             return True
         try:
             codec.check(frame.payload, self._elements)
         except FrameError as error:
             self.counters.count(error.verdict)
-            this_round = self.round is not None and frame.header.round_no == self.round.plan.round_no
             if self.round is not None and this_round and kind == Kind.CONTRIBUTION:
                 self.round.refuse(sender)
             return False

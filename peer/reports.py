@@ -30,6 +30,8 @@ class Vitals:
     loss: float | None = None
     tx_bytes: int = 0
     rx_bytes: int = 0
+    up_bytes_per_s: int = 0
+    down_bytes_per_s: int = 0
 
 
 class Reporter:
@@ -136,6 +138,8 @@ class Reporter:
                 loss=vitals.loss,
                 tx_bytes=vitals.tx_bytes,
                 rx_bytes=vitals.rx_bytes,
+                up_bytes_per_s=vitals.up_bytes_per_s,
+                down_bytes_per_s=vitals.down_bytes_per_s,
                 need=part.catch.needs_commits,
                 have=tuple(sorted(training.known_leases)),
                 want=training.want,

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
@@ -32,7 +33,6 @@ from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
-from farflung.peer.state import codecs_of
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
@@ -71,7 +71,7 @@ class World:
             first_plain_chunk=scenario.chunks,
             frozen=bytes(32),
         )
-        self.invariants = Invariants(self.model, codecs_of(self.manifest))
+        self.invariants = Invariants(self.model, codec_named(self.manifest.round.gather_codec))
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -203,6 +203,10 @@ class World:
         self.note(f"{me.peer} starts")
         peer = VirtualPeer(me, self.manifest, self.model, world)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
+        # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
+        values = self.model.chunk_count * self.model.chunk_elements
+        needed = values / self.manifest.round.scatter_grace_s
+        peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 

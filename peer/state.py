@@ -14,22 +14,23 @@ from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import Install, Merge, Roll
 from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import Payload
-from farflung.collectives.merge import Codecs, merged_chunk
+from farflung.collectives.ladder import LADDER
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.verdicts import Verdict
-from farflung.compression.codec import NonFinite, codec_named
-from farflung.compression.feedback import feedback_for
-from farflung.coordinator.manifest import Manifest
+from farflung.compression.codec import Codec, NonFinite, codec_named
+from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
+from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean
 
 
 class OuterState:
-    def __init__(self, anchor: Tensor, model: ModelSchema, codecs: Codecs, outer: Nesterov) -> None:
+    def __init__(self, anchor: Tensor, model: ModelSchema, rules: RoundSection, outer: Nesterov) -> None:
         """`anchor`: fp32, model.chunk_count * model.chunk_elements values."""
         self._model = model
-        self._codecs = codecs
+        self._gather = codec_named(rules.gather_codec)
         self._outer = outer
-        self._feedback = feedback_for(codecs.scatter.name)
+        self._feedback = feedback_for(rules.codec)
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
         self.hashes: list[bytes] = [b""] * model.chunk_count
@@ -49,7 +50,7 @@ class OuterState:
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
-        delta_n = self._codecs.gather.decode(effect.payload, self._model.chunk_elements)
+        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
@@ -72,25 +73,26 @@ class OuterState:
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
-    def encode(self, slot: Tensor) -> tuple[list[Payload], str]:
+    def encode(self, slot: Tensor, codec_name: str) -> tuple[list[Payload], str]:
         """(one payload per chunk, why it can't be contributed or "")."""
+        codec = codec_named(codec_name)
         size = self._model.chunk_elements
         payloads: list[Payload] = []
         if self._feedback is not None:
-            self._feedback.open(slot)
+            self._feedback.open(slot, BETA_OF.get(codec_name, 1.0))
         for start in range(0, slot.numel(), size):
             try:
-                payloads.append(self._encode_chunk(slot, start, size))
+                payloads.append(self._encode_chunk(codec, slot, start, size))
             except NonFinite as error:
                 if self._feedback is not None:
                     self._feedback.reset()
                 return [], f"element {start + error.index} of the pseudo-gradient is {error.value}"
         return payloads, ""
 
-    def _encode_chunk(self, slot: Tensor, start: int, size: int) -> bytes:
+    def _encode_chunk(self, codec: Codec, slot: Tensor, start: int, size: int) -> bytes:
         if self._feedback is not None:
-            return self._feedback.encode(self._codecs.scatter, start, size)
-        return self._codecs.scatter.encode(slot[start : start + size])
+            return self._feedback.encode(codec, start, size)
+        return codec.encode(slot[start : start + size])
 
     def resolve(self, slot: Tensor, used: bool) -> None:
         """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""
@@ -102,9 +104,10 @@ class OuterState:
             self._feedback.withdraw(slot)
 
     def merge(self, effect: Merge) -> bytes:
-        return merged_chunk(self._codecs, self._model.chunk_elements, effect.payloads, effect.weights)
+        return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)
 
 
-def codecs_of(manifest: Manifest) -> Codecs:
-    """UserError if this version does not know them."""
-    return Codecs(codec_named(manifest.round.codec), codec_named(manifest.round.gather_codec))
+def payload_bytes_most(rules: RoundSection, elements: int) -> int:
+    """The longest payload of a chunk in this run, either way; UserError if this version lacks a codec of it."""
+    names = LADDER if rules.codec == AUTO else (rules.codec,)
+    return max(codec_named(name).payload_bytes(elements) for name in (*names, rules.gather_codec))

@@ -20,7 +20,7 @@ from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState, codecs_of
+from farflung.peer.state import OuterState
 from farflung.peer.virtual_trainer import VirtualTrainer
 
 
@@ -55,7 +55,7 @@ class VirtualPeer:
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
-        self.state = OuterState(self.anchor, self.model, codecs_of(self.manifest), outer)
+        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
@@ -163,7 +163,7 @@ class VirtualPeer:
                     self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
                 )
             case do.Encode():
-                payloads, problem = self.state.encode(self.slots[effect.slot])
+                payloads, problem = self.state.encode(self.slots[effect.slot], effect.codec)
                 self.world.observe("encoded", (self, effect, payloads))
                 self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used):

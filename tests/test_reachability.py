@@ -20,6 +20,7 @@ from farflung.coordinator.rounds import InFlight, Moved, RoundRules
 from farflung.coordinator.zap import ZapHandler
 
 ALL = ("ann", "bob", "cyd", "dan")
+FP32 = ("fp32",) * 4
 RULES = RoundRules(2, 1.0, 60.0, 4.0, "fp32")
 TAG = bytes(8)
 
@@ -33,7 +34,7 @@ def complaint(about: tuple[str, ...]) -> ProgressReport:
 
 def in_flight(members: tuple[str, ...] = ALL) -> InFlight:
     owners = tuple(range(len(members)))
-    return InFlight(Plan(1, 1, 0, members, owners, "fp32"), RULES, opened_at=0.0)
+    return InFlight(Plan(1, 1, 0, members, owners, ("fp32",) * len(members)), RULES, opened_at=0.0)
 
 
 # ---- the coordinator's side -----------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def test_an_address_counts_once_it_was_reached_and_is_tried_again_later() -> Non
 
 
 def member(name: str = "ann") -> MemberRound:
-    return MemberRound(name, Plan(1, 1, 0, ALL, (0, 1, 2, 3), "fp32"), TAG, 1.0, now=0.0)
+    return MemberRound(name, Plan(1, 1, 0, ALL, (0, 1, 2, 3), FP32), TAG, 1.0, now=0.0)
 
 
 def damaged(kind: Kind, chunk: int) -> Header:
@@ -150,7 +151,7 @@ def test_P3_an_owner_that_loses_its_chunks_alive_does_not_count_them_as_its_own(
     ann.on_encoded([b"0", b"1", b"2", b"3"])
     for sender in ("bob", "cyd"):
         ann.on_frame(sender, Frame(Header(Kind.CONTRIBUTION, TAG, round_no=1, chunk=0), b"x"), now=0.0)
-    moved = Plan(1, 2, 0, ALL, (1, 1, 2, 3), "fp32")
+    moved = Plan(1, 2, 0, ALL, (1, 1, 2, 3), FP32)
     ann.on_plan(moved, now=0.0)
     assert ann.complete[0], "it owns nothing now"
     ann.on_plan(replace(moved, epoch=3, owners=(0, 0, 2, 3)), now=0.0)

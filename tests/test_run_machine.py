@@ -136,7 +136,8 @@ def beat_of(guest: Guest, **changes: object) -> m.Beat:
     plain = {
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "version": -1, "digest": b"",
         "round_no": 0, "epoch": 0, "decision_no": 0, "phase": "inner", "ready": False, "step": 0,
-        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "need": (), "have": (), "want": 0, "samples": 0,
+        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
+        "up_bytes_per_s": 0, "down_bytes_per_s": 0, "need": (), "have": (), "want": 0, "samples": 0,
     }  # fmt: skip
     return m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
 
@@ -372,6 +373,7 @@ messages = st.one_of(
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
         "refused": st.lists(st.sampled_from([Guest(1).peer, "?"]), max_size=2).map(tuple),
+        "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
         "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
 )  # fmt: skip
 

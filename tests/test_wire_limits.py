@@ -22,7 +22,7 @@ from farflung.coordinator.schema import ModelSchema, TensorSpec
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
-PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), "fp32")
+PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), ("fp32", "int8"))
 DECISION = Decision(7, 1, (0.25, 0.75), {"cyd": "it was late"})
 COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
 TO = {"session": SESSION, "seq": 9}
@@ -63,6 +63,8 @@ EXAMPLES: dict[str, m.Message] = {
         loss=2.5,
         tx_bytes=1,
         rx_bytes=2,
+        up_bytes_per_s=1,
+        down_bytes_per_s=0,
         need=(4,),
         have=(1, 2),
         want=64,
@@ -146,7 +148,7 @@ FROZEN_FIELDS = {
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no version digest round_no epoch decision_no phase ready step tokens loss "
-    "tx_bytes rx_bytes need have want samples",
+    "tx_bytes rx_bytes up_bytes_per_s down_bytes_per_s need have want samples",
     "sent": "session seq round_no hashes tokens steps loss used",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
     "leave": "session seq reason",
@@ -159,7 +161,7 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    Plan: "round_no epoch version members owners codec",
+    Plan: "round_no epoch version members owners codecs",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec",
     Used: "lease upto",
