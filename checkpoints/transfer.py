@@ -7,8 +7,9 @@ One machine serves a peer that joins with nothing, one that missed a commit, and
 (its results are at hand, so nothing is fetched).  Owned by the peer machine; returns effects.  It believes
 nobody: a digest comes from the coordinator, everything else must hash to it (P4).
 
-Each chunk moves on its own.  A donor that moves on to a newer version while it serves is no trouble: its
-chunks come at the newer version, and the manifest of that version is fetched too.
+Each fragment has a catch-up of its own, and in it each chunk moves on its own.  A donor that moves on to a newer
+version while it serves is no trouble: its chunks come at the newer version, and the manifest of that version is
+fetched too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from farflung.collectives.digests import hash_bytes, root_of, split_hashes
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, Payload
 from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
@@ -35,8 +37,9 @@ class Asked:
 
 
 class CatchUp:
-    def __init__(self, chunk_count: int, run_tag: bytes, retry_s: float) -> None:
-        self.versions = [NO_VERSION] * chunk_count
+    def __init__(self, fragment: Fragment, run_tag: bytes, retry_s: float) -> None:
+        self.fragment = fragment
+        self.versions = [NO_VERSION] * fragment.count  # by index within the fragment
         self.target = NO_VERSION
         self.digests: dict[int, bytes] = {}
         self.commits: dict[int, Commit] = {}
@@ -76,7 +79,7 @@ class CatchUp:
         self.versions = [0] * len(self.versions)
         self.target = max(self.target, 0)
         self.sealed = 0
-        return [Seal(0)]
+        return [Seal(0, self.fragment.number)]
 
     def on_commit(self, commit: Commit) -> None:
         self.commits[commit.version] = commit
@@ -108,10 +111,10 @@ class CatchUp:
 
     def offer(self, version: int, chunk: int, payload: Payload) -> bool:
         """A result at hand.  Taken if it is what the commit says."""
-        commit = self.commits.get(version)
-        if commit is None or hash_bytes(payload) != commit.hashes[32 * chunk : 32 * chunk + 32]:
+        commit, index = self.commits.get(version), self.fragment.index(chunk)
+        if commit is None or hash_bytes(payload) != commit.hashes[32 * index : 32 * index + 32]:
             return False
-        if self.versions[chunk] < version:
+        if self.versions[index] < version:
             self._results[version, chunk] = payload
         return True
 
@@ -138,16 +141,16 @@ class CatchUp:
         if not self._results and self.sealed != NO_VERSION and self.sealed == self.versions[0]:
             return []  # nothing new: this is asked after every event
         effects: list[DataEffect] = []
-        for chunk, version in enumerate(self.versions):
+        for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
                 version += 1
                 effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
-            self.versions[chunk] = version
+            self.versions[self.fragment.index(chunk)] = version
         reached = self.lowest
         # Seal only a version that all chunks share, and only once.
         if reached != NO_VERSION and reached > self.sealed and max(self.versions) == reached:
             self.sealed = reached
-            effects.append(Seal(reached))
+            effects.append(Seal(reached, self.fragment.number))
         return effects
 
     def ask(self, now: float) -> list[DataEffect]:
@@ -189,16 +192,13 @@ class CatchUp:
 
     def _missing(self) -> list[Key]:
         keys: list[Key] = []
-        whole = [
-            c
-            for c, v in enumerate(self.versions)
-            if v == NO_VERSION or (c in self._stuck and v < self.target)
-        ]
+        held = list(zip(self.fragment.chunks, self.versions, strict=True))
+        whole = [c for c, v in held if v == NO_VERSION or (c in self._stuck and v < self.target)]
         if whole and self.target in self.digests:
             if self.target not in self._manifests:
-                keys.append((Kind.WANT_MANIFEST, self.target, 0))
+                keys.append((Kind.WANT_MANIFEST, self.target, self.fragment.first))
             keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole]
-        for chunk, version in enumerate(self.versions):
+        for chunk, version in held:
             if version != NO_VERSION:
                 keys += [
                     (Kind.WANT_LOGGED, v, chunk)
@@ -214,7 +214,7 @@ class CatchUp:
     def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
         """MANIFEST, STATE, LOGGED or MISSING; the payload already matched the hash in its own header."""
         header = frame.header
-        if header.chunk >= len(self.versions):
+        if header.chunk not in self.fragment.chunks:
             return Verdict.MALFORMED, []
         self._heard_at[sender] = self._now
         self._in_vain.pop(sender, None)
@@ -230,7 +230,7 @@ class CatchUp:
                 return Verdict.ACCEPTED, []
 
     def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
-        key = (Kind.WANT_MANIFEST, header.version, 0)
+        key = (Kind.WANT_MANIFEST, header.version, self.fragment.first)
         digest = self.digests.get(header.version)
         if digest is None:
             return Verdict.STALE
@@ -244,26 +244,26 @@ class CatchUp:
         return Verdict.ACCEPTED
 
     def _on_state(self, sender: str, header: Header, payload: Payload) -> tuple[Verdict, list[DataEffect]]:
-        key = (Kind.WANT_STATE, 0, header.chunk)
+        key, index = (Kind.WANT_STATE, 0, header.chunk), self.fragment.index(header.chunk)
         manifest = self._manifests.get(header.version)
         if manifest is None:
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
             return Verdict.STALE, []
-        if header.hash != manifest[header.chunk]:
+        if header.hash != manifest[index]:
             self._refused_by(sender, key)
             return Verdict.BAD_HASH, []
         self._asked.pop(key, None)  # a late answer is as good as one in time
-        if self.versions[header.chunk] >= header.version:
+        if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
-        self.versions[header.chunk] = header.version
+        self.versions[index] = header.version
         self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
     def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
-        if self.versions[header.chunk] >= header.version:
+        if self.versions[self.fragment.index(header.chunk)] >= header.version:
             return Verdict.STALE
         if not self.offer(header.version, header.chunk, payload):
             self._refused_by(sender, key)

@@ -47,9 +47,10 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """All chunks are at `version`: hash them and report the digest."""
+    """All chunks of the fragment are at `version`: hash them and report the digest."""
 
     version: int
+    fragment: int = 0
 
 
 DataEffect = SendFrame | Merge | Install | Roll | Seal

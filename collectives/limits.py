@@ -10,7 +10,10 @@ CONTROL_STR_BYTES = 8 * 1024
 CONTROL_ARRAY_LEN = 4096
 CONTROL_MAP_LEN = 1024
 
-CHUNKS_PER_FRAGMENT = 4096  # 4096 hashes of 32 bytes fit in one control message
+CHUNKS_PER_FRAGMENT = (
+    4096  # 4096 hashes of 32 bytes fit in one control message; also the most of a whole model
+)
+FRAGMENTS_MAX = 64  # beats and ticks have an entry for each
 MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
 MAX_PEERS = 1024
 ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message

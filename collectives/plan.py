@@ -28,22 +28,25 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     members: Annotated[
         tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
     ]  # sorted: the sum's order
-    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]  # chunk -> index in members
+    # index of a chunk within the fragment -> index in members
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
     codecs: Annotated[
         tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
     ]  # of each member's contribution
+    fragment: Count = 0
 
     def codec_of(self, peer: str) -> str:
         return self.codecs[self.members.index(peer)]
 
     def chunks_of(self, peer: str) -> list[int]:
+        """By their index within the fragment."""
         if peer not in self.members:
             return []
         index = self.members.index(peer)
-        return [chunk for chunk, owner in enumerate(self.owners) if owner == index]
+        return [place for place, owner in enumerate(self.owners) if owner == index]
 
-    def owner_of(self, chunk: int) -> str:
-        return self.members[self.owners[chunk]]
+    def owner_of(self, place: int) -> str:
+        return self.members[self.owners[place]]
 
 
 class Decision(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +62,15 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Commit(Struct, frozen=True, forbid_unknown_fields=True):
-    """COMMIT.  The durable record that version `version` exists, and of what it is made."""
+    """COMMIT.  The durable record that version `version` of a fragment exists, and of what it is made."""
 
     version: Count  # the version that the round made
     round_no: Count
     members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
-    hashes: HashList  # of the encoded results, chunk by chunk
+    hashes: HashList  # of the encoded results, chunk by chunk of the fragment
     codec: Annotated[str, Meta(max_length=64)]  # of the results
+    fragment: Count = 0
 
     @property
     def included(self) -> tuple[str, ...]:

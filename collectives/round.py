@@ -10,6 +10,8 @@ The rules, in the order in which a round meets them:
   * An owner merges only after the decision, and only when it holds every included contribution of the
     chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
+
+Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
 """
 
 from __future__ import annotations
@@ -48,8 +50,11 @@ class Progress:
 
 
 class MemberRound:
-    def __init__(self, me: str, plan: Plan, run_tag: bytes, quiet_s: float, now: float) -> None:
+    def __init__(
+        self, me: str, plan: Plan, run_tag: bytes, quiet_s: float, now: float, first_chunk: int = 0
+    ) -> None:
         self.me = me
+        self.first_chunk = first_chunk
         self.plan = plan
         self.run_tag = run_tag
         self.decision: Decision | None = None
@@ -112,29 +117,30 @@ class MemberRound:
     def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
         if self.decision is None or decision_no != self.decision.decision_no:
             return []
-        self._merging.discard(chunk)
-        if self.plan.owner_of(chunk) != self.me:
+        index = chunk - self.first_chunk
+        self._merging.discard(index)
+        if self.plan.owner_of(index) != self.me:
             return []  # ownership moved while I computed
-        return self._publish(chunk, Piece(payload, hash_bytes(payload)))
+        return self._publish(index, Piece(payload, hash_bytes(payload)))
 
     # ---- frames from other members -----------------------------------------------------------------
 
     def is_early(self, frame: Frame) -> bool:
         """It overtook the plan or the decision that explains it: worth keeping for a moment."""
-        header = frame.header
-        if header.chunk >= len(self.plan.owners):
+        header, index = frame.header, frame.header.chunk - self.first_chunk
+        if not 0 <= index < len(self.plan.owners):
             return False
         if header.kind == Kind.CONTRIBUTION:
-            return self.plan.owner_of(header.chunk) != self.me
+            return self.plan.owner_of(index) != self.me
         known = self.decision.decision_no if self.decision is not None else 0
         return header.kind == Kind.RESULT and header.decision_no > known
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         """A frame of THIS round whose payload already matched its hash."""
-        header = frame.header
+        header, index = frame.header, frame.header.chunk - self.first_chunk
         if sender not in self.plan.members:
             return Verdict.UNAUTHORISED, []
-        if header.chunk >= len(self.plan.owners):
+        if not 0 <= index < len(self.plan.owners):
             return Verdict.MALFORMED, []
         match header.kind:
             case Kind.CONTRIBUTION:
@@ -142,19 +148,17 @@ class MemberRound:
             case Kind.RESULT:
                 return self._on_result(sender, frame, now)
             case Kind.WANT_CONTRIBUTION:
-                piece = self.mine[header.chunk] if self.mine else None
-                return Verdict.ACCEPTED, self._answer(sender, Kind.CONTRIBUTION, header.chunk, piece)
+                piece = self.mine[index] if self.mine else None
+                return Verdict.ACCEPTED, self._answer(sender, Kind.CONTRIBUTION, index, piece)
             case Kind.WANT_RESULT:
                 if self.decision is None or header.decision_no != self.decision.decision_no:
                     return Verdict.STALE, []
-                return Verdict.ACCEPTED, self._answer(
-                    sender, Kind.RESULT, header.chunk, self.results.get(header.chunk)
-                )
+                return Verdict.ACCEPTED, self._answer(sender, Kind.RESULT, index, self.results.get(index))
             case _:
                 return Verdict.MALFORMED, []
 
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        chunk = frame.header.chunk
+        chunk = frame.header.chunk - self.first_chunk
         if self.plan.owner_of(chunk) != self.me:
             return Verdict.STALE, []
         self._heard_at[sender] = now
@@ -189,10 +193,11 @@ class MemberRound:
             self.refuse(sender)
             self._faulty.add(sender)
             return []
-        return [SendFrame(sender, Frame(self._header(wants[header.kind], header.chunk)))]
+        again = self._header(wants[header.kind], header.chunk - self.first_chunk)
+        return [SendFrame(sender, Frame(again))]
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        chunk = frame.header.chunk
+        chunk = frame.header.chunk - self.first_chunk
         if self.decision is None or frame.header.decision_no != self.decision.decision_no:
             return Verdict.STALE, []
         if sender != self.plan.owner_of(chunk):
@@ -271,8 +276,9 @@ class MemberRound:
 
     # ---- helpers -----------------------------------------------------------------------------------
 
-    def _header(self, kind: Kind, chunk: int) -> Header:
+    def _header(self, kind: Kind, index: int) -> Header:
         decision_no = self.decision.decision_no if self.decision is not None else 0
+        chunk = self.first_chunk + index
         return Header(kind, self.run_tag, self.plan.round_no, decision_no, self.plan.version, chunk)
 
     def _deliver(self, chunk: int) -> list[DataEffect]:
@@ -313,7 +319,7 @@ class MemberRound:
                 Merge(
                     self.plan.round_no,
                     self.decision.decision_no,
-                    chunk,
+                    self.first_chunk + chunk,
                     tuple(shelf[m].payload for m, _ in counted),
                     tuple(w for _, w in counted),
                 )

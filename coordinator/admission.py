@@ -12,6 +12,8 @@ from collections import OrderedDict
 import msgspec
 
 from farflung.collectives.digests import hash_bytes
+from farflung.collectives.errors import UserError
+from farflung.collectives.fragments import fragments_of
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.core import Core
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse
@@ -89,11 +91,15 @@ class Door:
             difference = first_difference(hello.model, core.ledger.model)
             if difference:
                 return _refuse("model", f"the model differs from the run's: {difference}")
+        try:
+            fragments_of(hello.model.chunk_count, core.ledger.fragments)
+        except UserError as error:
+            return _refuse("model", str(error))
         return None
 
     def _may_still_change(self) -> bool:
         """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""
-        return self._core.ledger.version == 0 and not self._core.members.alive
+        return not self._core.ledger.learned and not self._core.members.alive
 
     def _crowded(self, hello: Hello) -> Refuse | None:
         core = self._core

@@ -1,6 +1,7 @@
-"""Conducts the rounds: opens them when due, moves them on, commits them, and settles the digest of a version.
+"""Conducts the rounds of one fragment: opens them, moves them on, commits them, settles the digest of a version.
 
-One of the two halves of the run machine (the other is run.py, which listens to members).  Pure.
+One of the two halves of the run machine (the other is run.py, which listens to members); there is one conductor
+for each fragment, and their rounds are in flight side by side.  Pure.
 Each decision leaves a reason in `reason`, which the status shows.
 """
 
@@ -9,12 +10,22 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.collectives import shares
+from farflung.collectives.fragments import BOOKS_FRAGMENT, Fragment, fragments_of
 from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_member
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
-from farflung.coordinator.membership import Member
-from farflung.coordinator.messages import Aborted, Committed, Decided, OpenRound, Sent
+from farflung.coordinator.ledger import FragmentBook
+from farflung.coordinator.membership import Member, Standing
+from farflung.coordinator.messages import (
+    Aborted,
+    Committed,
+    Decided,
+    FragmentBeat,
+    OpenRound,
+    ProgressReport,
+    Sent,
+)
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
 from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 
@@ -23,52 +34,69 @@ RETRY_MAX_S = 30.0
 
 
 class Conductor:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, fragment: int) -> None:
         self.core = core
+        self.fragment = fragment
         self.round: InFlight | None = None
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self._not_before = 0.0
         self._aborts = 0
-        self._tx_at_commit = 0
         self._committed_at = 0.0
         self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
+
+    @property
+    def book(self) -> FragmentBook:
+        return self.core.ledger.books[self.fragment]
 
     @property
     def since_commit_s(self) -> float:
         return self.core.now - self._committed_at
 
+    def standing(self, member: Member) -> Standing:
+        return member.standings[self.fragment]
+
+    def beat_of(self, member: Member) -> FragmentBeat | None:
+        """What the member last said of this fragment."""
+        return member.beat.fragments[self.fragment] if member.beat is not None else None
+
+    @property
+    def able(self) -> list[Member]:
+        return [m for m in self.core.members.alive.values() if self.standing(m).verified]
+
     # ---- opening -------------------------------------------------------------------------------------
 
     def maybe_open(self) -> None:
-        core = self.core
-        if self.round is not None or core.finished:
-            self.reason = self.reason if self.round is not None else "finished"
+        if self.round is not None:
             return
-        able = [m for m in core.members.alive.values() if m.verified]
+        if self.book.version >= self.core.manifest.run.rounds:
+            self.reason = "finished"
+            return
+        able = self.able
         ready = [m for m in able if self._is_ready(m)]
         why_not = self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
             return
         # Who was left out last time comes first, where not all fit into one round.
-        ready.sort(key=lambda m: (-m.missed, m.ready_since or 0.0, m.joined_no))
+        ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         self._open(sorted(m.peer for m in ready[:MEMBERS_PER_ROUND]))
 
     def _is_ready(self, member: Member) -> bool:
-        beat, ledger = member.beat, self.core.ledger
-        return beat is not None and beat.ready and beat.version == ledger.version and beat.round_no == 0
+        beat = self.beat_of(member)
+        return beat is not None and beat.ready and beat.version == self.book.version and beat.round_no == 0
 
     def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
         rules, now = self.core.manifest.round, self.core.now
         least = self.core.manifest.run.min_peers
         if len(able) < least:
-            return f"{len(able)} of at least {least} peers hold version {self.core.ledger.version}"
+            held = f"version {self.book.version}{self.core.of(self.fragment)}"
+            return f"{len(able)} of at least {least} peers hold {held}"
         if len(ready) < least:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
-        first = min(m.ready_since for m in ready if m.ready_since is not None)
+        first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
         if len(ready) < len(able) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(able)} ready, at most {left_s:.1f} s more"
@@ -78,16 +106,16 @@ class Conductor:
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
-        assert core.ledger.model is not None
         codecs = self._codecs_for(peers)
-        owners = shares.assign(
-            core.ledger.model.chunk_count,
-            peers,
-            core.members.can_own(core.now),
-            [self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)],
-            BITS_PER_VALUE[manifest.round.gather_codec],
+        plan = Plan(
+            round_no=core.ledger.round_no + 1,
+            epoch=1,
+            version=self.book.version,
+            members=tuple(peers),
+            owners=self._owners(peers, codecs),
+            codecs=codecs,
+            fragment=self.fragment,
         )
-        plan = Plan(core.ledger.round_no + 1, 1, core.ledger.version, tuple(peers), owners, codecs)
         rules = RoundRules(
             manifest.run.min_peers,
             manifest.round.scatter_grace_s,
@@ -98,8 +126,15 @@ class Conductor:
         core.write(Opened(plan=plan))
         self.round = InFlight(plan, rules, core.now)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
-        core.log(f"round {plan.round_no} opened from version {plan.version} with {_peers(len(peers))}")
+        of = core.of(self.fragment)
+        core.log(f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}")
         self._tell_members(OpenRound, plan=plan)
+
+    @property
+    def _chunks(self) -> Fragment:
+        model = self.core.ledger.model
+        assert model is not None
+        return fragments_of(model.chunk_count, self.core.ledger.fragments)[self.fragment]
 
     def _codecs_for(self, peers: list[str]) -> tuple[str, ...]:
         """The codec of each one's contribution: the run's, or what its line can carry in time."""
@@ -107,12 +142,26 @@ class Conductor:
         if rules.codec != AUTO:
             return (rules.codec,) * len(peers)
         assert core.ledger.model is not None
+        # All fragments may be on their way at once: what counts is the whole model.
         values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
         sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
         up = {peer: self._rates(peer, LADDER[0]).up_bytes_per_s for peer in peers}
         chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, {}, self._codecs)
         self._codecs |= chosen
         return tuple(chosen[peer] for peer in peers)
+
+    def _owners(self, peers: list[str], codecs: tuple[str, ...]) -> tuple[int, ...]:
+        """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+        core, turn = self.core, self.fragment % len(peers)
+        rates = [self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)]
+        owners = shares.assign(
+            self._chunks.count,
+            peers[turn:] + peers[:turn],
+            core.members.can_own(core.now),
+            rates[turn:] + rates[:turn],
+            BITS_PER_VALUE[core.manifest.round.gather_codec],
+        )
+        return tuple((owner + turn) % len(peers) for owner in owners)
 
     def _rates(self, peer: str, codec: str) -> shares.Rates:
         beat = self.core.members.members[peer].beat
@@ -125,14 +174,28 @@ class Conductor:
         """The round in flight counts on this very process."""
         return self.round is not None and self.processes.get(member.peer) == member.process
 
+    def is_about(self, member: Member, round_no: int) -> bool:
+        """That is the round in flight here, and it counts on this very process."""
+        return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
+
+    def on_progress(self, member: Member, report: ProgressReport) -> None:
+        assert self.round is not None
+        self.round.on_progress(member.peer, report)
+        self.standing(member).progress_seen = report.seq
+
     def on_sent(self, member: Member, sent: Sent) -> None:
         assert self.round is not None
-        problem = self.core.ledger.leases.problem(member.peer, sent.used)
+        problem = self.core.ledger.leases.problem(member.peer, sent.used) if self._keeps_books else None
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = problem
         why = self.round.on_sent(member.peer, sent)
         if why:
             self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
+
+    @property
+    def _keeps_books(self) -> bool:
+        """Its commits say which samples were used, for all fragments."""
+        return self.fragment == BOOKS_FRAGMENT
 
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
@@ -167,7 +230,7 @@ class Conductor:
     def abort(self, reason: str) -> None:
         assert self.round is not None
         number = self.round.plan.round_no
-        self.core.write(AbortedRound(round_no=number, reason=reason))
+        self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment))
         self.core.note(f"round {number} aborted: {reason}; local work is kept")
         self._tell_members(Aborted, round_no=number, reason=reason)
         self.round = None
@@ -187,33 +250,33 @@ class Conductor:
         core.write(
             CommittedRound(
                 commit=commit,
-                used={m: sent[m].used for m in included},
+                used={m: sent[m].used for m in included} if self._keeps_books else {},
                 excluded=dict(self.round.decision.reasons),
                 tokens=tokens,
                 steps=sum(sent[m].steps for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
                 seconds=core.now - self.round.opened_at,
-                tx_bytes=max(0, tx_bytes - self._tx_at_commit),
+                tx_bytes=max(0, tx_bytes - core.tx_at_commit),
             )
         )
-        self._tx_at_commit = tx_bytes
+        core.tx_at_commit = tx_bytes
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self.round = None
         self._count_participation(included)
-        core.log(
-            f"version {commit.version} committed by round {commit.round_no} with {_peers(len(included))}"
-        )
+        what = f"version {commit.version}{core.of(self.fragment)}"
+        core.log(f"{what} committed by round {commit.round_no} with {_peers(len(included))}")
         for member in core.members.alive.values():
-            member.verified = False  # until it shows the digest of the new version
-            if member.vouched:  # others would roll results onto a state that is not the run's
+            self.standing(member).verified = False  # until it shows the digest of the new version
+            if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 core.tell(member, Committed, commit=commit)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for peer, member in self.core.members.alive.items():
+            standing = self.standing(member)
             if peer in included:
-                member.missed = 0
-            elif member.verified:
-                member.missed += 1
+                standing.missed = 0
+            elif standing.verified:
+                standing.missed += 1
 
     def _tell_members(self, kind: type, **body: object) -> None:
         assert self.round is not None
@@ -226,29 +289,24 @@ class Conductor:
 
     def maybe_fix_digest(self) -> bool:
         """Settle the digest of a version that has just been made.  True when it was settled now."""
-        ledger = self.core.ledger
-        version = ledger.version
-        if version == 0 or version in ledger.digests:
+        book = self.book
+        version = book.version
+        if version == 0 or version in book.digests:
             return False
-        reports = {
-            m.joined_no: m.beat.digest
-            for m in self.core.members.alive.values()
-            # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
-            if m.peer in ledger.vouched and m.beat is not None and m.beat.version == version and m.beat.digest
-        }
+        # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
+        speakers = [m for m in self.core.members.alive.values() if m.peer in book.vouched]
+        beats = [(m, beat) for m in speakers if (beat := self.beat_of(m)) is not None]
+        reports = {m.joined_no: beat.digest for m, beat in beats if beat.version == version and beat.digest}
         if not reports:
             return False
         digest, agreeing = Counter(reports.values()).most_common(1)[0]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
-        still_to_come = any(
-            m.peer in ledger.vouched and m.beat is not None and 0 <= m.beat.version < version
-            for m in self.core.members.alive.values()
-        )
+        still_to_come = any(0 <= beat.version < version for _, beat in beats)
         if agreeing < 2 and still_to_come and not patience_over:
             return False  # one voice alone decides only when no other voice will be heard soon
         if agreeing < 2:
             digest = reports[min(reports)]
-        self.core.write(DigestFixed(version=version, digest=digest))
+        self.core.write(DigestFixed(version=version, digest=digest, fragment=self.fragment))
         return True
 
 

@@ -24,9 +24,10 @@ class Core:
         self.manifest = manifest
         self.run_id = run_id
         self.ledger = ledger
-        self.members = Membership(manifest.net.dead_after_s)
+        self.members = Membership(manifest.net.dead_after_s, manifest.round.fragments)
         self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self.now = 0.0
+        self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self._effects: list[Effect] = []
 
     def write(self, record: Record) -> None:
@@ -53,10 +54,15 @@ class Core:
     def name(self, peer: str) -> str:
         return self.ledger.names.get(peer, peer)
 
+    def of(self, fragment: int) -> str:
+        """For texts about one of several fragments."""
+        return f" of fragment {fragment}" if self.manifest.round.fragments > 1 else ""
+
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
 
     @property
     def finished(self) -> bool:
+        """Every fragment has had all its rounds."""
         return self.ledger.version >= self.manifest.run.rounds

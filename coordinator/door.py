@@ -28,7 +28,7 @@ _OPTIONS = {
     zmq.IPV6: 1,
     zmq.MAXMSGSIZE: limits.CONTROL_FRAME_BYTES
     + 4096,  # encryption adds bytes; what is far over is cut unread
-    zmq.SNDHWM: 64,  # of a ROUTER: for each connection
+    zmq.SNDHWM: 256,  # of a ROUTER: for each connection; a tick, and a plan and a decision for each fragment
     zmq.RCVHWM: 64,
     zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
     zmq.BACKLOG: 1024,  # after a restart all peers come back at once

@@ -6,26 +6,41 @@ version 0, repeats whatever the beat shows to be missing, and leases data (P7).
 
 from __future__ import annotations
 
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
-from farflung.coordinator.membership import Member
-from farflung.coordinator.messages import Beat, Committed, Decided, Lease, OpenRound, Tick
+from farflung.coordinator.membership import Member, Standing
+from farflung.coordinator.messages import (
+    Beat,
+    Committed,
+    Decided,
+    FragmentBeat,
+    FragmentTick,
+    Lease,
+    OpenRound,
+    Tick,
+)
 from farflung.coordinator.records import DataFixed, Genesis, Granted, Released, Vouched
 
 RELEASE_AFTER_DEAD = (
     2.0  # times dead_after_s: how long a lost peer's leases wait for it before others get them
 )
 LEASES_PER_PEER = 64
-DIGESTS_TOLD = 8
-DONORS_TOLD = 16
+DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
+DONORS_TOLD, DONORS_LEAST = 16, 4
+FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 RATE_SPAN_S = 2.0
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
+_FROM_LEAST_ADVANCED = ("wait", "sync", "train")
+
+Judgement = tuple[str, str]  # (goal, reason)
 
 
 class Guidance:
-    def __init__(self, core: Core, conductor: Conductor) -> None:
+    def __init__(self, core: Core, conductors: list[Conductor]) -> None:
         self._core = core
-        self._conductor = conductor
+        self._conductors = conductors
+        self._keeper = conductors[BOOKS_FRAGMENT]  # its commits acknowledge samples
         self._absent_since: dict[str, float] = {}
 
     # ---- a beat --------------------------------------------------------------------------------------
@@ -40,39 +55,49 @@ class Guidance:
             return refusal
         goal, reason = self._judge(member)
         member.state = self._state_for_people(member, goal)
-        if not (beat.ready and member.verified):
-            member.ready_since = None
-        elif member.ready_since is None:
-            member.ready_since = core.now
+        for standing, said in zip(member.standings, beat.fragments, strict=True):
+            if not (said.ready and standing.verified):
+                standing.ready_since = None
+            elif standing.ready_since is None:
+                standing.ready_since = core.now
         leases, void = self._lease(member, beat)
-        flight = self._conductor.round
-        counted = flight is not None and self._conductor.counts_on(member)
         core.tell(
             member,
             Tick,
-            version=core.ledger.version,
-            digests=self._digests(),
+            fragments=self._fragment_ticks(member),
             goal=goal,
-            verified=member.verified,
             reason=reason,
             roster_no=core.members.roster_no,
             roster=core.members.roster() if beat.roster_no != core.members.roster_no else None,
-            donors=self._donors(member),
             leases=leases,
             void=void,
-            round_no=flight.plan.round_no if flight is not None and counted else 0,
-            sent_seen=flight is not None and member.peer in flight.sent,
-            progress_seen=member.progress_seen,
         )
-        self._repeat_what_is_missing(member, beat, counted)
+        for conductor, said in zip(self._conductors, beat.fragments, strict=True):
+            self._repeat_what_is_missing(member, said, conductor)
         return None
 
-    def _digests(self) -> tuple[tuple[int, bytes], ...]:
-        """Recent versions' digests; none while version 0 is being founded (again): nobody holds the old one."""
-        ledger = self._core.ledger
-        if ledger.version == 0 and not self._genesis_is_held():
-            return ()
-        return tuple(sorted(ledger.digests.items())[-DIGESTS_TOLD:])
+    def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
+        # No digests while version 0 is being founded (again): nobody holds the old one.
+        founded = self._core.ledger.learned or self._genesis_is_held()
+        return tuple(self._fragment_tick(member, conductor, founded) for conductor in self._conductors)
+
+    def _fragment_tick(self, member: Member, conductor: Conductor, founded: bool) -> FragmentTick:
+        flight, standing = conductor.round, conductor.standing(member)
+        counted = flight is not None and conductor.counts_on(member)
+        newest = sorted(conductor.book.digests.items())[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        return FragmentTick(
+            version=conductor.book.version,
+            digests=tuple(newest) if founded else (),
+            verified=standing.verified,
+            donors=self._donors(member, conductor),
+            round_no=flight.plan.round_no if flight is not None and counted else 0,
+            sent_seen=flight is not None and member.peer in flight.sent,
+            progress_seen=standing.progress_seen,
+        )
+
+    def _told(self, most: int, least: int) -> int:
+        """How long a list may be that a tick has for each fragment."""
+        return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, len(self._conductors)))
 
     def _measure(self, member: Member, beat: Beat) -> None:
         """Tokens per second, over spans long enough to mean something: beats come in bursts around a round."""
@@ -83,118 +108,139 @@ class Guidance:
                 member.rate_tokens_per_s += 0.3 * (rate - member.rate_tokens_per_s)
             member.rated_at, member.rated_tokens = self._core.now, beat.tokens
 
-    def _repeat_what_is_missing(self, member: Member, beat: Beat, counted: bool) -> None:
-        core, flight = self._core, self._conductor.round
-        for version in beat.need:
-            if version in core.ledger.commits and (member.vouched or beat.version < 0):
-                core.tell(member, Committed, commit=core.ledger.commits[version])
-        if flight is not None and counted and beat.version == flight.plan.version:
-            same_round = beat.round_no == flight.plan.round_no
-            if not same_round or beat.epoch < flight.plan.epoch:
-                core.tell(member, OpenRound, plan=flight.plan)
-            if flight.decision is not None and (
-                not same_round or beat.decision_no < flight.decision.decision_no
-            ):
-                core.tell(member, Decided, decision=flight.decision)
+    def _repeat_what_is_missing(self, member: Member, said: FragmentBeat, conductor: Conductor) -> None:
+        core, flight, commits = self._core, conductor.round, conductor.book.commits
+        for version in said.need:
+            if version in commits and (conductor.standing(member).vouched or said.version < 0):
+                core.tell(member, Committed, commit=commits[version])
+        if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
+            return
+        same_round = said.round_no == flight.plan.round_no
+        if not same_round or said.epoch < flight.plan.epoch:
+            core.tell(member, OpenRound, plan=flight.plan)
+        if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
+            core.tell(member, Decided, decision=flight.decision)
 
     # ---- judging a member's state ----------------------------------------------------------------------
 
     def recheck_all(self) -> None:
-        """The digest of the version has just been settled: tell every member at once."""
+        """The digest of a version has just been settled: tell every member at once."""
         for member in self._core.members.alive.values():
             if member.beat is not None:
                 self.on_beat(member, member.beat)
 
-    def _judge(self, member: Member) -> tuple[str, str]:
-        """(goal, reason).  Sets `verified`, `vouched`, `quarantined`."""
-        core, beat = self._core, member.beat
-        assert beat is not None
-        version = core.ledger.version
-        known = core.ledger.digests.get(beat.version)
-        if beat.version >= 0 and known is not None and beat.digest == known:
-            self._vouch(member)
-        member.verified = beat.version == version and known is not None and beat.digest == known
-        if version == 0 and not self._genesis_is_held():
-            return self._found(member, beat)
-        if beat.version > version:
+    def _judge(self, member: Member) -> Judgement:
+        """Where the member is with its least advanced fragment.  Sets its standings."""
+        core = self._core
+        for conductor in self._conductors:
+            self._recognise(member, conductor)
+        if not core.ledger.learned and not self._genesis_is_held():
+            return self._found(member)
+        found = [self._judge_fragment(member, conductor) for conductor in self._conductors]
+        if member.verified and core.finished:
+            return self._finish()
+        return min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
+
+    def _recognise(self, member: Member, conductor: Conductor) -> None:
+        said, book = conductor.beat_of(member), conductor.book
+        assert said is not None
+        known = book.digests.get(said.version)
+        is_the_runs = said.version >= 0 and known is not None and said.digest == known
+        conductor.standing(member).verified = is_the_runs and said.version == book.version
+        if is_the_runs:
+            self._vouch(member, conductor)
+
+    def _judge_fragment(self, member: Member, conductor: Conductor) -> Judgement:
+        said, standing, version = (
+            conductor.beat_of(member),
+            conductor.standing(member),
+            conductor.book.version,
+        )
+        assert said is not None
+        known = conductor.book.digests.get(said.version)
+        of = self._core.of(conductor.fragment)
+        if said.version > version:
             return (
                 "wait",
-                f"it holds version {beat.version}, the journal ends at {version}: restore the newer journal",
+                f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
             )
-        if beat.version >= 0 and known is not None and beat.digest != known:
-            self._quarantine(member)
-            return self._sync(member, "its state differs from the run's; it takes the run's state again")
-        if member.verified:
-            member.quarantined = False
-            if core.finished:
-                return self._finish(version)
-            return "train", self._conductor.reason
-        if beat.version == version:
-            return "train", f"waiting for the digest of version {version} to be settled"
-        return self._sync(member, f"it holds version {beat.version}, the run is at {version}")
+        if said.version >= 0 and known is not None and said.digest != known:
+            self._quarantine(member, standing)
+            return self._sync(
+                member, conductor, "its state differs from the run's; it takes the run's state again"
+            )
+        if standing.verified:
+            standing.quarantined = False
+            return "train", conductor.reason
+        if said.version == version:
+            return "train", f"waiting for the digest of version {version}{of} to be settled"
+        return self._sync(member, conductor, f"it holds version {said.version}{of}, the run is at {version}")
 
-    def _finish(self, version: int) -> tuple[str, str]:
+    def _finish(self) -> Judgement:
         """Who has the last version stays a while for those who are still fetching it."""
+        version = self._core.ledger.version
         behind = [m for m in self._core.members.alive.values() if not m.verified]
-        if behind and self._conductor.since_commit_s < FINISH_GRACE_S:
+        since_commit_s = min(conductor.since_commit_s for conductor in self._conductors)
+        if behind and since_commit_s < FINISH_GRACE_S:
             return "wait", f"the run is complete; {len(behind)} peers are still fetching version {version}"
         return "finish", f"the run is complete: {version} rounds committed"
 
-    def _sync(self, member: Member, reason: str) -> tuple[str, str]:
-        if self._donors(member):
+    def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
+        if self._donors(member, conductor):
             return "sync", reason
-        return (
-            "wait",
-            f"no living peer holds version {self._core.ledger.version}: only one that has it in memory can go on",
-        )
+        held = f"version {conductor.book.version}{self._core.of(conductor.fragment)}"
+        return "wait", f"no living peer holds {held}: only one that has it in memory can go on"
 
-    def _quarantine(self, member: Member) -> None:
-        if not member.quarantined:
-            member.quarantined = True
+    def _quarantine(self, member: Member, standing: Standing) -> None:
+        if not standing.quarantined:
+            standing.quarantined = True
             member.strikes += 1
             self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
 
     def _genesis_is_held(self) -> bool:
-        genesis = self._core.ledger.digests.get(0)
-        return genesis is not None and any(
-            m.beat is not None and m.beat.version == 0 and m.beat.digest == genesis
+        """Somebody holds version 0 of every fragment as it was founded."""
+        genesis = [(0, book.digests.get(0)) for book in self._core.ledger.books]
+        return any(
+            m.beat is not None and [(each.version, each.digest) for each in m.beat.fragments] == genesis
             for m in self._core.members.alive.values()
         )
 
-    def _found(self, member: Member, beat: Beat) -> tuple[str, str]:
+    def _found(self, member: Member) -> Judgement:
         """Nothing has been learned yet and nobody holds version 0: the oldest living peer founds it."""
         oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
         if member is not oldest:
             return "wait", f"{oldest.contact.name} gives the run its initial state"
-        if beat.version != 0 or not beat.digest:
+        assert member.beat is not None
+        if any(said.version != 0 or not said.digest for said in member.beat.fragments):
             return "found", "it gives the run its initial state"
-        if self._conductor.round is not None:
-            self._conductor.abort("version 0 is founded anew")
-        self._core.write(Genesis(digest=beat.digest, peer=member.peer))
+        for conductor in self._conductors:
+            if conductor.round is not None:
+                conductor.abort("version 0 is founded anew")
+        first, *others = (said.digest for said in member.beat.fragments)
+        self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others)))
         self._core.note(f"{member.contact.name} founded version 0")
-        member.verified = True
-        self._vouch(member)
+        for conductor in self._conductors:
+            self._recognise(member, conductor)
         return "train", "it founded version 0"
 
-    def _vouch(self, member: Member) -> None:
-        member.vouched = True
-        if member.peer not in self._core.ledger.vouched:
-            self._core.write(Vouched(peer=member.peer))
+    def _vouch(self, member: Member, conductor: Conductor) -> None:
+        conductor.standing(member).vouched = True
+        if member.peer not in conductor.book.vouched:
+            self._core.write(Vouched(peer=member.peer, fragment=conductor.fragment))
 
-    def _donors(self, member: Member) -> tuple[str, ...]:
+    def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
-        core = self._core
-        version = core.ledger.version
-        commit = core.ledger.commits.get(version)
+        members = self._core.members
+        commit = conductor.book.commits.get(conductor.book.version)
         makers = commit.members if commit is not None else ()
         donors = [
             peer
-            for peer, other in core.members.alive.items()
-            if (other.verified or peer in makers)
+            for peer, other in members.alive.items()
+            if (conductor.standing(other).verified or peer in makers)
             and other is not member
-            and core.members.can_talk(member, other)
+            and members.can_talk(member, other)
         ]
-        return tuple(sorted(donors)[:DONORS_TOLD])
+        return tuple(sorted(donors)[: self._told(DONORS_TOLD, DONORS_LEAST)])
 
     @staticmethod
     def _state_for_people(member: Member, goal: str) -> str:
@@ -207,7 +253,7 @@ class Guidance:
 
     def _take_data_size(self, member: Member, beat: Beat) -> str | None:
         core = self._core
-        alone = core.ledger.version == 0 and core.members.alive.keys() == {member.peer}
+        alone = not core.ledger.learned and core.members.alive.keys() == {member.peer}
         if (
             beat.samples
             and beat.samples != core.ledger.leases.samples
@@ -223,21 +269,18 @@ class Guidance:
         """(all leases of the member if it does not know them yet, those it must not use any more)."""
         core = self._core
         leases = core.ledger.leases
-        flight = self._conductor.round
+        flight, version = self._keeper.round, self._keeper.book.version
         in_flight = flight is not None and member.peer in flight.plan.members
-        if in_flight and not self._conductor.counts_on(member):
+        if in_flight and not self._keeper.counts_on(member):
             return (
                 None,
                 (),
             )  # what its former self contributed may yet be acknowledged: nothing is handed out twice
-        if beat.want and leases.samples and member.verified and not core.finished:
+        if beat.want and leases.samples and self._keeper.standing(member).verified and not core.finished:
             self._grant(member, beat)
         mine = leases.of(member.peer)
-        void = (
-            leases.foreign(member.peer, beat.have)
-            if beat.version == core.ledger.version and not in_flight
-            else ()
-        )
+        settled = beat.fragments[BOOKS_FRAGMENT].version == version and not in_flight
+        void = leases.foreign(member.peer, beat.have) if settled else ()
         if mine.keys() <= set(beat.have):
             return None, void
         return tuple(held.as_lease(i) for i, held in sorted(mine.items())), void
@@ -257,7 +300,7 @@ class Guidance:
         """What lost peers did not get committed goes back to the pool, after a while."""
         core = self._core
         holders = {held.peer for held in core.ledger.leases.held.values()}
-        flight = self._conductor.round
+        flight = self._keeper.round
         busy = set(flight.plan.members) if flight is not None else set()
         absent = sorted(p for p in holders if p not in core.members.alive and p not in busy)
         self._absent_since = {p: self._absent_since.get(p, core.now) for p in absent}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Commit
 from farflung.coordinator.leases import Leases
 from farflung.coordinator.records import (
@@ -35,26 +36,44 @@ DIGESTS_KEPT = 16
 
 
 @dataclass
+class FragmentBook:
+    """What is known of one fragment."""
+
+    version: int = 0
+    open_round: int = 0  # a round that was opened and neither committed nor aborted, 0 if none
+    digests: dict[int, bytes] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
+    vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
+
+
+@dataclass
 class Ledger:
     lease_samples: int
     keep_results: int
+    fragments: int = 1
     incarnation: int = 0
     model: ModelSchema | None = None
     founder: str = ""
-    version: int = 0
-    round_no: int = 0
-    open_round: int = 0  # a round that was opened and neither committed nor aborted, 0 if none
+    round_no: int = 0  # of the newest round of all fragments
     tokens: int = 0
     loss: float | None = None
-    digests: dict[int, bytes] = field(default_factory=dict)
-    commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
-    vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
     names: dict[str, str] = field(default_factory=dict)
+    books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.lease_samples)
+        self.books = [FragmentBook() for _ in range(self.fragments)]
+
+    @property
+    def version(self) -> int:
+        """Of the run: that of its least advanced fragment."""
+        return min(book.version for book in self.books)
+
+    @property
+    def learned(self) -> bool:
+        return any(book.version for book in self.books)
 
     def apply(self, record: Record) -> None:
         match record:
@@ -62,27 +81,30 @@ class Ledger:
                 self.incarnation = incarnation
             case ModelFixed(model=model):
                 self.model = model
-                self.digests.clear()  # only before anything was learned: version 0 must be founded for this model
+                for book in self.books:
+                    book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
                 # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
                 self.leases = Leases(self.lease_samples, samples, next_id=self.leases.next_id)
-            case Genesis(digest=digest, peer=peer):
-                self.digests[0] = digest
+            case Genesis(peer=peer):
+                for book, digest in zip(self.books, record.digests, strict=True):
+                    book.digests[0] = digest
                 self.founder = peer
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
-            case Vouched(peer=peer):
-                self.vouched.add(peer)
+            case Vouched(peer=peer, fragment=fragment):
+                self.books[fragment].vouched.add(peer)
             case Opened(plan=plan):
                 self.round_no = max(self.round_no, plan.round_no)
-                self.open_round = plan.round_no
+                self.books[plan.fragment].open_round = plan.round_no
             case CommittedRound():
                 self._commit(record)
-            case AbortedRound():
-                self.open_round = 0
-            case DigestFixed(version=version, digest=digest):
-                self.digests[version] = digest
-                self.digests.pop(version - DIGESTS_KEPT, None)
+            case AbortedRound(fragment=fragment):
+                self.books[fragment].open_round = 0
+            case DigestFixed(version=version, digest=digest, fragment=fragment):
+                digests = self.books[fragment].digests
+                digests[version] = digest
+                digests.pop(version - DIGESTS_KEPT, None)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
@@ -92,12 +114,16 @@ class Ledger:
 
     def _commit(self, record: CommittedRound) -> None:
         commit = record.commit
-        self.version = commit.version
-        self.open_round = 0
-        self.commits[commit.version] = commit
-        self.commits.pop(commit.version - self.keep_results, None)
+        book = self.books[commit.fragment]
+        book.version = commit.version
+        book.open_round = 0
+        book.commits[commit.version] = commit
+        book.commits.pop(commit.version - self.keep_results, None)
+        self.rounds.append(record)
+        if commit.fragment != BOOKS_FRAGMENT:
+            return
+        # A sample's gradient goes into every fragment: only one of them counts it.
         self.tokens += record.tokens
         self.loss = record.loss if record.loss is not None else self.loss
-        self.rounds.append(record)
         for used in record.used.values():
             self.leases.acknowledge(used)

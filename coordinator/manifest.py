@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from farflung.collectives.caps import parse_cap
 from farflung.collectives.errors import UserError
+from farflung.collectives.limits import FRAGMENTS_MAX
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
@@ -82,6 +83,7 @@ class RoundSection(_Section):
     codec: ScatterCodecName = "fp32"
     gather_codec: CodecName = "fp32"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
+    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     deadline_s: Seconds = 60.0
     scatter_grace_s: Seconds = 10.0
     round_timeout_s: Seconds = 120.0
@@ -302,6 +304,7 @@ codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, in
                           # "auto": each peer's follows from its upload, so that it is sent within scatter_grace_s
 gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
+fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
 deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links

@@ -3,7 +3,8 @@
 Used by the run machine only.  Alive means heard within `dead_after_s`; verified means that the digest the peer
 reported is the run's digest of the run's version; participating means that it has not been left out of a
 commit since it became able to take part.  The three are kept apart on purpose: a live peer that takes part in
-nothing is the failure that other systems do not show.
+nothing is the failure that other systems do not show.  Each fragment has a standing of its own; a member as a
+whole is verified, or takes part, where it does so in all of them.
 """
 
 from __future__ import annotations
@@ -18,24 +19,31 @@ from farflung.coordinator.messages import Beat
 
 
 @dataclass
+class Standing:
+    """A member in one fragment."""
+
+    verified: bool = False  # its digest is the run's digest of the run's version
+    vouched: bool = False  # it was verified at some version in this session: its next digest means something
+    quarantined: bool = False
+    missed: int = 0  # commits in a row that it could have been in and was not
+    ready_since: float | None = None
+    progress_seen: int = 0
+
+
+@dataclass
 class Member:
     contact: Contact
     session: bytes
     process: bytes  # random per agent process: tells a reconnection from a restart
     joined_no: int  # order of admission: the oldest member founds, and breaks ties
     heard_at: float
+    standings: list[Standing]
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
     alive: bool = True
     state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
-    verified: bool = False  # its digest is the run's digest of the run's version
-    vouched: bool = False  # it was verified at some version in this session: its next digest means something
-    quarantined: bool = False
-    missed: int = 0  # commits in a row that it could have been in and was not
     strikes: int = 0
-    ready_since: float | None = None
-    progress_seen: int = 0
     rate_tokens_per_s: float = 0.0
     rated_at: float = 0.0
     rated_tokens: int = 0
@@ -47,6 +55,18 @@ class Member:
     @property
     def peer(self) -> str:
         return self.contact.peer
+
+    @property
+    def verified(self) -> bool:
+        return all(standing.verified for standing in self.standings)
+
+    @property
+    def quarantined(self) -> bool:
+        return any(standing.quarantined for standing in self.standings)
+
+    @property
+    def missed(self) -> int:
+        return max(standing.missed for standing in self.standings)
 
     @property
     def participating(self) -> bool:
@@ -61,6 +81,7 @@ LOST_KEPT = 32  # members that left are shown for a while; strangers must not ma
 @dataclass
 class Membership:
     dead_after_s: float
+    fragments: int = 1
     members: dict[str, Member] = field(default_factory=dict)
     roster_no: int = 0
     _joined: int = 0
@@ -73,7 +94,8 @@ class Membership:
         """
         self._joined += 1
         unproven = msgspec.structs.replace(contact, address="")
-        member = Member(unproven, session, process, self._joined, now, claimed=contact.address)
+        standings = [Standing() for _ in range(self.fragments)]
+        member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
         old = self.members.get(contact.peer)
         if old is not None:
             member.strikes = old.strikes
@@ -85,7 +107,9 @@ class Membership:
 
     def lose(self, member: Member, state: str) -> None:
         """Kept in the list, so that people see who was lost; its session is over."""
-        member.alive = member.verified = False
+        member.alive = False
+        for standing in member.standings:
+            standing.verified = False
         member.state = state
         self._by_session.pop(member.session, None)
         self.roster_no += 1

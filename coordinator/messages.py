@@ -11,7 +11,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from farflung.collectives.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, MAX_PEERS, TOKENS_MAX
+from farflung.collectives.limits import (
+    ADDRESS_CHARS,
+    CONTROL_BIN_BYTES,
+    FRAGMENTS_MAX,
+    MAX_PEERS,
+    TOKENS_MAX,
+)
 from farflung.collectives.plan import (
     Commit,
     Contact,
@@ -66,7 +72,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     software: ShortText
     manifest: Bytes32
     model: ModelSchema
-    version: Version
+    version: Version  # of fragment 0; the first beat tells of all
     digest: Digest
     process: Session  # random per agent process: a restart is not a reconnection
     signature: Annotated[bytes, Meta(max_length=64)]
@@ -100,17 +106,24 @@ class _FromMember(_Message, frozen=True, kw_only=True):
     seq: Count
 
 
-class Beat(_FromMember, frozen=True, kw_only=True):
-    """Where I am.  Everything that the coordinator may have to repeat follows from it."""
+class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where I am with one fragment."""
 
-    roster_no: Count
     version: Version
     digest: Digest
     round_no: Count  # of the round I am in, 0 if none
     epoch: Count
     decision_no: Count
-    phase: Annotated[str, Meta(max_length=16)]
     ready: bool
+    need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
+
+
+class Beat(_FromMember, frozen=True, kw_only=True):
+    """Where I am.  Everything that the coordinator may have to repeat follows from it."""
+
+    roster_no: Count
+    fragments: Annotated[tuple[FragmentBeat, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    phase: Annotated[str, Meta(max_length=16)]
     step: Count
     tokens: Tokens
     loss: float | None
@@ -118,7 +131,6 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     rx_bytes: Count
     up_bytes_per_s: Count  # what its line can carry, as far as it has seen; 0: not known
     down_bytes_per_s: Count
-    need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine
@@ -173,22 +185,30 @@ class _ToMember(_Message, frozen=True, kw_only=True):
     seq: Count
 
 
-class Tick(_ToMember, frozen=True, kw_only=True):
-    """The answer to a beat: where the run is and what to do now."""
+class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where the run is with one fragment."""
 
     version: Count
     digests: Annotated[tuple[tuple[int, Bytes32], ...], Meta(max_length=16)]  # recent versions' digests
-    goal: Annotated[str, Meta(max_length=16)]  # found | sync | train | wait | finish
     verified: bool
-    reason: Reason
-    roster_no: Count
-    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
     donors: Annotated[tuple[str, ...], Meta(max_length=16)]
-    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
-    void: LeaseIds
     round_no: Count  # the round in flight that counts on me, 0 if none
     sent_seen: bool
     progress_seen: Count  # seq of the newest progress report I acted on
+
+
+class Tick(_ToMember, frozen=True, kw_only=True):
+    """The answer to a beat: where the run is and what to do now."""
+
+    fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    goal: Annotated[
+        str, Meta(max_length=16)
+    ]  # found | sync | train | wait | finish: of the least advanced fragment
+    reason: Reason
+    roster_no: Count
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
+    void: LeaseIds
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

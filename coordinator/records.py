@@ -37,10 +37,15 @@ class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
 
 
 class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
-    """Version 0 is the founder's initial state."""
+    """Version 0 of every fragment is the founder's initial state."""
 
-    digest: bytes
+    digest: bytes  # of fragment 0
     peer: str
+    others: tuple[bytes, ...] = ()  # of fragments 1, 2, ...
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return (self.digest, *self.others)
 
 
 class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
@@ -53,6 +58,7 @@ class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
     """This peer has shown the run's state: it may speak for the digest of a version that it helped to make."""
 
     peer: str
+    fragment: int = 0
 
 
 class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
@@ -82,11 +88,13 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
     round_no: int
     reason: str
+    fragment: int = 0
 
 
 class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
     version: int
     digest: bytes
+    fragment: int = 0
 
 
 class Granted(_Record, frozen=True, kw_only=True, tag="granted"):

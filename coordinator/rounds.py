@@ -2,7 +2,7 @@
 
 `InFlight` collects what members report; `next_step` says which transition is due now, with its reason, and the
 run machine writes it down and announces it.  Must not know sockets, journals or membership beyond the set of
-peers alive and dialable at the moment.
+peers alive and dialable at the moment.  Chunks are counted within the round's fragment here.
 
 Order matters: the dead are replaced first, then the decision is made or remade, then the commit is considered.
 """
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from farflung.collectives import shares
 from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
@@ -191,8 +191,7 @@ class InFlight:
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
-        plan = msgspec.structs.replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
-        self.plan = plan
+        self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
         names = ", ".join(members[index] for index in sorted(lost))
         how = "is lost" if any(members[i] not in alive for i in lost) else "can't be reached by others"
         unfit = frozenset(members[index] for index in lost) & alive
@@ -260,6 +259,7 @@ class InFlight:
                 self.decision.weights,
                 hashes,
                 self.rules.gather_codec,
+                self.plan.fragment,
             )
         )
 

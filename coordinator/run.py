@@ -51,12 +51,12 @@ class RunMachine:
     def __init__(
         self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
     ) -> None:
-        ledger = Ledger(manifest.data.lease_samples, manifest.round.keep_results)
+        ledger = Ledger(manifest.data.lease_samples, manifest.round.keep_results, manifest.round.fragments)
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
-        self.conductor = Conductor(self.core)
-        self.guidance = Guidance(self.core, self.conductor)
+        self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
+        self.guidance = Guidance(self.core, self.conductors)
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
@@ -70,11 +70,14 @@ class RunMachine:
         core.now = self.started_at = now
         self.member_port = member_port
         core.write(Started(incarnation=core.ledger.incarnation + 1))
-        if core.ledger.open_round:
-            number = core.ledger.open_round
-            core.write(AbortedRound(round_no=number, reason="the coordinator restarted"))
-            core.note(f"round {number} aborted: the coordinator restarted; local work is kept")
-        if core.ledger.version:
+        for fragment, book in enumerate(core.ledger.books):
+            if book.open_round:
+                number = book.open_round
+                core.write(
+                    AbortedRound(round_no=number, reason="the coordinator restarted", fragment=fragment)
+                )
+                core.note(f"round {number} aborted: the coordinator restarted; local work is kept")
+        if core.ledger.learned:
             core.note(f"resumed at version {core.ledger.version} from the journal")
         return core.take_effects()
 
@@ -108,8 +111,14 @@ class RunMachine:
             self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
             return []
         member.in_seq, member.heard_at, member.closed_at = message.seq, now, None
-        self.counters.count(self._on_member_message(member, message))
-        self._settle()
+        # What a member reports of a round moves that round only; anything else may move all of them.
+        touched = self.conductors
+        if isinstance(message, Sent | ProgressReport):
+            touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
+            self.counters.count(self._on_round_report(member, message, touched))
+        else:
+            self.counters.count(self._on_member_message(member, message))
+        self._settle(touched)
         return self.core.take_effects()
 
     def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
@@ -126,7 +135,7 @@ class RunMachine:
             core.log(f"{core.name(peer)} can be dialled")
             if len(core.members.alive) <= MEMBERS_PER_ROUND:
                 self.guidance.recheck_all()  # everybody hears of the address at once; a crowd by its next beats
-            self._settle()
+            self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
             core.log(
                 f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
@@ -142,7 +151,7 @@ class RunMachine:
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
             self._lose(member, "lost", why)
         self.guidance.reclaim_leases()
-        self._settle()
+        self._settle(self.conductors)
         return core.take_effects()
 
     # ---- hello ---------------------------------------------------------------------------------------
@@ -162,10 +171,12 @@ class RunMachine:
         if old is not None:
             core.do(Forbid(old.contact.key))
             if old.process != hello.process:
-                self.conductor.on_restart(peer)
+                for conductor in self.conductors:
+                    conductor.on_restart(peer)
         member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
         self._dial_back()
-        member.vouched = bool(hello.digest) and core.ledger.digests.get(hello.version) == hello.digest
+        known = core.ledger.books[0].digests.get(hello.version)
+        member.standings[0].vouched = bool(hello.digest) and known == hello.digest
         core.note(f"{name} {'came back' if old is not None else 'joined'}")
         core.do(Allow(key))
         core.do(
@@ -182,18 +193,18 @@ class RunMachine:
 
     # ---- members -------------------------------------------------------------------------------------
 
-    def _on_member_message(self, member: Member, message: FromMember) -> Verdict:
+    def _on_member_message(self, member: Member, message: Beat | Leave) -> Verdict:
         match message:
             case Beat():
                 return self._on_beat(member, message)
-            case Sent() | ProgressReport():
-                return self._on_round_report(member, message)
             case Leave():
                 self._lose(member, "left", message.reason or "it left")
                 return Verdict.ACCEPTED
 
     def _on_beat(self, member: Member, beat: Beat) -> Verdict:
-        if beat.digest and len(beat.digest) != HASH_BYTES:
+        if len(beat.fragments) != self.core.ledger.fragments:
+            return Verdict.MALFORMED
+        if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
         refusal = self.guidance.on_beat(member, beat)
         if refusal is not None:
@@ -201,16 +212,16 @@ class RunMachine:
             self._lose(member, "left", refusal)
         return Verdict.ACCEPTED
 
-    def _on_round_report(self, member: Member, message: Sent | ProgressReport) -> Verdict:
-        flight = self.conductor.round
-        if flight is None or message.round_no != flight.plan.round_no or not self.conductor.counts_on(member):
-            return Verdict.STALE
-        if isinstance(message, Sent):
-            self.conductor.on_sent(member, message)
-        else:
-            flight.on_progress(member.peer, message)
-            member.progress_seen = message.seq
-        return Verdict.ACCEPTED
+    def _on_round_report(
+        self, member: Member, message: Sent | ProgressReport, conductors: list[Conductor]
+    ) -> Verdict:
+        for conductor in conductors:  # one, or none: a round belongs to one fragment
+            if isinstance(message, Sent):
+                conductor.on_sent(member, message)
+            else:
+                conductor.on_progress(member, message)
+            return Verdict.ACCEPTED
+        return Verdict.STALE
 
     def _lose(self, member: Member, state: str, why: str) -> None:
         self.core.write(Departed(peer=member.peer, reason=why))
@@ -220,13 +231,15 @@ class RunMachine:
 
     # ---- what follows from any event -------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Move the round on, settle a new version's digest, and tell everybody at once what that changes."""
-        self.conductor.advance()
-        if self.conductor.maybe_fix_digest():
+    def _settle(self, conductors: list[Conductor]) -> None:
+        """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
+        for conductor in conductors:
+            conductor.advance()
+        if any([conductor.maybe_fix_digest() for conductor in conductors]):
             self.guidance.recheck_all()
-        self.conductor.maybe_open()
-        self.conductor.advance()
+        for conductor in conductors:
+            conductor.maybe_open()
+            conductor.advance()
 
 
 def _gone(session: bytes, reason: str) -> Gone:

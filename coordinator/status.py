@@ -9,11 +9,14 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from farflung.collectives.digests import root_of
 from farflung.collectives.limits import CONTROL_BIN_BYTES
 from farflung.coordinator.membership import Member
 
 if TYPE_CHECKING:
+    from farflung.coordinator.conductor import Conductor
     from farflung.coordinator.core import Core
+    from farflung.coordinator.rounds import InFlight
     from farflung.coordinator.run import RunMachine
 
 
@@ -39,19 +42,18 @@ def _dump(status: dict[str, Any]) -> bytes:
 def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
     core, ledger = machine.core, machine.core.ledger
     members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
-    digest = ledger.digests.get(ledger.version, b"")
-    return {
+    status = {
         "run": core.manifest.run.name,
         "run_id": core.run_id.hex(),
         "phase": _phase(machine),
-        "reason": "the run is complete" if core.finished else machine.conductor.reason,
+        "reason": "the run is complete" if core.finished else _least_advanced(machine).reason,
         "version": ledger.version,
         "target": core.manifest.run.rounds,
         "tokens": ledger.tokens,
         "loss": _finite(ledger.loss),
         "elapsed_s": round(now - machine.started_at, 3),
-        "parity": _parity(core),
-        "digest": digest.hex(),
+        "parity": _parity(machine),
+        "digest": _one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
         "members": [_member(core, m) for m in members],
         "members_not_shown": 0,
         "round": _round(machine, now),
@@ -65,29 +67,60 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         },
         "frames": machine.counters.as_dict(),
     }
+    if ledger.fragments > 1:
+        status["fragments"] = [_fragment(conductor) for conductor in machine.conductors]
+    return status
+
+
+def _one_digest(digests: list[bytes]) -> bytes:
+    """Of the whole state: that of its only fragment, or one name for those of all; empty if one is not known."""
+    if len(digests) == 1:
+        return digests[0]
+    return root_of(digests) if all(digests) else b""
+
+
+def _least_advanced(machine: RunMachine) -> Conductor:
+    return min(machine.conductors, key=lambda conductor: conductor.book.version)
+
+
+def _oldest_round(machine: RunMachine) -> InFlight | None:
+    flights = [conductor.round for conductor in machine.conductors if conductor.round is not None]
+    return min(flights, key=lambda flight: flight.plan.round_no, default=None)
 
 
 def _phase(machine: RunMachine) -> str:
     if machine.core.finished:
         return "finished"
-    flight = machine.conductor.round
+    flight = _oldest_round(machine)
     if flight is not None:
         return "scatter" if flight.decision is None else "gather"
-    able = [m for m in machine.core.members.alive.values() if m.verified]
-    if machine.core.ledger.version and machine.core.ledger.version not in machine.core.ledger.digests:
+    if any(book.version and book.version not in book.digests for book in machine.core.ledger.books):
         return "apply"
-    return "inner" if len(able) >= machine.core.manifest.run.min_peers else "waiting"
+    least = machine.core.manifest.run.min_peers
+    return "inner" if all(len(conductor.able) >= least for conductor in machine.conductors) else "waiting"
 
 
-def _parity(core: Core) -> bool | None:
-    """True if all living peers at the run's version show one digest; None if nobody has shown one."""
-    version = core.ledger.version
-    shown = {
-        m.beat.digest
-        for m in core.members.alive.values()
-        if m.beat is not None and m.beat.version == version and m.beat.digest
+def _parity(machine: RunMachine) -> bool | None:
+    """True if all living peers at a fragment's version show one digest of it; None if nobody has shown one."""
+    found = []
+    for conductor in machine.conductors:
+        beats = [conductor.beat_of(m) for m in machine.core.members.alive.values()]
+        version = conductor.book.version
+        shown = {
+            beat.digest for beat in beats if beat is not None and beat.version == version and beat.digest
+        }
+        found += [len(shown) == 1] if shown else []
+    return all(found) if found else None
+
+
+def _fragment(conductor: Conductor) -> dict[str, Any]:
+    flight = conductor.round
+    return {
+        "version": conductor.book.version,
+        "digest": conductor.book.digests.get(conductor.book.version, b"").hex(),
+        "round": flight.plan.round_no if flight is not None else None,
+        "reason": conductor.reason,
     }
-    return len(shown) == 1 if shown else None
 
 
 def _member(core: Core, member: Member) -> dict[str, Any]:
@@ -98,8 +131,8 @@ def _member(core: Core, member: Member) -> dict[str, Any]:
         "state": member.state,
         "alive": member.alive,
         "participating": member.participating,
-        "version": beat.version if beat else -1,
-        "digest": beat.digest.hex() if beat else "",
+        "version": min(each.version for each in beat.fragments) if beat else -1,
+        "digest": _one_digest([each.digest for each in beat.fragments]).hex() if beat else "",
         "step": beat.step if beat else 0,
         "tokens": beat.tokens if beat else 0,
         "loss": _finite(beat.loss) if beat else None,
@@ -112,7 +145,7 @@ def _member(core: Core, member: Member) -> dict[str, Any]:
 
 
 def _round(machine: RunMachine, now: float) -> dict[str, Any] | None:
-    flight = machine.conductor.round
+    flight = _oldest_round(machine)
     if flight is None:
         return None
     whole, held, merged, got = flight.fractions()
@@ -130,7 +163,8 @@ def _round(machine: RunMachine, now: float) -> dict[str, Any] | None:
 
 
 def _past_round(core: Core, record: Any) -> dict[str, Any]:
-    return {
+    of_several = {"fragment": record.commit.fragment} if core.ledger.fragments > 1 else {}
+    return of_several | {
         "version": record.commit.version,
         "round": record.commit.round_no,
         "included": [core.name(m) for m in record.commit.included],

@@ -239,32 +239,38 @@ class Agent:
                 submit(lambda: state.install(effect), _nothing)
             case Roll():
                 submit(lambda: state.roll(effect), _nothing)
-            case Seal(version=version):
-                submit(state.seal, lambda digest: self._sealed(version, digest))
+            case Seal():
+                submit(lambda: state.seal(effect.fragment), lambda digest: self._sealed(effect, digest))
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
-            case do.Encode(round_no=round_no, slot=slot, codec=codec):
-                self._link.forget_rounds_before(round_no)
+            case do.Encode(round_no=round_no, slot=slot, fragment=fragment, codec=codec):
+                assert self._machine.part is not None
+                self._link.forget_rounds_before(self._machine.part.oldest_round_no)
+                slot_n = shared.slots[slot]
                 submit(
-                    lambda: state.encode(shared.slots[slot], codec),
+                    lambda: state.encode(slot_n, codec, fragment),
                     lambda made: self._encoded(round_no, made),
                 )
-            case do.Resolve(slot=slot, used=used):
-                submit(lambda: state.resolve(shared.slots[slot], used), _nothing)
+            case do.Resolve(slot=slot, used=used, fragment=fragment):
+                submit(lambda: state.resolve(shared.slots[slot], used, fragment), _nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
                 header = self._header(Kind.STATE, version, chunk)
                 submit(lambda: with_payload(header, state.chunk_bytes(chunk)), lambda f: self._served(to, f))
-            case do.ServeManifest(to=to, version=version):
-                header = self._header(Kind.MANIFEST, version, 0)
-                submit(lambda: with_payload(header, state.manifest_bytes()), lambda f: self._served(to, f))
+            case do.ServeManifest(to=to, chunk=chunk, version=version, fragment=fragment):
+                header = self._header(Kind.MANIFEST, version, chunk)
+                submit(
+                    lambda: with_payload(header, state.manifest_bytes(fragment)),
+                    lambda f: self._served(to, f),
+                )
 
     def _header(self, kind: Kind, version: int, chunk: int) -> Header:
         return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
 
-    def _sealed(self, version: int, digest: object) -> None:
+    def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
-        self._carry_out(self._machine.on_sealed(version, digest, time.monotonic()))
-        self._say(f"version {version} is here, digest {digest.hex()[:8]}")
+        self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
+        of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
+        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
 
     def _merged(self, effect: Merge, payload: object) -> None:
         assert isinstance(payload, bytes)

@@ -89,7 +89,7 @@ class ControlLink:
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
         socket.curve_serverkey = text_of(self._url.key)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 64)
+        socket.setsockopt(zmq.SNDHWM, 256)  # a hash list and progress for each of many fragments
         socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_FRAME_BYTES + 4096)
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)

@@ -46,11 +46,12 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode the pseudo-gradient in a delta slot, chunk by chunk."""
+    """Encode a fragment's pseudo-gradient in a delta slot, chunk by chunk."""
 
     round_no: int
     slot: int
     codec: str
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Resolve:
 
     slot: int
     used: bool
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,12 @@ class ServeState:
 
 @dataclass(frozen=True, slots=True)
 class ServeManifest:
+    """The hashes of the fragment's chunks; `chunk` is its first one and names it."""
+
     to: str
+    chunk: int
     version: int
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)

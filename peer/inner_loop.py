@@ -1,13 +1,11 @@
-"""The trainer's side of a run: when to hand work over, what to keep of it, what to load.
+"""The trainer's side of a run: when to hand work over, when to load what.
 
-Owns: the unmerged work (`carry` and what was learned since the last load), its counts, when a slot is written.
+Owns: the step counts, the moment of a freeze, the wait after it, the leases.  What is owed of each fragment is in
+unmerged.py; which fragment is frozen when is in optim/schedule.py.
 Called by the public API after every optimizer step, and while it waits for data.
 Must not know: processes, sockets, rounds, how the outer step works.  Messages come through a channel.
 
-    learned = loaded - now           since the last load; rounding the anchor to bf16 is in neither
-    owed    = carry + learned        everything that no commit has used; this is frozen into a slot
-
-`run.step` blocks only here: from the moment a pseudo-gradient is frozen until the agent says how to go on.
+`run.step` blocks only here: from the moment fragments are frozen until the agent has said of each how to go on.
 """
 
 from __future__ import annotations
@@ -16,14 +14,15 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from farflung.collectives.errors import Refused, UserError
+from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.coordinator.manifest import Manifest
+from farflung.optim.schedule import Blocking
 from farflung.peer.layout import ModelLayout
 from farflung.peer.leased_data import LeaseBook, Span
 from farflung.peer.local import SharedState
@@ -43,10 +42,10 @@ from farflung.peer.local_messages import (
     Stop,
     ToTrainer,
 )
+from farflung.peer.unmerged import NOT_LOADED, Unmerged
 
 log = logging.getLogger(__name__)
 
-NOT_LOADED = -1
 POLL_S = 0.5  # while blocked: how often to see whether the agent lives
 LOSS_EVERY_S = 0.5  # reading a loss waits for the GPU, so it is not read at every step
 PATIENCE_S = 30.0
@@ -90,8 +89,9 @@ class InnerLoop:
     ) -> None:
         self.manifest = manifest
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4)
+        fragments = fragments_of(self.layout.chunk_count, manifest.round.fragments)
+        self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
         self.leases = LeaseBook()
-        self.version = NOT_LOADED
         self.step_count = 0
         self.finished = False
         self._model = model
@@ -99,12 +99,9 @@ class InnerLoop:
         self._agent_problem = agent_problem  # why the agent is gone, or None
         self._clock = clock
         self._shared: SharedState | None = None
-        self._loaded: list[Tensor] = []  # the model right after the last load
-        self._carry: Tensor | None = None  # unmerged work from before it, fp32; None is zero
-        self._tokens = self._steps = 0  # counts of the unmerged work
-        self._since_freeze = 0
-        self._spare = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
-        self._blocked = False
+        self._loaded: list[Tensor] = []  # the model, each part of it right after its last load
+        self._schedule = Blocking(manifest.round.sync_every, len(fragments))
+        self._period_step = 0
         self._all_tokens = 0
         self._batch_tokens = 0  # handed out since the last step
         self._said_tokens: int | None = None
@@ -116,6 +113,11 @@ class InnerLoop:
     def shared(self) -> SharedState:
         assert self._shared is not None, "before attach()"
         return self._shared
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment in the model."""
+        return min(part.version for part in self.parts)
 
     def attach(self) -> None:
         """Say what the model is, and wait until the run's state is in it."""
@@ -149,8 +151,9 @@ class InnerLoop:
         while (message := self._channel.recv(0.0)) is not None:
             self._handle(message)
         self._show_progress()
-        if self._since_freeze >= self.manifest.round.sync_every and not self.finished:
-            self._freeze()
+        due = self._schedule.due(self._period_step)
+        if due and not self.finished:
+            self._freeze(due)
 
     def _count_step(self) -> None:
         # A step that nobody counted counts as one token, so that weights still follow the work done.
@@ -159,9 +162,9 @@ class InnerLoop:
         self._said_tokens, self._batch_tokens = None, 0
         self.step_count += 1
         self._all_tokens += tokens
-        self._tokens += tokens
-        self._steps += 1
-        self._since_freeze += 1
+        for part in self.parts:
+            part.count(tokens)
+        self._period_step += 1
         self.leases.on_step()
 
     def _show_progress(self) -> None:
@@ -172,22 +175,35 @@ class InnerLoop:
             self._loss = self._loss if loss is None else loss
         self.shared.write_progress(self.step_count, self._all_tokens, self._loss)
 
-    def _freeze(self) -> None:
-        slot = self._spare
-        self.layout.write_delta(self._model, self._loaded, self._carry, self.shared.slots[slot])
+    def _freeze(self, due: Sequence[int]) -> None:
         loss = self._losses.read()
-        self._start_period()
-        self._blocked = True
-        self._channel.send(
-            Frozen(slot=slot, tokens=self._tokens, steps=self._steps, used=self.leases.used(), loss=loss)
-        )
-        while self._blocked and not self.finished:
+        for number in due:
+            part = self.parts[number]
+            part.write_owed(self._model, self._loaded, part.part(self.shared.slots[part.spare]))
+            part.blocked = self._schedule.waits
+        if self._period_step >= self._schedule.period:
+            self._start_period()
+        for number in due:
+            self._channel.send(self._frozen(number, loss, more=number != due[-1]))
+        while any(part.blocked for part in self.parts) and not self.finished:
             message = self._next_message()
             if message is not None:
                 self._handle(message)
 
+    def _frozen(self, number: int, loss: float | None, more: bool) -> Frozen:
+        part = self.parts[number]
+        return Frozen(
+            slot=part.spare,
+            tokens=part.tokens,
+            steps=part.steps,
+            used=self.leases.used() if number == BOOKS_FRAGMENT else (),
+            loss=loss,
+            fragment=number,
+            more=more,
+        )
+
     def _start_period(self) -> None:
-        self._since_freeze = 0
+        self._period_step = 0
         self._losses.clear()
 
     # ---- the agent's words
@@ -213,8 +229,8 @@ class InnerLoop:
                 self._channel.send(Provided())
             case Load():
                 self._load(message)
-            case Resume(spare=spare):
-                self._spare, self._blocked = spare, False
+            case Resume(spare=spare, fragment=fragment):
+                self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
             case LeasesNow(leases=leases):
                 self.leases.on_leases(leases)
             case Finish():
@@ -227,32 +243,13 @@ class InnerLoop:
                 pass  # Begin, once more: the agent tells it to every trainer that waits
 
     def _load(self, load: Load) -> None:
-        self._carry = _none_if_zero(self._kept(load))
-        anchor = self.shared.anchor
-        self.layout.load(self._model, anchor if self._carry is None else anchor - self._carry)
-        self._loaded = self.layout.snapshot(self._model)
-        self.version, self._spare, self._blocked = load.version, load.spare, False
-        self._channel.send(Loaded(version=load.version))
-
-    def _kept(self, load: Load) -> Tensor | None:
-        """The unmerged work after this load; the counts follow it."""
-        match load.keep:
-            case "all":
-                return self._owed()
-            case "rest":
-                self._tokens = max(0, self._tokens - load.tokens)
-                self._steps = max(0, self._steps - load.steps)
-                return self._owed().sub_(self.shared.slots[load.slot])
-            case "drop" | "restore":
-                self._tokens, self._steps = load.tokens, load.steps  # drop: zero
-                self._start_period()
-                self.leases.restart()
-                return self.shared.slots[load.slot].clone() if load.keep == "restore" else None
-
-    def _owed(self) -> Tensor:
-        owed = torch.empty(self.layout.total_elements)
-        self.layout.write_delta(self._model, self._loaded, self._carry, owed)
-        return owed
+        if not self._loaded:
+            self._loaded = self.layout.snapshot(self._model)  # room for what every part is loaded with
+        self.parts[load.fragment].load(load, self._model, self._loaded, self.shared)
+        if load.keep in ("drop", "restore") and load.fragment == BOOKS_FRAGMENT:
+            self._start_period()
+            self.leases.restart()
+        self._channel.send(Loaded(version=load.version, fragment=load.fragment))
 
     # ---- data
 
@@ -279,8 +276,3 @@ class InnerLoop:
     def hand_out(self, span: Span, tokens: int) -> None:
         self.leases.hand_out(span)
         self._batch_tokens += tokens
-
-
-def _none_if_zero(carry: Tensor | None) -> Tensor | None:
-    """Exactly nothing left: the anchor is then loaded as it is, bit for bit."""
-    return carry if carry is not None and bool(carry.any()) else None

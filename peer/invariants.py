@@ -1,7 +1,7 @@
 """The promises as checks on a simulated run.  Raised at the very event that breaks one.
 
 Fed by the simulator with what virtual peers and the coordinator do.  It sees more than any party of the run:
-the truth behind every contribution, and everything that was ever made durable.
+the truth behind every contribution, and everything that was ever made durable.  Each fragment is checked on its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from farflung.collectives.digests import hash_bytes, split_hashes
-from farflung.collectives.effects import Roll
+from farflung.collectives.effects import Roll, Seal
+from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
@@ -24,9 +25,9 @@ from farflung.peer.local_messages import Load
 
 if TYPE_CHECKING:
     from farflung.peer.virtual_peer import VirtualPeer
-    from farflung.peer.virtual_trainer import VirtualTrainer
+    from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
-Sample = tuple[int, int]
+Key = tuple[int, int]  # (fragment, version)
 
 
 class Broken(AssertionError):
@@ -43,17 +44,26 @@ class Contributed:
 
 
 class Invariants:
-    def __init__(self, model: ModelSchema, gather: Codec) -> None:
+    def __init__(self, model: ModelSchema, gather: Codec, fragments: int) -> None:
         self._elements = model.chunk_elements
         self._gather = gather
-        self.commits: dict[int, Commit] = {}
-        self.digests: dict[int, bytes] = {}
+        self._fragments = fragments_of(model.chunk_count, fragments)
+        self.commits: dict[Key, Commit] = {}
+        self.digests: dict[Key, bytes] = {}
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
-        self.sealed: dict[int, bytes] = {}
-        self.samples_committed: set[Sample] = set()
+        self.sealed: dict[Key, bytes] = {}
+        self.samples_committed: list[set[tuple[int, ...]]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.steps_committed = 0
         self.checks = 0
+
+    def version_of(self, fragment: int) -> int:
+        return max((version for number, version in self.commits if number == fragment), default=0)
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment."""
+        return min(self.version_of(each.number) for each in self._fragments)
 
     # ---- what becomes durable ------------------------------------------------------------------------------
 
@@ -61,41 +71,45 @@ class Invariants:
         match record:
             case CommittedRound(commit=commit):
                 self._on_commit(commit)
-            case DigestFixed(version=version, digest=digest):
-                self._require(
-                    "P1", self.digests.setdefault(version, digest) == digest, f"two digests for {version}"
-                )
-                self._require(
-                    "P1", self.sealed.get(version) == digest, f"the digest of {version} is nobody's"
-                )
-            case Genesis(digest=digest):
+            case DigestFixed(version=version, digest=digest, fragment=fragment):
+                key = (fragment, version)
+                same = self.digests.setdefault(key, digest) == digest
+                self._require("P1", same, f"two digests for {key}")
+                self._require("P1", self.sealed.get(key) == digest, f"the digest of {key} is nobody's")
+            case Genesis(digests=digests):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
-                self.digests[0] = digest
-                self.geneses.add(digest)
+                self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
+                self.digests |= {(fragment, 0): digest for fragment, digest in enumerate(digests)}
+                self.geneses |= set(digests)
 
     def _on_commit(self, commit: Commit) -> None:
-        version = commit.version
-        self._require("P2", version not in self.commits, f"version {version} was committed twice")
-        self._require("P2", version == max(self.commits, default=0) + 1, f"version {version} skips one")
+        fragment, version = commit.fragment, commit.version
+        last = self.version_of(fragment)
+        self._require("P2", version > last, f"version {version} of {fragment} was committed twice")
+        self._require("P2", version == last + 1, f"version {version} of {fragment} skips one")
         rounds = {c.round_no for c in self.commits.values()}
         self._require("P2", commit.round_no not in rounds, f"round {commit.round_no} was committed twice")
-        self.commits[version] = commit
+        self.commits[fragment, version] = commit
         for peer in commit.included:
             sent = self.contributions[peer, commit.round_no]
             self.steps_committed += sent.steps
-            again = self.samples_committed & set(sent.samples)
-            self._require("P7", not again, f"{sorted(again)[:3]} went into version {version} a second time")
-            self.samples_committed |= set(sent.samples)
+            # One fragment keeps the books: there a sample counts once.  Elsewhere nobody's work goes in twice, but a
+            # sample whose reader was lost may be read again by somebody else.
+            used = {sample[:2] if fragment == BOOKS_FRAGMENT else sample for sample in sent.samples}
+            again = self.samples_committed[fragment] & used
+            told = f"{sorted(again)[:3]} went into version {version} of {fragment} a second time"
+            self._require("P7", not again, told)
+            self.samples_committed[fragment] |= used
         self._is_the_weighted_mean(commit)
 
     def _is_the_weighted_mean(self, commit: Commit) -> None:
         """Whoever merged, and however often owners changed: the result is the sum that was decided."""
         parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
         weights = [weight for weight in commit.weights if weight > 0.0]
-        for chunk, expected in enumerate(split_hashes(commit.hashes)):
-            payloads = [payload[chunk] for payload in parts]
+        for index, expected in enumerate(split_hashes(commit.hashes)):
+            payloads = [payload[index] for payload in parts]
             result = merged_chunk(self._gather, self._elements, payloads, weights)
-            told = f"chunk {chunk} of version {commit.version} is not the decided mean"
+            told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
             self._require("P9", hash_bytes(result) == expected, told)
 
     # ---- what peers do ---------------------------------------------------------------------------------------
@@ -107,26 +121,29 @@ class Invariants:
 
     def _saw_roll(self, details: tuple[VirtualPeer, Roll]) -> None:
         peer, roll = details
-        commit = self.commits.get(roll.version)
+        fragment = next(each for each in self._fragments if roll.chunk in each.chunks)
+        commit = self.commits.get((fragment.number, roll.version))
         self._require(
             "P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit"
         )
         assert commit is not None
-        expected = commit.hashes[32 * roll.chunk : 32 * roll.chunk + 32]
+        expected = split_hashes(commit.hashes)[fragment.index(roll.chunk)]
         self._require(
             "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
         )
 
-    def _saw_sealed(self, details: tuple[VirtualPeer, int, bytes]) -> None:
-        peer, version, digest = details
-        if version > 0:
-            same = self.sealed.setdefault(version, digest) == digest
-            self._require("P1", same, f"{peer.peer} is at version {version} with another state than others")
+    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes]) -> None:
+        peer, seal, digest = details
+        if seal.version > 0:
+            key = (seal.fragment, seal.version)
+            same = self.sealed.setdefault(key, digest) == digest
+            self._require("P1", same, f"{peer.peer} is at {key} with another state than others")
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, list[Payload]]) -> None:
         peer, encode, payloads = details
-        steps = round(float(peer.slots[encode.slot][0]))
-        samples = tuple(peer.kept_work(encode.slot))
+        first = self._fragments[encode.fragment].first * self._elements
+        steps = round(float(peer.slots[encode.slot][first]))
+        samples = tuple(peer.kept_work(encode.slot, encode.fragment))
         self.contributions[peer.peer, encode.round_no] = Contributed(
             steps, samples, [bytes(p) for p in payloads]
         )
@@ -134,41 +151,43 @@ class Invariants:
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
         peer, message = details
         if isinstance(message, Sent) and peer.machine.part is not None:
-            part = peer.machine.part
-            good = self._is_the_runs(part.version, part.digest)
+            lane = peer.machine.part.lane_of_round(message.round_no)
+            good = lane is not None and self._is_the_runs(lane.fragment.number, lane.version, lane.digest)
             self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
 
-    def _saw_serve(self, details: tuple[VirtualPeer, object, int]) -> None:
-        peer, _, version = details
-        good = self._is_the_runs(version, peer.state.digest)
-        self._require("P4", good, f"{peer.peer} serves a state that is not version {version}")
+    def _saw_serve(self, details: tuple[VirtualPeer, int, int]) -> None:
+        peer, fragment, version = details
+        good = self._is_the_runs(fragment, version, peer.state.digests[fragment])
+        self._require("P4", good, f"{peer.peer} serves a state that is not version {version} of {fragment}")
 
-    def _is_the_runs(self, version: int, digest: bytes) -> bool:
-        return digest in self.geneses if version == 0 else self.digests.get(version) == digest
+    def _is_the_runs(self, fragment: int, version: int, digest: bytes) -> bool:
+        return digest in self.geneses if version == 0 else self.digests.get((fragment, version)) == digest
 
     def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
         peer, trainer, load = details
-        owed = float(trainer.delta()[0])
+        part = trainer.parts[load.fragment]
+        owed = float(trainer.delta(part)[0])
         told = (
-            f"{peer.peer} owes {trainer.steps} steps after loading {load.keep!r}, its delta says {owed:.3f}"
+            f"{peer.peer} owes {part.steps} steps of {load.fragment} after loading {load.keep!r}, "
+            f"its delta says {owed:.3f}"
         )
-        self._require("P6", abs(owed - trainer.steps) < 1e-2, told)
+        self._require("P6", abs(owed - part.steps) < 1e-2, told)
         if load.keep == "rest":
-            mine = [c for c in self.commits.values() if peer.peer in c.included]
+            of_this = [c for c in self.commits.values() if c.fragment == load.fragment]
+            mine = [c for c in of_this if peer.peer in c.included]
             self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def at_rest(self, peers: Iterable[VirtualPeer]) -> None:
         """Nothing moves any more: every living peer at one version holds one state, bit for bit."""
-        states: dict[int, bytes] = {}
+        states: dict[Key, bytes] = {}
         for peer in peers:
-            part = peer.machine.part
-            if part is not None and part.version >= 0 and set(part.catch.versions) == {part.version}:
-                raw = peer.anchor.numpy().tobytes()
-                self._require(
-                    "P1", states.setdefault(part.version, raw) == raw, f"{peer.peer} differs at the end"
-                )
+            for lane in peer.machine.part.lanes if peer.machine.part is not None else ():
+                if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
+                    raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
+                    same = states.setdefault((lane.fragment.number, lane.version), raw) == raw
+                    self._require("P1", same, f"{peer.peer} differs at the end")
 
     def _require(self, promise: str, holds: bool, text: str) -> None:
         self.checks += 1

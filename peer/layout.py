@@ -14,7 +14,7 @@ local.  Frozen parameters are not sent, but must be equal everywhere: `frozen_ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,25 @@ class Frozen:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Values [first, stop) of an entry, in row-major order."""
+
+    index: int  # of the entry
+    offset: int  # of the entry in the flat vector
+    first: int
+    stop: int
+    numel: int  # of the whole entry
+
+    @property
+    def is_whole(self) -> bool:
+        return self.stop - self.first == self.numel
+
+    def cells(self, start: int) -> slice:
+        """Where it lies in a part of the flat vector that begins at `start`."""
+        return slice(self.offset + self.first - start, self.offset + self.stop - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +135,20 @@ class ModelLayout:
             hasher.update(raw.numpy().data)
         return hasher.digest()
 
-    # ---- values in and out
+    # ---- values in and out.  `start`: the flat vector that is handed in is the part of the whole that begins there;
+    # fragments are such parts, and their borders may lie within a tensor.
 
     def write_anchor(self, model: nn.Module, flat: Tensor) -> None:
         """The model's values, rounded to fp32, into `flat` [total_elements]; padding becomes zero."""
         for entry, tensor in zip(self.entries, self._tensors(model, self.entries), strict=True):
             self._cells(flat, entry).copy_(tensor.detach())
-        self._zero_padding(flat)
+        self._zero_padding(flat, 0)
 
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """`flat` [total_elements] into the model, in place: optimizers and compiled code hold its tensors."""
+    def load(self, model: nn.Module, flat: Tensor, start: int = 0) -> None:
+        """`flat` into the model, in place: optimizers and compiled code hold its tensors."""
         with torch.no_grad():
-            for entry, tensor in zip(self.entries, self._tensors(model, self.entries), strict=True):
-                tensor.copy_(self._cells(flat, entry))
+            for tensor, piece in self._pieces(model, start, flat.numel()):
+                _write(tensor, piece, flat[piece.cells(start)])
 
     def snapshot(self, model: nn.Module, device: torch.device | str | None = None) -> list[Tensor]:
         """Copies of the exchanged tensors in the model's own dtypes, on `device` or where they are."""
@@ -138,21 +158,30 @@ class ModelLayout:
             copies.append(tensor.detach().to(where, copy=True))
         return copies
 
+    def refresh(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
+        """Bring a part of an earlier snapshot up to date."""
+        for tensor, piece in self._pieces(model, start, count):
+            _write(copies[piece.index], piece, _read(tensor, piece))
+
     def write_delta(
-        self, model: nn.Module, loaded: Sequence[Tensor], carry: Tensor | None, out: Tensor
+        self,
+        model: nn.Module,
+        loaded: Sequence[Tensor],
+        carry: Tensor | None,
+        out: Tensor,
+        start: int = 0,
     ) -> None:
         """out = (loaded - now) + carry in fp32, padding zero; `out` may be `carry` itself.
 
         `loaded` is a snapshot taken right after `load`, not the anchor: what rounding the anchor to bf16
         changed was never learned, and must not be sent as if it were.
         """
-        tensors = self._tensors(model, self.entries)
-        for entry, then, now in zip(self.entries, loaded, tensors, strict=True):
-            delta = _difference(then, now.detach().to(then.device)).to("cpu", torch.float32)
-            if carry is not None:
-                delta = delta + self._cells(carry, entry)
-            self._cells(out, entry).copy_(delta)
-        self._zero_padding(out)
+        self._zero_padding(out, start)
+        for tensor, piece in self._pieces(model, start, out.numel()):
+            then, now = _read(loaded[piece.index], piece), _read(tensor, piece)
+            delta = _difference(then, now.to(then.device)).to("cpu", torch.float32)
+            cells = piece.cells(start)
+            out[cells].copy_(delta if carry is None else delta + carry[cells])
 
     def named_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` as a state dict, tied names too, in memory of its own; frozen parameters are not in it."""
@@ -171,13 +200,25 @@ class ModelLayout:
         assert flat.shape == (self.total_elements,), flat.shape
         return flat[entry.offset : entry.offset + entry.numel].view(entry.shape)
 
-    def _zero_padding(self, flat: Tensor) -> None:
+    def _pieces(self, model: nn.Module, start: int, count: int) -> Iterator[tuple[Tensor, Piece]]:
+        """The model's tensors that reach into the part of the flat vector, each with the piece of it that does."""
+        assert start >= 0 and start + count <= self.total_elements, (start, count)
+        stop = start + count
+        found = [
+            Piece(index, e.offset, max(0, start - e.offset), min(e.numel, stop - e.offset), e.numel)
+            for index, e in enumerate(self.entries)
+            if e.offset < stop and e.offset + e.numel > start
+        ]
+        tensors = self._tensors(model, [self.entries[piece.index] for piece in found])
+        yield from zip(tensors, found, strict=True)
+
+    def _zero_padding(self, flat: Tensor, start: int) -> None:
         plain_start = self.first_plain_chunk * self.chunk_elements
         ends = {"param": 0, "buffer": plain_start}
         for entry in self.entries:  # in order of their offsets
             ends[entry.kind] = entry.offset + entry.numel
-        flat[ends["param"] : plain_start].zero_()
-        flat[ends["buffer"] :].zero_()
+        for first, stop in ((ends["param"], plain_start), (ends["buffer"], self.total_elements)):
+            flat[max(0, first - start) : max(0, stop - start)].zero_()
 
     def _tensors(self, model: nn.Module, wanted: Sequence[Entry | Frozen]) -> list[Tensor]:
         """The model's tensors for `wanted`; a model that was changed since `of` is the user's mistake."""
@@ -206,6 +247,21 @@ def _place(
         entries.append(Entry(name, shape, dtype, offset, tensor.numel(), kind))
         offset += tensor.numel()
     return entries, -(-offset // chunk_elements) * chunk_elements
+
+
+def _read(tensor: Tensor, piece: Piece) -> Tensor:
+    """[stop - first]; a view where the tensor is contiguous."""
+    return tensor.detach().reshape(-1)[piece.first : piece.stop]
+
+
+def _write(tensor: Tensor, piece: Piece, values_n: Tensor) -> None:
+    """In place; what lies outside the piece keeps its bits."""
+    if piece.is_whole:
+        tensor.copy_(values_n.view(tensor.shape))
+        return
+    whole_n = tensor.detach().reshape(-1).clone()
+    whole_n[piece.first : piece.stop].copy_(values_n)
+    tensor.copy_(whole_n.view(tensor.shape))
 
 
 def _difference(then: Tensor, now: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Bulk goes through shared memory: the anchor (agent writes), three delta slots (trainer writes) and a page of
 progress counters.  Three, so that there is always one to freeze into besides the newest pseudo-gradient and the
-one that a round is using: the agent names it (`spare`).  A slot costs memory only once it is written.
+one that a round is using: the agent names it (`spare`).  A slot costs memory only once it is written.  Each
+fragment uses its own region of the three, as if it were alone: one may stand in slot 0, its neighbour in slot 2.
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ class Provided(_Local, frozen=True, kw_only=True, tag="provided"):
 
 class Loaded(_Local, frozen=True, kw_only=True, tag="loaded"):
     version: int
+    fragment: int = 0
 
 
 class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
-    """A pseudo-gradient stands in `slot`; the numbers count all work that no commit has used yet."""
+    """A fragment's pseudo-gradient stands in `slot`; the numbers count all of it that no commit has used yet."""
 
     slot: int
     tokens: int
     steps: int
-    used: tuple[Used, ...]
+    used: tuple[Used, ...]  # named with one fragment only: see BOOKS_FRAGMENT in collectives/fragments.py
     loss: float | None
+    fragment: int = 0
+    more: bool = False  # another fragment was frozen at the same step, and its word follows
 
 
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
@@ -90,12 +94,14 @@ class Load(_Local, frozen=True, kw_only=True, tag="load"):
     tokens: int  # rest: how much the commit used; restore: how much stands in the slot
     steps: int
     spare: int  # the slot to freeze into next
+    fragment: int = 0
 
 
 class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
-    """Nobody can be reached: go on with inner steps."""
+    """This fragment is no reason to wait: go on with inner steps."""
 
     spare: int
+    fragment: int = 0
 
 
 class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):

@@ -5,8 +5,9 @@
     on_encoded, on_merged, on_sealed         finished arithmetic
     on_timer     time passed                 leave        the user wants to go
 
-It joins three parts: the doorway (getting in), the training (the trainer's state) and the participation
-(rounds and state).  Pure: no clock, no sockets, no tensors.  Effects must be carried out in order.
+It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
+rounds and state for each fragment) and the exchange between the last two.  Pure: no clock, no sockets, no tensors.
+Effects must be carried out in order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.frames import Frame, Header, Payload
+from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import (
@@ -33,6 +35,8 @@ from farflung.coordinator.messages import (
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer import effects as do
 from farflung.peer.doorway import Doorway, Me, Stand
+from farflung.peer.exchange import Exchange
+from farflung.peer.lane import Lane
 from farflung.peer.local_messages import (
     Attach,
     Begin,
@@ -63,6 +67,7 @@ class PeerMachine:
         self.doorway = Doorway(me, run)
         self.training = Training()
         self.part: Participation | None = None
+        self.exchange: Exchange | None = None
         self.manifest: Manifest | None = None
         self.model: ModelSchema | None = None
         self.tick: Tick | None = None
@@ -96,6 +101,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.manifest is None:
             self.manifest = Manifest.from_canonical(challenge.manifest)
+            self.training = Training(self.manifest.round.fragments)
             self.doorway.manifest_digest = self.manifest.digest
             effects = self._begin()
         return effects + self._greet()
@@ -109,7 +115,8 @@ class PeerMachine:
     def _greet(self) -> list[do.Effect]:
         if self.doorway.stand != Stand.READING or self.part is None or self.model is None:
             return []
-        return [do.ToDoor(self.doorway.greet(self.model, self.part.version, self.part.digest, self._now))]
+        first = self.part.lanes[0]
+        return [do.ToDoor(self.doorway.greet(self.model, first.version, first.digest, self._now))]
 
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session)
@@ -142,22 +149,31 @@ class PeerMachine:
             case Tick():
                 effects = self._on_tick(message, part)
             case OpenRound(plan=plan):
-                before = part.round
-                effects = part.on_plan(plan, self.training.frozen, now)
-                if part.round is not before:
-                    self.reports.begin_round()
+                effects = self._on_plan(plan, part)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed(commit=commit):
-                part.on_commit(commit)
+                if commit.fragment < len(part.lanes):
+                    part.lanes[commit.fragment].on_commit(commit)
                 effects = []
             case Aborted(round_no=round_no):
                 part.on_aborted(round_no)
                 effects = []
         return effects + self._move_on()
 
+    def _on_plan(self, plan: Plan, part: Participation) -> list[do.Effect]:
+        if plan.fragment >= len(part.lanes):
+            return []
+        lane = part.lanes[plan.fragment]
+        before = lane.round
+        effects = part.on_plan(plan, self.training.works[plan.fragment].frozen, self._now)
+        if lane.round is not before:
+            self.reports.begin_round(plan.fragment)
+        return effects
+
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
-        assert self.manifest is not None
+        if len(tick.fragments) != len(part.lanes):
+            return []
         told = self.tick.reason if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = []
@@ -166,44 +182,27 @@ class PeerMachine:
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
             effects.append(do.Contacts(tick.roster))
-        part.verified_version = (
-            part.version if tick.verified and part.version == tick.version else part.verified_version
-        )
-        part.catch.on_run_state(
-            tick.version, dict(tick.digests), tick.donors, self.manifest.round.keep_results
-        )
-        known = part.catch.digests.get(part.version)
-        if part.version != NO_VERSION and not part.sealing and known is not None and known != part.digest:
-            part.forget_state()
+        # A list, so that every lane hears its word.
+        if any([lane.on_tick(word) for lane, word in zip(part.lanes, tick.fragments, strict=True)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
-        self._drop_dead_round(tick, part)
         effects += self._found(tick, part)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
-        self._name_sent_slot()
-        effects += self.training.on_void(tick.void, part.version)
-        if tick.goal == "finish" and part.version == tick.version and not part.sealing:
-            effects += self.training.finish(part.version)
+        assert self.exchange is not None
+        effects += self.exchange.free_slots()
+        effects += self.exchange.on_void(tick.void)
+        if tick.goal == "finish" and self.exchange.is_complete(tick.fragments):
+            effects += self.exchange.finish()
             if not self.training.attached:
                 effects += self.leave("finished")
-        return [*effects, *self.reports.repeat(tick, part.round)]
-
-    def _drop_dead_round(self, tick: Tick, part: Participation) -> None:
-        """The run is still at my version and counts on me in no round, or in another: mine was aborted."""
-        if tick.version == part.version:
-            if part.round is not None and part.round.plan.round_no != tick.round_no:
-                part.on_aborted(part.round.plan.round_no)
-            mine = part.contribution
-            if mine is not None and mine.version == tick.version and mine.round_no != tick.round_no:
-                part.on_aborted(mine.round_no)
+        for lane, word in zip(part.lanes, tick.fragments, strict=True):
+            effects += self.reports.repeat(word, lane.round)
+        return effects
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
-        if (
-            tick.goal != "found"
-            or part.version != NO_VERSION
-            or self._providing
-            or not self.training.attached
-        ):
+        busy = self._providing or any(lane.sealing for lane in part.lanes)
+        founded = all(lane.version != NO_VERSION for lane in part.lanes)
+        if tick.goal != "found" or founded or busy or not self.training.attached:
             return []
         self._providing = True
         return [do.Tell(Provide())]
@@ -214,71 +213,55 @@ class PeerMachine:
         self._now = now
         if self.part is None:
             return []
-        return self.part.on_frame(sender, frame, now) + self._move_on()
+        lane = self.part.lane_of_chunk(frame.header.chunk)
+        return self.part.on_frame(sender, frame, now) + self._move_on(lane)
 
     def on_spoiled(self, sender: str, header: Header, now: float) -> list[do.Effect]:
         """A bulk frame of a peer arrived damaged (P8)."""
         self._now = now
-        return self.part.on_spoiled(sender, header) + self._move_on() if self.part is not None else []
+        if self.part is None:
+            return []
+        lane = self.part.lane_of_round(header.round_no)
+        return self.part.on_spoiled(sender, header) + self._move_on(lane)
 
     def on_unreached(self, peers: set[str]) -> None:
         """The data plane's word, at every tick: for whom something waits that can't leave."""
-        if self.part is not None and self.part.round is not None:
-            self.part.round.unreached = peers
+        if self.part is not None:
+            self.part.on_unreached(peers)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
     def on_encoded(self, round_no: int, payloads: list[Payload], problem: str, now: float) -> list[do.Effect]:
         """`problem`: why the pseudo-gradient can't be contributed (it is not finite), else empty."""
         self._now = now
-        part = self.part
-        if (
-            part is None
-            or part.round is None
-            or part.round.plan.round_no != round_no
-            or part.contribution is None
-        ):
+        lane = self.part.lane_of_round(round_no) if self.part is not None else None
+        if lane is None or lane.round is None or lane.contribution is None or self.exchange is None:
             return []
-        frozen = part.contribution.frozen
+        plan, frozen = lane.round.plan, lane.contribution.frozen
         if problem:
-            part.contribution = None
-            self._name_sent_slot()
             return [
                 do.Note(f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"),
-                self.reports.sent(round_no, b"", None),
-                *self.training.drop_work(part.version),
+                self.reports.sent(plan, b"", None),
+                *self.exchange.on_unusable(lane),
             ]
-        moved = part.on_encoded(round_no, payloads)
-        hashes = b"".join(piece.hash for piece in part.round.mine)
+        moved = lane.round.on_encoded(payloads)
+        hashes = b"".join(piece.hash for piece in lane.round.mine)
         # The hash list first: owners' reports can only be checked against it.
-        return [self.reports.sent(round_no, hashes, frozen), *moved, *self._move_on()]
+        return [self.reports.sent(plan, hashes, frozen), *moved, *self._move_on(lane)]
 
     def on_merged(
         self, round_no: int, decision_no: int, chunk: int, payload: Payload, now: float
     ) -> list[do.Effect]:
         self._now = now
-        if self.part is None:
+        lane = self.part.lane_of_round(round_no) if self.part is not None else None
+        if lane is None or lane.round is None:
             return []
-        return self.part.on_merged(round_no, decision_no, chunk, payload) + self._move_on()
+        return [*lane.round.on_merged(decision_no, chunk, payload), *self._move_on(lane)]
 
-    def on_sealed(self, version: int, digest: bytes, now: float) -> list[do.Effect]:
+    def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now = now
-        part = self.part
-        assert part is not None
-        consumed = part.on_sealed(version, digest)
-        effects: list[do.Effect] = [*part.take_resolved()]
-        self._name_sent_slot()
-        if part.version == version and part.lost_track:
-            part.lost_track = False
-            effects.append(
-                do.Note("away for too long to know whether my last contribution counted: it is dropped")
-            )
-            effects += self.training.drop_work(version)
-        elif part.version == version:
-            if consumed is not None:
-                effects += self.training.on_commit_used({u.lease: u.upto for u in consumed.frozen.used})
-            effects += self.training.load(version, consumed.frozen if consumed is not None else None)
-        return effects + self._beat() + self._move_on()
+        assert self.exchange is not None
+        return self.exchange.on_sealed(fragment, version, digest) + self._beat() + self._move_on()
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -288,16 +271,15 @@ class PeerMachine:
             case Attach(model=model):
                 return self._on_attach(model)
             case Provided():
+                assert self.exchange is not None
                 self._providing = False
-                assert self.part is not None
-                self.part.sealing = True
-                return [*self.part.catch.founded()]
-            case Loaded():
-                self.training.on_loaded()
+                return self.exchange.on_provided()
+            case Loaded(fragment=fragment):
+                self.training.on_loaded(fragment)
                 effects: list[do.Effect] = []
             case Frozen():
                 self.training.on_frozen(message)
-                effects = self._beat()
+                effects = [] if message.more else self._beat()
             case Need():
                 self.training.on_need(message)
                 effects = self._beat()
@@ -315,16 +297,12 @@ class PeerMachine:
             return [
                 do.Tell(Stop(code="model", reason="the trainer came back with another model than before"))
             ]
-        if self.part is None:
+        if self.part is None or self.exchange is None:
             self.model = model
             self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest)
+            self.exchange = Exchange(self.part, self.training)
         self._providing = False
-        self.training.on_attach()
-        self._name_sent_slot()
-        effects = self._greet()
-        if self.part.version == self.part.catch.lowest != NO_VERSION and not self.part.sealing:
-            effects += self.training.load(self.part.version, None)
-        return effects
+        return [*self.exchange.on_attach(), *self._greet()]
 
     def on_trainer_gone(self, now: float) -> list[do.Effect]:
         self._now = now
@@ -357,7 +335,9 @@ class PeerMachine:
                 )
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
-            return effects + self._keep_training() + (self.part.on_timer(now) if self.part else [])
+            if self.part is not None and self.exchange is not None:
+                effects += [*self.exchange.go_on_alone(), *self.part.on_timer(now)]
+            return effects
         assert self.manifest is not None and self.part is not None
         if now - self._heard_at >= self.manifest.net.dead_after_s:
             return self._lose_contact(f"silent for {self.manifest.net.dead_after_s:g} s")
@@ -366,30 +346,22 @@ class PeerMachine:
             effects += self._beat()
         return effects + self._move_on()
 
-    def _keep_training(self) -> list[do.Effect]:
-        """P5: without the coordinator, inner steps go on."""
-        training = self.training
-        if training.frozen is None or training.running or training.loading or not training.attached:
-            return []
-        self._name_sent_slot()
-        return training.resume()
-
-    def _name_sent_slot(self) -> None:
-        """Before the trainer is told where to freeze next: which slot a round is using."""
-        mine = (self.part.contribution or self.part.consumed) if self.part is not None else None
-        self.training.sent_slot = mine.frozen.slot if mine is not None else None
-
     # ---- what follows from any event ---------------------------------------------------------------------------
 
-    def _move_on(self) -> list[do.Effect]:
+    def _move_on(self, only: Lane | None = None) -> list[do.Effect]:
+        """`only`: nothing has changed in the other lanes."""
         part = self.part
         if part is None or self.exited:
             return []
+        inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
-        if not self.training.loading and not self._providing:
-            effects += part.advance(self._now)
-        if part.round is not None and self.doorway.stand == Stand.INSIDE:
-            effects += self.reports.maybe_progress(part.round, self._now)
+        for lane in part.lanes if only is None else [only]:
+            if not self.training.works[lane.fragment.number].loading and not self._providing:
+                effects += lane.advance(self._now)
+            if lane.round is not None and inside:
+                effects += self.reports.maybe_progress(lane.round, self._now)
+        if inside and only is None and self.exchange is not None:
+            effects += self.exchange.go_on()
         return effects
 
     def _beat(self) -> list[do.Effect]:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import msgspec
 
 from farflung.collectives.digests import bits, mask_of, mask_to_bytes
+from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Beat, Leave, ProgressReport, Sent, Tick
+from farflung.coordinator.messages import Beat, FragmentBeat, FragmentTick, Leave, ProgressReport, Sent
 from farflung.peer.effects import ToCoordinator
+from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
 from farflung.peer.participation import Participation
 from farflung.peer.training import Training
+from farflung.peer.work import Work
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
 
@@ -34,23 +37,29 @@ class Vitals:
     down_bytes_per_s: int = 0
 
 
+@dataclass
+class Said:
+    """What was said in one fragment's newest round."""
+
+    sent: Sent | None = None
+    progress: ProgressReport | None = None
+    progress_at: float = 0.0
+    told_complete: tuple[bool, bool] = (False, False)
+
+
 class Reporter:
     def __init__(self) -> None:
         self.session = b""
         self.vitals = Vitals()
         self.roster_no = 0
         self._seq = 0
-        self._sent: Sent | None = None
-        self._progress: ProgressReport | None = None
-        self._progress_at = 0.0
-        self._told_complete = (False, False)
+        self._said: dict[int, Said] = {}  # by fragment
 
     def begin_session(self, session: bytes) -> None:
         self.session, self._seq, self.roster_no = session, 0, 0
 
-    def begin_round(self) -> None:
-        self._sent = self._progress = None
-        self._told_complete = (False, False)
+    def begin_round(self, fragment: int) -> None:
+        self._said[fragment] = Said()
 
     def _next(self) -> int:
         self._seq += 1
@@ -58,33 +67,32 @@ class Reporter:
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
-    def sent(self, round_no: int, hashes: bytes, frozen: Frozen | None) -> ToCoordinator:
+    def sent(self, plan: Plan, hashes: bytes, frozen: Frozen | None) -> ToCoordinator:
         """My hash list; without `frozen`: I have nothing to contribute."""
-        self._sent = Sent(
+        sent = Sent(
             session=self.session,
             seq=self._next(),
-            round_no=round_no,
+            round_no=plan.round_no,
             hashes=hashes,
             tokens=frozen.tokens if frozen else 0,
             steps=frozen.steps if frozen else 0,
             loss=frozen.loss if frozen else None,
             used=frozen.used if frozen else (),
         )
-        return ToCoordinator(self._sent)
+        self._said[plan.fragment].sent = sent
+        return ToCoordinator(sent)
 
     def maybe_progress(self, flight: MemberRound, now: float) -> list[ToCoordinator]:
         """My progress, if it is news: at once when something became complete, else now and then."""
-        complete = flight.complete
-        if complete == self._told_complete and now - self._progress_at < PROGRESS_EVERY_S:
+        said, complete = self._said[flight.plan.fragment], flight.complete
+        if complete == said.told_complete and now - said.progress_at < PROGRESS_EVERY_S:
             return []
         report = self._build_progress(flight)
-        self._told_complete, self._progress_at = complete, now
-        if (
-            self._progress is not None
-            and msgspec.structs.replace(report, seq=self._progress.seq) == self._progress
-        ):
+        said.told_complete, said.progress_at = complete, now
+        before = said.progress
+        if before is not None and msgspec.structs.replace(report, seq=before.seq) == before:
             return []
-        self._progress = report
+        said.progress = report
         return [ToCoordinator(report)]
 
     def _build_progress(self, flight: MemberRound) -> ProgressReport:
@@ -104,35 +112,31 @@ class Reporter:
             got_hash=progress.got[1],
         )
 
-    def repeat(self, tick: Tick, flight: MemberRound | None) -> list[ToCoordinator]:
+    def repeat(self, tick: FragmentTick, flight: MemberRound | None) -> list[ToCoordinator]:
         """What the coordinator shows not to have seen is said again, under a new number."""
         again: list[ToCoordinator] = []
         if flight is None or tick.round_no != flight.plan.round_no:
             return again
-        if self._sent is not None and not tick.sent_seen:
-            self._sent = msgspec.structs.replace(self._sent, session=self.session, seq=self._next())
-            again.append(ToCoordinator(self._sent))
-        if self._progress is not None and tick.progress_seen < self._progress.seq:
-            self._progress = msgspec.structs.replace(self._progress, session=self.session, seq=self._next())
-            again.append(ToCoordinator(self._progress))
+        said = self._said[flight.plan.fragment]
+        if said.sent is not None and not tick.sent_seen:
+            said.sent = msgspec.structs.replace(said.sent, session=self.session, seq=self._next())
+            again.append(ToCoordinator(said.sent))
+        if said.progress is not None and tick.progress_seen < said.progress.seq:
+            said.progress = msgspec.structs.replace(said.progress, session=self.session, seq=self._next())
+            again.append(ToCoordinator(said.progress))
         return again
 
     # ---- beats -----------------------------------------------------------------------------------------
 
     def beat(self, part: Participation, training: Training) -> ToCoordinator:
-        flight, vitals = part.round, self.vitals
+        vitals = self.vitals
         return ToCoordinator(
             Beat(
                 session=self.session,
                 seq=self._next(),
                 roster_no=self.roster_no,
-                version=part.version,
-                digest=part.digest,
-                round_no=flight.plan.round_no if flight else 0,
-                epoch=flight.plan.epoch if flight else 0,
-                decision_no=flight.decision.decision_no if flight and flight.decision else 0,
+                fragments=tuple(map(_fragment_beat, part.lanes, training.works)),
                 phase=phase_of(part, training),
-                ready=training.frozen is not None and flight is None and not part.sealing,
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,
@@ -140,7 +144,6 @@ class Reporter:
                 rx_bytes=vitals.rx_bytes,
                 up_bytes_per_s=vitals.up_bytes_per_s,
                 down_bytes_per_s=vitals.down_bytes_per_s,
-                need=part.catch.needs_commits,
                 have=tuple(sorted(training.known_leases)),
                 want=training.want,
                 samples=training.samples,
@@ -151,10 +154,25 @@ class Reporter:
         return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
 
 
+def _fragment_beat(lane: Lane, work: Work) -> FragmentBeat:
+    flight = lane.round
+    return FragmentBeat(
+        version=lane.version,
+        digest=lane.digest,
+        round_no=flight.plan.round_no if flight else 0,
+        epoch=flight.plan.epoch if flight else 0,
+        decision_no=flight.decision.decision_no if flight and flight.decision else 0,
+        ready=work.frozen is not None and flight is None and not lane.sealing,
+        need=lane.catch.needs_commits,
+    )
+
+
 def phase_of(part: Participation, training: Training) -> str:
     """Where this peer is, in one word for people."""
-    if part.sealing:
+    flights = [lane.round for lane in part.lanes if lane.round is not None]
+    if flights:
+        return "scatter" if any(flight.decision is None for flight in flights) else "gather"
+    if any(lane.sealing for lane in part.lanes):
         return "apply"
-    if part.round is not None:
-        return "scatter" if part.round.decision is None else "gather"
-    return "ready" if training.frozen is not None and not training.running else "inner"
+    waits = any(work.frozen is not None and not work.running for work in training.works)
+    return "ready" if waits else "inner"

@@ -17,6 +17,7 @@ class Scenario:
 
     peers: int = 4
     chunks: int = 3
+    fragments: int = 1
     rounds: int = 5
     min_peers: int = 2
     codec: str = "fp32"
@@ -35,9 +36,10 @@ class Scenario:
         """The seed also chooses how large the run is, and how bad the world."""
         draw = random.Random(f"scenario {seed}")
         peers = draw.choice((2, 3, 3, 3, 4, 5))
+        chunks = draw.choice((1, 2, 3, 4))
         return Scenario(
             peers=peers,
-            chunks=draw.choice((1, 2, 3, 4)),
+            chunks=chunks,
             rounds=draw.choice((2, 3, 4)),
             min_peers=draw.choice((1, 2, 2)),
             codec=draw.choice(("fp32", "fp32", "fp32", "fp32", "fp32", "int8", "int4", "auto")),
@@ -46,6 +48,7 @@ class Scenario:
             slow=draw.choice((0.0, 0.05, 0.1)),
             kill_per_effect=draw.choice((0.0, 0.005, 0.01, 0.02)),
             cut_per_s=draw.choice((0.0, 0.05, 0.1)),
+            fragments=min(chunks, draw.choice((1, 2, 3))),
         )
 
 
@@ -61,6 +64,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         batch = 2
         [round]
         codec = "{scenario.codec}"
+        fragments = {scenario.fragments}
         sync_every = 4
         deadline_s = 6.0
         scatter_grace_s = 3.0

@@ -24,6 +24,7 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
+from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
@@ -71,7 +72,8 @@ class World:
             first_plain_chunk=scenario.chunks,
             frozen=bytes(32),
         )
-        self.invariants = Invariants(self.model, codec_named(self.manifest.round.gather_codec))
+        gather = codec_named(self.manifest.round.gather_codec)
+        self.invariants = Invariants(self.model, gather, scenario.fragments)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -158,7 +160,8 @@ class World:
         self.journal.append(to_bytes(record))
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
-        if isinstance(record, CommittedRound) and record.commit.version == self.scenario.rounds and self.calm:
+        over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
+        if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
             # In contact on both sides: who was out of contact then may come back to an empty run.
             sessions = {member.session for member in here.values()}
@@ -315,8 +318,8 @@ class World:
         assert self.coordinator is not None
         ledger = self.coordinator.core.ledger
         finished = ledger.version >= self.scenario.rounds
-        outcome = "finished" if finished else self.coordinator.conductor.reason
-        if not finished and self._somebody_holds(ledger.version):
+        outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
+        if not finished and self._all_is_held(ledger):
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
@@ -335,14 +338,13 @@ class World:
             self.log,
         )
 
-    def _somebody_holds(self, version: int) -> bool:
-        """Some living peer holds the run's version: then nothing excuses a run that does not go on."""
-        holders = [
-            p
-            for p in self.peers.values()
-            if p.alive and p.machine.part is not None and p.machine.part.version >= version
-        ]
-        return version == 0 or bool(holders)
+    def _all_is_held(self, ledger: Ledger) -> bool:
+        """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
+        parts = [p.machine.part for p in self.peers.values() if p.alive and p.machine.part is not None]
+        return not ledger.learned or all(
+            any(part.lanes[fragment].version >= book.version for part in parts)
+            for fragment, book in enumerate(ledger.books)
+        )
 
 
 def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:

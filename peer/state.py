@@ -1,4 +1,4 @@
-"""The outer state of a peer: parameters and momentum in fp32, and the arithmetic on them.
+"""The outer state of a peer: parameters and momentum in fp32, and the arithmetic on them, fragment by fragment.
 
 Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
 after the other.  The parameters live in the anchor that the trainer maps too; the momentum is the agent's own.
@@ -13,11 +13,12 @@ from torch import Tensor
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import Install, Merge, Roll
 from farflung.collectives.errors import FrameError
+from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Payload
 from farflung.collectives.ladder import LADDER
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.verdicts import Verdict
-from farflung.compression.codec import Codec, NonFinite, codec_named
+from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
@@ -30,11 +31,12 @@ class OuterState:
         self._model = model
         self._gather = codec_named(rules.gather_codec)
         self._outer = outer
-        self._feedback = feedback_for(rules.codec)
+        self._fragments = fragments_of(model.chunk_count, rules.fragments)
+        self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
         self.hashes: list[bytes] = [b""] * model.chunk_count
-        self.digest = b""
+        self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
@@ -54,11 +56,12 @@ class OuterState:
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
-    def seal(self) -> bytes:
-        """Hash every chunk: the digest of the whole state."""
-        self.hashes = [hash_bytes(self.chunk_bytes(chunk)) for chunk in range(self._model.chunk_count)]
-        self.digest = root_of(self.hashes)
-        return self.digest
+    def seal(self, fragment: int = 0) -> bytes:
+        """Hash every chunk of the fragment: its digest is the root of their hashes."""
+        chunks = self._fragments[fragment].chunks
+        self.hashes[chunks.start : chunks.stop] = [hash_bytes(self.chunk_bytes(chunk)) for chunk in chunks]
+        self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
+        return self.digests[fragment]
 
     def restart_momentum(self) -> None:
         """The anchor was written from a model's initial values: version 0."""
@@ -68,40 +71,46 @@ class OuterState:
         """Parameters, then momentum, little-endian: what is hashed and what a joiner receives."""
         return self._anchor[chunk].numpy().tobytes() + self._momentum[chunk].numpy().tobytes()
 
-    def manifest_bytes(self) -> bytes:
-        return b"".join(self.hashes)
+    def manifest_bytes(self, fragment: int = 0) -> bytes:
+        chunks = self._fragments[fragment].chunks
+        return b"".join(self.hashes[chunks.start : chunks.stop])
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
-    def encode(self, slot: Tensor, codec_name: str) -> tuple[list[Payload], str]:
-        """(one payload per chunk, why it can't be contributed or "")."""
-        codec = codec_named(codec_name)
-        size = self._model.chunk_elements
+    def part(self, flat: Tensor, fragment: int) -> Tensor:
+        """The fragment's values in a flat vector of the whole model."""
+        size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
+        return flat[chunks.start * size : chunks.stop * size]
+
+    def encode(self, slot: Tensor, codec_name: str, fragment: int = 0) -> tuple[list[Payload], str]:
+        """(one payload per chunk of the fragment, why it can't be contributed or "")."""
+        size, codec = self._model.chunk_elements, codec_named(codec_name)
+        delta_n, feedback = self.part(slot, fragment), self._feedbacks[fragment]
         payloads: list[Payload] = []
-        if self._feedback is not None:
-            self._feedback.open(slot, BETA_OF.get(codec_name, 1.0))
-        for start in range(0, slot.numel(), size):
+        if feedback is not None:
+            feedback.open(delta_n, BETA_OF.get(codec_name, 1.0))
+        for start in range(0, delta_n.numel(), size):
             try:
-                payloads.append(self._encode_chunk(codec, slot, start, size))
+                if feedback is not None:
+                    payloads.append(feedback.encode(codec, start, size))
+                else:
+                    payloads.append(codec.encode(delta_n[start : start + size]))
             except NonFinite as error:
-                if self._feedback is not None:
-                    self._feedback.reset()
-                return [], f"element {start + error.index} of the pseudo-gradient is {error.value}"
+                if feedback is not None:
+                    feedback.reset()
+                index = self._fragments[fragment].first * size + start + error.index
+                return [], f"element {index} of the pseudo-gradient is {error.value}"
         return payloads, ""
 
-    def _encode_chunk(self, codec: Codec, slot: Tensor, start: int, size: int) -> bytes:
-        if self._feedback is not None:
-            return self._feedback.encode(codec, start, size)
-        return codec.encode(slot[start : start + size])
-
-    def resolve(self, slot: Tensor, used: bool) -> None:
+    def resolve(self, slot: Tensor, used: bool, fragment: int = 0) -> None:
         """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""
-        if self._feedback is None or not self._feedback.is_open:
+        feedback = self._feedbacks[fragment]
+        if feedback is None or not feedback.is_open:
             return
         if used:
-            self._feedback.settle()
+            feedback.settle()
         else:
-            self._feedback.withdraw(slot)
+            feedback.withdraw(self.part(slot, fragment))
 
     def merge(self, effect: Merge) -> bytes:
         return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)

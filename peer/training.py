@@ -1,26 +1,28 @@
 """The agent's view of its trainer: what is loaded, what is frozen, which data is leased.  Pure.
 
 Part of the peer machine.  It decides when the trainer loads a new anchor and how much of its own work it
-keeps (P6), when it goes on without the network (P5), and which samples it may use (P7).
+keeps (P6), when it goes on without the network (P5), and which samples it may use (P7).  What concerns one
+fragment is in work.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from farflung.checkpoints.transfer import NO_VERSION
+from farflung.collectives.fragments import BOOKS_FRAGMENT
+from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
 from farflung.peer.effects import Effect, Tell
-from farflung.peer.local_messages import Finish, Frozen, Keep, LeasesNow, Load, Need, Resume
+from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
+from farflung.peer.work import Work
 
 
 class Training:
-    def __init__(self) -> None:
+    def __init__(self, fragments: int = 1) -> None:
+        self.works = [Work(number) for number in range(fragments)]
         self.attached = False
-        self.fresh = True  # the trainer has loaded nothing since it attached
-        self.loading = False
-        self.running = False  # taking inner steps, not waiting at the barrier
-        self.frozen: Frozen | None = None  # unmerged work that stands in a slot
-        self.sent_slot: int | None = (
-            None  # the slot that a round is using, until its commit or abort is known
-        )
+        self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
         self.samples = 0
         self.want = 0
@@ -29,81 +31,75 @@ class Training:
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
     def on_attach(self) -> None:
-        self.attached = self.fresh = True
-        self.loading = self.running = self._finish_told = False
+        self.attached = True
+        self._finish_told = False
         self.want = 0
+        for work in self.works:
+            work.on_attach()
 
     def on_gone(self) -> None:
-        """It died.  Work that stands in a slot is still good; the rest died with it."""
-        self.attached = self.loading = self.running = False
-        self.fresh = True
+        self.attached = False
+        for work in self.works:
+            work.on_gone()
+
+    @property
+    def loading(self) -> bool:
+        return any(work.loading for work in self.works)
+
+    @property
+    def waiting(self) -> bool:
+        """At the barrier: some frozen work has not been answered yet."""
+        return self.attached and any(work.waiting for work in self.works)
 
     # ---- loading ------------------------------------------------------------------------------------------
 
-    def load(self, version: int, consumed: Frozen | None) -> list[Effect]:
+    def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
         """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
+        work = self.works[fragment]
         if consumed is not None:
-            self.frozen = None
-        if not self.attached:
-            return []
-        if self.fresh:
-            return self._load(version, "restore" if self.frozen is not None else "drop", self.frozen)
-        return self._load(version, "all" if consumed is None else "rest", consumed)
+            work.frozen = None
+        return self._tell_load(work.load(version, consumed)) if self.attached else []
 
-    def drop_work(self, version: int) -> list[Effect]:
-        """The samples behind the unmerged work were given to somebody else."""
-        self.frozen = None
-        return self._load(version, "drop", None) if self.attached else []
+    def drop_work(self, fragment: int, version: int) -> list[Effect]:
+        """The unmerged work of a fragment goes: it was not finite, or nobody knows whether it was used."""
+        self.works[fragment].frozen = None
+        return self._tell_load(self.works[fragment].drop(version)) if self.attached else []
 
-    def _load(self, version: int, keep: Keep, work: Frozen | None) -> list[Effect]:
-        """`work`: what a commit used (rest), or what the trainer takes as its own (restore)."""
+    def _drop_all(self, versions: Sequence[int]) -> list[Effect]:
+        """`versions`: of each fragment; where none is here, the next load will be a first one."""
         effects: list[Effect] = []
-        if self.fresh or keep == "drop":
-            effects += self._tell_leases()
-        self.fresh = False
-        self.loading = self.running = True
-        effects.append(
-            Tell(
-                Load(
-                    version=version,
-                    keep=keep,
-                    slot=work.slot if work else 0,
-                    tokens=work.tokens if work else 0,
-                    steps=work.steps if work else 0,
-                    spare=self._spare(),
-                )
-            )
-        )
+        for fragment, version in enumerate(versions):
+            if version == NO_VERSION:
+                self.works[fragment].forget()
+            else:
+                effects += self.drop_work(fragment, version)
         return effects
 
-    def on_loaded(self) -> None:
-        self.loading = False
+    def _tell_load(self, load: Load) -> list[Effect]:
+        self.moved_on = True
+        # Who starts from the anchor or from a slot must know where to go on reading.
+        restarts = load.keep in ("drop", "restore") and load.fragment == BOOKS_FRAGMENT
+        return [*(self._tell_leases() if restarts else []), Tell(load)]
+
+    def on_loaded(self, fragment: int) -> None:
+        self.works[fragment].on_loaded()
 
     # ---- freezing -----------------------------------------------------------------------------------------
 
     def on_frozen(self, frozen: Frozen) -> None:
-        if self.loading:
-            # It crossed the Load.  What it speaks of may be merged or dropped by now, and its slot may be the one
-            # that the Load names as spare.  The trainer goes on, and its next freeze holds all that it still owes.
-            return
-        self.frozen = frozen
-        self.running = False
+        self.moved_on = False
+        self.works[frozen.fragment].on_frozen(frozen)
 
     def resume(self) -> list[Effect]:
-        self.running = True
-        return [Tell(Resume(spare=self._spare()))]
+        """The trainer goes on, whatever it waits for."""
+        return [Tell(work.resume()) for work in self.works if self.attached and work.waiting]
 
-    def _spare(self) -> int:
-        """A slot that holds neither the newest frozen work nor what a round is using."""
-        taken = {self.sent_slot, self.frozen.slot if self.frozen is not None else None}
-        return min({0, 1, 2} - taken)
-
-    def finish(self, version: int) -> list[Effect]:
+    def finish(self, versions: Sequence[int]) -> list[Effect]:
         if not self.attached or self.loading or self._finish_told:
             return []
         self._finish_told = True
         # The script's model is then the run's, without the steps that no round will use any more.
-        return [*self._load(version, "drop", None), Tell(Finish(version=version))]
+        return [*self._drop_all(versions), Tell(Finish(version=min(versions)))]
 
     # ---- data ---------------------------------------------------------------------------------------------
 
@@ -132,27 +128,32 @@ class Training:
                     del self.leases[lease_id]
                 else:
                     self.leases[lease_id] = Lease(lease.lease, lease.epoch, lease.start, lease.stop, upto)
-        return self._tell_leases() if used and not self.fresh else []
+        return self._tell_leases() if used and not self.works[BOOKS_FRAGMENT].fresh else []
 
-    def on_void(self, void: tuple[int, ...], version: int) -> list[Effect]:
+    def on_void(self, void: tuple[int, ...], versions: Sequence[int]) -> list[Effect]:
+        """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
         mine = self.known_leases & set(void)
         if not mine:
             return []
         for lease_id in mine:
             self.leases.pop(lease_id, None)
-        return self.drop_work(version)
+        return self._drop_all(versions)
 
     @property
     def known_leases(self) -> set[int]:
         """Leases that I think are mine, and those behind work that stands frozen."""
-        behind = {u.lease for u in self.frozen.used} if self.frozen is not None else set()
-        return self.leases.keys() | behind
+        return self.leases.keys() | {u.lease for u in self._frozen_used}
+
+    @property
+    def _frozen_used(self) -> tuple[Used, ...]:
+        frozen = self.works[BOOKS_FRAGMENT].frozen
+        return frozen.used if frozen is not None else ()
 
     def _tell_leases(self) -> list[Effect]:
         """Where to go on reading: behind what is committed, and behind what stands frozen."""
         if not self.attached:
             return []
-        frozen = {u.lease: u.upto for u in self.frozen.used} if self.frozen is not None else {}
+        frozen = {used.lease: used.upto for used in self._frozen_used}
         return [
             Tell(
                 LeasesNow(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
@@ -21,7 +22,7 @@ from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
 from farflung.peer.state import OuterState
-from farflung.peer.virtual_trainer import VirtualTrainer
+from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
 
 @dataclass
@@ -55,11 +56,12 @@ class VirtualPeer:
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
+        self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
         self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
-        self._kept_work: list[list[tuple[int, int]]] = [[], [], []]
+        self._kept_work: dict[tuple[int, int], list[Sample]] = {}  # by (slot, fragment)
         self.start_trainer()
 
     @property
@@ -95,12 +97,12 @@ class VirtualPeer:
         self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
         self.world.after(self._arrivals[direction] - now, arrive)
 
-    def keep_work(self, slot: int, work: list[tuple[int, int]]) -> None:
+    def keep_work(self, slot: int, fragment: int, work: list[Sample]) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
-        self._kept_work[slot] = list(work)
+        self._kept_work[slot, fragment] = list(work)
 
-    def kept_work(self, slot: int) -> list[tuple[int, int]]:
-        return self._kept_work[slot]
+    def kept_work(self, slot: int, fragment: int) -> list[Sample]:
+        return self._kept_work[slot, fragment]
 
     # ---- effects -----------------------------------------------------------------------------------------
 
@@ -154,28 +156,29 @@ class VirtualPeer:
                 self.world.observe("roll", (self, effect))
                 self.state.roll(effect)
             case Seal():
-                digest = self.state.seal()
-                self.world.observe("sealed", (self, effect.version, digest))
-                self.carry_out(self.machine.on_sealed(effect.version, digest, now))
+                digest = self.state.seal(effect.fragment)
+                self.world.observe("sealed", (self, effect, digest))
+                self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge():
                 payload = self.state.merge(effect)
                 self.carry_out(
                     self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
                 )
             case do.Encode():
-                payloads, problem = self.state.encode(self.slots[effect.slot], effect.codec)
+                payloads, problem = self.state.encode(self.slots[effect.slot], effect.codec, effect.fragment)
                 self.world.observe("encoded", (self, effect, payloads))
                 self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
-            case do.Resolve(slot=slot, used=used):
-                self.state.resolve(self.slots[slot], used)
+            case do.Resolve(slot=slot, used=used, fragment=fragment):
+                self.state.resolve(self.slots[slot], used, fragment)
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk)
             case do.ServeManifest():
-                self._answer(effect.to, Kind.MANIFEST, effect.version, 0)
+                self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk)
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int) -> None:
-        payload = self.state.chunk_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes()
-        self.world.observe("serve", (self, kind, version))
+        fragment = next(each.number for each in self.fragments if chunk in each.chunks)
+        payload = self.state.chunk_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
+        self.world.observe("serve", (self, fragment, version))
         tag = self.machine.doorway.run_id[:8]
         frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))

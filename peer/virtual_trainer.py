@@ -1,16 +1,19 @@
 """The simulator's trainer: speaks the trainer's words in virtual time and learns something countable.
 
-Element 0 of its vector falls by exactly 1 per inner step, so that the unmerged work can be read off the
+The first element of each fragment falls by exactly 1 per inner step, so that the unmerged work can be read off the
 numbers (P6); it writes down which samples went into its work (P7).
 """
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
 from farflung.peer.local_messages import (
@@ -36,6 +39,21 @@ if TYPE_CHECKING:
 SAMPLES_PER_STEP = 2
 DATASET_SAMPLES = 60
 
+Sample = tuple[int, int, int]  # (epoch, sample, which reading of it this was)
+
+
+@dataclass
+class Part:
+    """The unmerged work of one fragment."""
+
+    number: int
+    cells: slice  # of the whole vector
+    carry: Tensor | None = None
+    steps: int = 0
+    work: list[Sample] = field(default_factory=list)  # in the unmerged work, in order
+    spare: int = 0
+    blocked: bool = True  # not loaded yet, or frozen
+
 
 class VirtualTrainer:
     def __init__(self, host: VirtualPeer, world: Surroundings, sync_every: int) -> None:
@@ -43,13 +61,15 @@ class VirtualTrainer:
         self.world = world
         self.alive = True
         self.finished = False
+        size = host.model.chunk_elements
+        self.parts = [
+            Part(each.number, slice(each.first * size, (each.first + each.count) * size))
+            for each in host.fragments
+        ]
         self._sync_every = sync_every
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
-        self._carry: Tensor | None = None
-        self._steps = self._since_freeze = 0
-        self.work: list[tuple[int, int]] = []  # (epoch, sample) in the unmerged work, in order
-        self._spare = 0
+        self._since_freeze = 0
         self._leases: dict[int, Lease] = {}
         self._at: dict[int, int] = {}
         self._stepping = False
@@ -57,13 +77,9 @@ class VirtualTrainer:
 
     # ---- what is owed ----------------------------------------------------------------------------------------
 
-    def delta(self) -> Tensor:
-        learned = self._loaded - self._local
-        return learned if self._carry is None else self._carry + learned
-
-    @property
-    def steps(self) -> int:
-        return self._steps
+    def delta(self, part: Part) -> Tensor:
+        learned = self._loaded[part.cells] - self._local[part.cells]
+        return learned if part.carry is None else part.carry + learned
 
     # ---- the agent's words -------------------------------------------------------------------------------------
 
@@ -78,9 +94,9 @@ class VirtualTrainer:
                 self.host.state.restart_momentum()
                 self.host.from_trainer(Provided())
             case Load():
-                self._load(message)
-            case Resume(spare=spare):
-                self._spare = spare
+                self._load(message, self.parts[message.fragment])
+            case Resume(spare=spare, fragment=fragment):
+                self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
                 self._go_on()
             case LeasesNow(leases=leases):
                 self._on_leases(leases)
@@ -92,28 +108,30 @@ class VirtualTrainer:
             case _:
                 raise AssertionError(f"unexpected {message}")
 
-    def _load(self, load: Load) -> None:
-        owed, self._spare = self.delta(), load.spare
+    def _load(self, load: Load, part: Part) -> None:
+        owed, cells = self.delta(part), part.cells
+        part.spare, part.blocked = load.spare, False
         match load.keep:
             case "drop":
-                self._carry, self._steps, self.work = None, 0, []
-                self._at = {i: lease.upto for i, lease in self._leases.items()}
+                part.carry, part.steps, part.work = None, 0, []
             case "all":
-                self._carry = owed
+                part.carry = owed
             case "rest":
-                self._carry = owed - self.host.slots[load.slot]
-                self._steps -= load.steps
-                self.work = self.work[load.steps * SAMPLES_PER_STEP :]
+                part.carry = owed - self.host.slots[load.slot][cells]
+                part.steps -= load.steps
+                part.work = part.work[load.steps * SAMPLES_PER_STEP :]
             case "restore":
-                self._carry, self._steps = self.host.slots[load.slot].clone(), load.steps
-                self.work = list(self.host.kept_work(load.slot))
-                self._at = {i: lease.upto for i, lease in self._leases.items()}
-        if self._carry is not None and not self._carry.any():
-            self._carry = None
-        self._local = self.host.anchor.clone() if self._carry is None else self.host.anchor - self._carry
-        self._loaded = self._local.clone()
+                part.carry, part.steps = self.host.slots[load.slot][cells].clone(), load.steps
+                part.work = list(self.host.kept_work(load.slot, part.number))
+        if load.keep in ("drop", "restore") and part.number == BOOKS_FRAGMENT:
+            self._at = {i: lease.upto for i, lease in self._leases.items()}
+        if part.carry is not None and not part.carry.any():
+            part.carry = None
+        anchor = self.host.anchor[cells]
+        self._local[cells] = anchor if part.carry is None else anchor - part.carry
+        self._loaded[cells] = self._local[cells]
         self.world.observe("loaded", (self.host, self, load))
-        self.host.from_trainer(Loaded(version=load.version))
+        self.host.from_trainer(Loaded(version=load.version, fragment=part.number))
         self._go_on()
 
     def _on_leases(self, leases: tuple[Lease, ...]) -> None:
@@ -124,7 +142,7 @@ class VirtualTrainer:
     # ---- inner steps -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if not self._stepping:
+        if not self._stepping and not any(part.blocked for part in self.parts):
             self._stepping = True
             self._again()
 
@@ -143,11 +161,12 @@ class VirtualTrainer:
                 )
             self._again()
             return
-        self.work += samples
         step = torch.full_like(self._local, 0.01 * (1 + samples[0][1] % 7))
-        step[0] = 1.0
+        for part in self.parts:
+            step[part.cells.start] = 1.0
+            part.steps += 1
+            part.work += samples
         self._local -= step
-        self._steps += 1
         self._since_freeze += 1
         self.world.observe("step", self.host)
         if self._since_freeze >= self._sync_every:
@@ -155,28 +174,41 @@ class VirtualTrainer:
         else:
             self._again()
 
-    def _take(self, count: int) -> list[tuple[int, int]]:
+    def _take(self, count: int) -> list[Sample]:
         """The next samples of my leases, in order; all or none."""
         room = sum(lease.stop - self._at[i] for i, lease in self._leases.items())
         if room < count:
             return []
-        taken: list[tuple[int, int]] = []
+        taken: list[Sample] = []
         for i, lease in sorted(self._leases.items()):
             while self._at[i] < lease.stop and len(taken) < count:
-                taken.append((lease.epoch, self._at[i]))
+                taken.append((lease.epoch, self._at[i], next(_readings)))
                 self._at[i] += 1
         return taken
 
     def _freeze(self) -> None:
         self._since_freeze = 0
         self._stepping = False
-        slot = self._spare
-        self.host.slots[slot].copy_(self.delta())
-        self.host.keep_work(slot, self.work)
         # Every lease that was begun, also one whose samples came with a restored slot: naming it again is harmless.
         used = tuple(Used(i, at) for i, at in sorted(self._at.items()) if at > self._leases[i].start)
-        tokens = 10 * self._steps
-        self.host.from_trainer(Frozen(slot=slot, tokens=tokens, steps=self._steps, used=used, loss=1.0))
+        for part in self.parts:
+            self.host.slots[part.spare][part.cells] = self.delta(part)
+            self.host.keep_work(part.spare, part.number, part.work)
+            part.blocked = True
+        for part in self.parts:
+            frozen = Frozen(
+                slot=part.spare,
+                tokens=10 * part.steps,
+                steps=part.steps,
+                used=used if part.number == BOOKS_FRAGMENT else (),
+                loss=1.0,
+                fragment=part.number,
+                more=part is not self.parts[-1],
+            )
+            self.host.from_trainer(frozen)
+
+
+_readings = itertools.count()
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

@@ -29,7 +29,17 @@ ALLOWED = {
     "checkpoints": {"farflung.collectives", "farflung.compression"},
     "coordinator": {
         f"farflung.collectives.{name}"
-        for name in ("errors", "digests", "plan", "verdicts", "shares", "limits", "ladder", "caps")
+        for name in (
+            "errors",
+            "digests",
+            "plan",
+            "verdicts",
+            "shares",
+            "limits",
+            "ladder",
+            "caps",
+            "fragments",
+        )
     },
     "peer": {f"farflung.{room}" for room in ROOMS},
 }
@@ -46,7 +56,7 @@ def files(room: str, names: str) -> set[str]:
 PURE = (
     files(
         "collectives",
-        "round shares plan digests frames verdicts wants merge pings widening caps rates ladder",
+        "round shares plan digests fragments frames verdicts wants merge pings widening caps rates ladder",
     )
     | files("coordinator", "run rounds membership leases messages wire manifest status")
     | files("checkpoints", "transfer")

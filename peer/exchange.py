@@ -1,0 +1,104 @@
+"""Between the lanes and the trainer: what a new version, a failed round or a lost lease means for its work.  Pure.
+
+Part of the peer machine.  For each fragment it holds the lane (what the run does with it) against the work (what
+the trainer has of it), and decides when a trainer that waits may go on.
+"""
+
+from __future__ import annotations
+
+from farflung.checkpoints.transfer import NO_VERSION
+from farflung.coordinator.messages import FragmentTick
+from farflung.peer.effects import Effect, Note
+from farflung.peer.lane import Lane
+from farflung.peer.participation import Participation
+from farflung.peer.training import Training
+
+
+class Exchange:
+    def __init__(self, part: Participation, training: Training) -> None:
+        self._part = part
+        self._training = training
+
+    def free_slots(self) -> list[Effect]:
+        """Before the trainer is told where to freeze next: settle what is over, and name the slots still in use."""
+        effects: list[Effect] = []
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            effects += lane.take_resolved()
+            work.sent_slot = lane.sent_slot
+        return effects
+
+    # ---- the trainer comes, founds, finishes --------------------------------------------------------------------
+
+    def on_attach(self) -> list[Effect]:
+        self._training.on_attach()
+        effects = self.free_slots()
+        for lane in self._part.lanes:
+            if lane.whole:
+                effects += self._training.load(lane.fragment.number, lane.version, None)
+        return effects
+
+    def on_provided(self) -> list[Effect]:
+        """The trainer has written its model's values into the anchor."""
+        effects: list[Effect] = []
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            work.forget()
+            effects += lane.found()
+        return effects
+
+    def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
+        """Every fragment is here as the run has it."""
+        return all(
+            lane.version == tick.version and not lane.sealing
+            for lane, tick in zip(self._part.lanes, ticks, strict=True)
+        )
+
+    def finish(self) -> list[Effect]:
+        return self._training.finish([lane.version for lane in self._part.lanes])
+
+    # ---- what becomes of its work --------------------------------------------------------------------------------
+
+    def on_sealed(self, fragment: int, version: int, digest: bytes) -> list[Effect]:
+        lane, training = self._part.lanes[fragment], self._training
+        consumed = lane.on_sealed(version, digest)
+        effects = self.free_slots()
+        if lane.version != version:
+            return effects  # it turned out not to be the run's
+        if lane.lost_track:
+            lane.lost_track = False
+            told = Note("away for too long to know whether my last contribution counted: it is dropped")
+            return [*effects, told, *training.drop_work(fragment, version)]
+        if consumed is not None:
+            effects += training.on_commit_used({used.lease: used.upto for used in consumed.frozen.used})
+        taken = consumed.frozen if consumed is not None and not consumed.disowned else None
+        return effects + training.load(fragment, version, taken)
+
+    def on_unusable(self, lane: Lane) -> list[Effect]:
+        """What stands frozen is not finite: the fragment starts again from the anchor."""
+        lane.contribution = None
+        return [*self.free_slots(), *self._training.drop_work(lane.fragment.number, lane.version)]
+
+    def on_void(self, void: tuple[int, ...]) -> list[Effect]:
+        """Samples behind the work were given to somebody else."""
+        if not self._training.known_leases & set(void):
+            return []
+        for lane in self._part.lanes:
+            lane.disown()
+        versions = [lane.version if lane.whole else NO_VERSION for lane in self._part.lanes]
+        return [*self.free_slots(), *self._training.on_void(void, versions)]
+
+    # ---- a trainer that waits -------------------------------------------------------------------------------------
+
+    def go_on_alone(self) -> list[Effect]:
+        """P5: without the coordinator, inner steps go on."""
+        return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
+
+    def go_on(self) -> list[Effect]:
+        """The trainer waits until every fragment's round is over; but not for rounds that are not on.
+
+        Once it has loaded some fragment, another one for which there is no round (it failed, or too few peers were
+        ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
+        each other for ever.
+        """
+        if not (self._training.moved_on and self._training.waiting):
+            return []
+        return self.go_on_alone() if all(lane.idle for lane in self._part.lanes) else []

@@ -1,0 +1,248 @@
+"""A peer's part in the rounds and commits of one fragment: contribute, own, apply, serve.  Pure.
+
+Held by the participation, one for each fragment; the lanes know nothing of each other.  A lane owns the round in
+flight (collectives/round.py), the catch-up (checkpoints/transfer.py) and the result log.  What it holds of the
+outer state is facts only: the version, the digest; the bytes are the shell's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.checkpoints.transfer import NO_VERSION, CatchUp
+from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
+from farflung.collectives.fragments import Fragment
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.plan import Commit, Decision, Plan
+from farflung.collectives.round import MemberRound
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator.messages import FragmentTick
+from farflung.peer.effects import Effect, Encode, Resolve, ServeManifest, ServeState
+from farflung.peer.local_messages import Frozen
+
+QUIET_S = 1.0  # without news for so long, what is missing is asked for
+FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What I sent in a round, until I know whether a commit used it."""
+
+    round_no: int
+    version: int  # that the round started from: only the next version's commit can have used it
+    frozen: Frozen
+    disowned: bool = (
+        False  # the trainer has dropped this work: nothing of it is left that a commit could take
+    )
+
+
+class Lane:
+    def __init__(self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int) -> None:
+        self.me = me
+        self.fragment = fragment
+        self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
+        self.log = ResultLog(keep_results)
+        self.round: MemberRound | None = None
+        self.contribution: Contribution | None = None
+        self.consumed: Contribution | None = None  # a commit used it; settled when that version is sealed
+        self.version = NO_VERSION
+        self.digest = b""
+        self.sealing = False
+        self.lost_track = False
+        self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
+        self.last_round_no = 0
+        self._run_tag = run_tag
+        self._keep_results = keep_results
+        self._resolved: list[Resolve] = []
+        self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
+
+    # ---- questions --------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> bool:
+        """Every chunk is at `version`, and nothing is on its way into the anchor."""
+        return self.version != NO_VERSION and not self.sealing and set(self.catch.versions) == {self.version}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is going on that would end in a new version here."""
+        busy = self.round is not None or self.contribution is not None or self.consumed is not None
+        return not busy and not self.sealing and self.catch.done
+
+    @property
+    def sent_slot(self) -> int | None:
+        """The slot that a round is using."""
+        mine = self.contribution or self.consumed
+        return mine.frozen.slot if mine is not None else None
+
+    # ---- the coordinator's words about rounds -----------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:
+        if self.round is not None and plan.round_no == self.round.plan.round_no:
+            return [*self.round.on_plan(plan, now)]
+        stale = plan.round_no <= self.last_round_no or plan.version != self.version or self.sealing
+        unfit = self.me not in plan.members or len(plan.owners) != self.fragment.count
+        if stale or unfit or frozen is None:
+            return []
+        self.last_round_no = plan.round_no
+        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, self.fragment.first)
+        self.contribution = Contribution(plan.round_no, plan.version, frozen)
+        return [Encode(plan.round_no, frozen.slot, plan.codec_of(self.me), self.fragment.number)]
+
+    def on_decision(self, decision: Decision, now: float) -> list[Effect]:
+        return [*self.round.on_decision(decision, now)] if self.round is not None else []
+
+    def on_commit(self, commit: Commit) -> None:
+        if commit.version <= self.version:
+            return
+        self.catch.on_commit(commit)
+        self._committed_round = (commit.round_no, commit.version)
+        mine = self.contribution
+        if mine is not None and commit.version == mine.version + 1:
+            used = mine.round_no == commit.round_no and self.me in commit.included
+            self.consumed = mine if used else self.consumed
+            self._resolve(used)
+        if self.round is not None and commit.version > self.round.plan.version:
+            if commit.round_no == self.round.plan.round_no:
+                for index, piece in self.round.results.items():
+                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload)
+            self.round = None
+
+    def on_aborted(self, round_no: int) -> None:
+        """The round is over without a commit.  What I sent is worth nothing, what I learned stays (P6)."""
+        if self.round is not None and self.round.plan.round_no == round_no:
+            self.round = None
+        if self.contribution is not None and self.contribution.round_no == round_no:
+            self._resolve(used=False)
+
+    def on_tick(self, tick: FragmentTick) -> bool:
+        """Where the run is.  True: what I held was not its state."""
+        if tick.verified and self.version == tick.version:
+            self.verified_version = self.version
+        self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self._keep_results)
+        known = self.catch.digests.get(self.version)
+        differs = (
+            self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
+        )
+        if differs:
+            self.forget_state()
+        if tick.version == self.version:
+            # The run is still at my version and counts on me in no round, or in another: mine was aborted.
+            for mine in (self.round.plan.round_no if self.round else 0, self._round_awaited):
+                if mine and mine != tick.round_no:
+                    self.on_aborted(mine)
+        return differs
+
+    @property
+    def _round_awaited(self) -> int:
+        """The round of a contribution of this version that nobody has settled."""
+        mine = self.contribution
+        return mine.round_no if mine is not None and mine.version == self.version else 0
+
+    def _resolve(self, used: bool) -> None:
+        """What became of my contribution is known."""
+        assert self.contribution is not None
+        self._resolved.append(Resolve(self.contribution.frozen.slot, used, self.fragment.number))
+        self.contribution = None
+
+    def take_resolved(self) -> list[Resolve]:
+        """To be carried out before the trainer hears of a free slot."""
+        resolved, self._resolved = self._resolved, []
+        return resolved
+
+    def disown(self) -> None:
+        """The trainer drops its unmerged work, also what a round is using: a commit takes nothing from it any more."""
+        self.contribution = self.contribution and replace(self.contribution, disowned=True)
+        self.consumed = self.consumed and replace(self.consumed, disowned=True)
+
+    # ---- the state ------------------------------------------------------------------------------------------------
+
+    def found(self) -> list[Effect]:
+        """The trainer wrote the initial values: this is version 0 now."""
+        self.forget_state()
+        self.round = self.consumed = None
+        if self.contribution is not None:
+            self._resolve(used=False)
+        self.sealing = True
+        return [*self.catch.founded()]
+
+    def on_sealed(self, version: int, digest: bytes) -> Contribution | None:
+        """The state is whole at `version`.  Returns my contribution if a commit on the way used it."""
+        self.sealing = False
+        self.version, self.digest = version, digest
+        known = self.catch.digests.get(version)
+        if known is not None and known != digest:
+            self.forget_state()
+            return None
+        if self.contribution is not None and version > self.contribution.version:
+            self._resolve(used=False)
+            self.lost_track = True  # that commit was never seen: nobody here knows whether it used my work
+        consumed, self.consumed = self.consumed, None
+        return consumed
+
+    def forget_state(self) -> None:
+        """What I hold is not the run's state (P4): take the run's again."""
+        self.version, self.digest, self.verified_version = NO_VERSION, b"", NO_VERSION
+        self.catch.reset()
+
+    def advance(self, now: float) -> list[Effect]:
+        """Apply what can be applied, ask for what is missing.  Not to be called while the trainer reads the anchor."""
+        resolved = self.take_resolved()
+        if self.sealing:
+            return [*resolved]
+        effects: list[DataEffect] = self.catch.roll()
+        for effect in effects:
+            if isinstance(effect, Roll):
+                self.log.put(effect.version, effect.chunk, effect.payload)
+                self.verified_version = NO_VERSION  # torn until sealed: nothing is served from it
+            elif isinstance(effect, Seal):
+                self.sealing = True
+        if not self.catch.done:
+            effects += self.catch.ask(now)
+        return [*resolved, *effects]
+
+    def on_timer(self, now: float) -> list[Effect]:
+        return [*self.round.on_timer(now)] if self.round is not None else []
+
+    # ---- frames ---------------------------------------------------------------------------------------------------
+
+    def is_early(self, frame: Frame) -> bool:
+        """It overtook the plan or the decision that explains it."""
+        number = frame.header.round_no
+        if self.round is not None and number == self.round.plan.round_no:
+            return self.round.is_early(frame)
+        return number > self.last_round_no and frame.header.kind in (Kind.CONTRIBUTION, Kind.RESULT)
+
+    def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
+        header = frame.header
+        if self.round is not None and header.round_no == self.round.plan.round_no:
+            verdict, moved = self.round.on_frame(sender, frame, now)
+            return verdict, [*moved]
+        if header.kind == Kind.RESULT and header.round_no == self._committed_round[0]:
+            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload):
+                return Verdict.ACCEPTED, []
+        return Verdict.STALE, []
+
+    def refuse(self, sender: str, round_no: int) -> None:
+        """What it contributed to this round can't be used."""
+        if self.round is not None and round_no == self.round.plan.round_no:
+            self.round.refuse(sender)
+
+    def serve(self, sender: str, header: Header) -> list[Effect]:
+        chunk = header.chunk
+        whole = self.catch.lowest == self.version and not self.sealing
+        serving = whole and self.verified_version == self.version != NO_VERSION
+        if header.kind == Kind.WANT_LOGGED:
+            payload = self.log.get(header.version, chunk)
+            if payload is not None:
+                answer = Header(Kind.LOGGED, self._run_tag, version=header.version, chunk=chunk)
+                return [SendFrame(sender, with_payload(answer, payload))]
+        elif header.kind == Kind.WANT_STATE and serving:
+            return [ServeState(sender, chunk, self.version)]
+        elif header.kind == Kind.WANT_MANIFEST and serving and header.version == self.version:
+            return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
+        missing = Header(
+            Kind.MISSING, self._run_tag, decision_no=int(header.kind), version=header.version, chunk=chunk
+        )
+        return [SendFrame(sender, Frame(missing))]
