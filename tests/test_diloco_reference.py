@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.coordinator.records import CommittedRound, Genesis, Record
@@ -28,9 +29,10 @@ class UnequalTrainer(VirtualTrainer):
     """Each peer learns something of its own, and its steps are worth a number of tokens of its own."""
 
     def _freeze(self) -> None:
-        generator = torch.Generator().manual_seed(self._seed() + self._steps)
+        generator = torch.Generator().manual_seed(self._seed() + self.parts[0].steps)
         learned = torch.randn(self._local.shape, generator=generator)
-        learned[0] = 0.0  # counts the steps, for the invariants
+        for part in self.parts:
+            learned[part.cells.start] = 0.0  # counts the steps, for the invariants
         self._local += learned
         super()._freeze()
 
@@ -68,10 +70,11 @@ class ObservedWorld(World):
         if what == "encoded":
             peer, encode, _ = details  # type: ignore[misc]
             assert isinstance(encode, Encode)
-            self.seen.contributions[encode.round_no, peer.peer] = peer.slots[encode.slot].clone()
+            delta = peer.state.part(peer.slots[encode.slot], encode.fragment)
+            self.seen.contributions[encode.round_no, peer.peer] = delta.clone()
 
 
-def run(peers: int, monkeypatch: pytest.MonkeyPatch) -> ObservedWorld:
+def run(peers: int, monkeypatch: pytest.MonkeyPatch, fragments: int = 1) -> ObservedWorld:
     monkeypatch.setattr(virtual_peer, "VirtualTrainer", UnequalTrainer)
     told = virtual_peer.VirtualPeer.from_trainer
 
@@ -79,14 +82,13 @@ def run(peers: int, monkeypatch: pytest.MonkeyPatch) -> ObservedWorld:
         if isinstance(message, Frozen):
             assert isinstance(self.trainer, UnequalTrainer)
             tokens = message.steps * self.trainer.tokens_per_step()
-            message = Frozen(
-                slot=message.slot, tokens=tokens, steps=message.steps, used=message.used, loss=message.loss
-            )
+            message = replace(message, tokens=tokens)
         told(self, message)  # type: ignore[arg-type]
 
     monkeypatch.setattr(virtual_peer.VirtualPeer, "from_trainer", with_own_tokens)
     calm = Scenario(
         peers=peers,
+        fragments=fragments,
         rounds=ROUNDS,
         min_peers=peers,
         drop=0,
@@ -111,15 +113,17 @@ def merged(record: CommittedRound, seen: Seen) -> Tensor:
     return d
 
 
-def reference(seen: Seen) -> tuple[Tensor, Tensor]:
-    """DiLoCo in a single process: Nesterov momentum on the merged pseudo-gradient."""
-    assert seen.initial is not None
-    theta = seen.initial.clone()
+def reference(world: ObservedWorld) -> tuple[Tensor, Tensor]:
+    """DiLoCo in a single process: Nesterov momentum on the merged pseudo-gradient, each fragment by its own commits."""
+    assert world.seen.initial is not None
+    theta = world.seen.initial.clone()
     m = torch.zeros_like(theta)
-    for record in seen.commits:
-        d = merged(record, seen)
-        m = MOMENTUM * m + d
-        theta = theta - LR * (d + MOMENTUM * m)
+    state = next(iter(world.peers.values())).state
+    for record in world.seen.commits:
+        d, here = merged(record, world.seen), record.commit.fragment
+        m_here, theta_here = state.part(m, here), state.part(theta, here)
+        m_here.copy_(MOMENTUM * m_here + d)
+        theta_here.copy_(theta_here - LR * (d + MOMENTUM * m_here))
     return theta, m
 
 
@@ -127,13 +131,13 @@ def bits(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.int32).flatten()
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+@pytest.mark.parametrize(("peers", "fragments"), [(1, 1), (2, 1), (3, 1), (5, 1), (1, 3), (3, 2)])
 def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
-    peers: int, monkeypatch: pytest.MonkeyPatch
+    peers: int, fragments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = run(peers, monkeypatch)
-    theta, momentum = reference(world.seen)
-    assert len(world.seen.commits) == ROUNDS and len(world.peers) == peers
+    world = run(peers, monkeypatch, fragments)
+    theta, momentum = reference(world)
+    assert len(world.seen.commits) == ROUNDS * fragments and len(world.peers) == peers
     for peer in world.peers.values():
         assert torch.equal(bits(peer.anchor), bits(theta))
         assert torch.equal(bits(peer.state._momentum), bits(momentum))

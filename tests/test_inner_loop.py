@@ -134,7 +134,7 @@ class Trainer:
         return flat[:15]  # 12 weights and 3 biases; the rest is padding
 
     def owed(self) -> Tensor:
-        return self.used_cells(self.loop._owed())
+        return self.used_cells(self.loop.parts[0].owed(self.model, self.loop._loaded))
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -232,7 +232,7 @@ def test_a_commit_that_used_the_slot_leaves_exactly_the_anchor(tmp_path: Path, d
     new_anchor(trainer)
     frozen = trainer.freeze(load(2, "rest", slot=1, tokens=30, steps=3, spare=0), by=0.0137)
     assert (frozen.tokens, frozen.steps) == (30, 3)
-    assert trainer.loop._carry is None
+    assert trainer.loop.parts[0]._carry is None
     assert holds(trainer, trainer.shared.anchor)
     assert not trainer.owed().any()
 
@@ -265,7 +265,7 @@ def test_what_came_after_the_used_slot_stays(tmp_path: Path, dtype: torch.dtype)
     trainer.channel.will_say(load(1, "rest", slot=0, tokens=30, steps=3, spare=0))
     trainer.step(by=0.0)
     assert torch.equal(trainer.owed(), owed - in_slot)
-    assert (trainer.loop._tokens, trainer.loop._steps) == (50, 5)
+    assert (trainer.loop.parts[0].tokens, trainer.loop.parts[0].steps) == (50, 5)
     expected = trainer.used_cells(trainer.shared.anchor) - (owed - in_slot)
     assert torch.equal(trainer.used_cells(trainer.flat()), expected.to(dtype).float())
 
@@ -298,7 +298,7 @@ def test_a_fresh_trainer_takes_over_what_stands_in_the_slot(tmp_path: Path, dtyp
     assert (again.slot, again.steps, again.tokens) == (0, 6, 60)
     assert torch.equal(first.shared.slots[1], kept)
     assert torch.allclose(second.owed(), torch.tensor(0.75), atol=0.02)
-    assert (second.loop._steps, second.loop._tokens) == (3, 30)
+    assert (second.loop.parts[0].steps, second.loop.parts[0].tokens) == (3, 30)
 
 
 def test_loads_at_every_step_lose_nothing(trainer: Trainer) -> None:
@@ -382,7 +382,7 @@ def test_a_loss_that_is_no_number_is_told_as_none() -> None:
 
 def test_steps_without_a_count_weigh_something(trainer: Trainer) -> None:
     trainer.step(tokens=None)
-    assert trainer.loop._tokens == 1
+    assert trainer.loop.parts[0].tokens == 1
     with pytest.raises(UserError, match="tokens must not be negative"):
         trainer.loop.record(None, -1)
 
@@ -518,7 +518,7 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
         run.step()
     assert sorted(seen) == list(range(10)) != seen
     assert run.finished
-    assert trainer.loop._tokens == 30  # 10 samples of 3 tokens
+    assert trainer.loop.parts[0].tokens == 30  # 10 samples of 3 tokens
     frozen = [m for m in trainer.channel.said if isinstance(m, Frozen)]
     assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
     assert Need(samples=10, want=12) in trainer.channel.said
@@ -589,3 +589,108 @@ def test_the_saved_weights_are_the_runs(trainer: Trainer, tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.glob(".*")] == []
     with pytest.raises(UserError, match="cannot write"):
         run_of(trainer).save(tmp_path / "nowhere" / "file.safetensors")
+
+
+# ---- several fragments
+
+
+IN_TWO = Manifest.model_validate(
+    {
+        "round": {"sync_every": SYNC_EVERY, "chunk_kb": 1, "fragments": 2},
+        "data": {"batch": 2, "lease_samples": 6},
+    }
+)
+
+
+class Halves(Trainer):
+    """A model of 24 x 16 weights and 24 biases in two chunks, each a fragment: the border lies within the weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = nn.Linear(16, 24)
+        self.channel = FakeChannel()
+        self.gone, self.now = None, 0.0
+        self.loop = InnerLoop(self.channel, self.model, IN_TWO, lambda: self.gone, lambda: self.now)  # type: ignore[arg-type]
+        self.shared = SharedState.create(folder, self.loop.layout.total_elements)
+        assert self.loop.layout.total_elements == 512
+        self.attach(load(0), load(0, fragment=1))
+
+    def frozen(self) -> list[Frozen]:
+        return [message for message in self.channel.take() if isinstance(message, Frozen)]
+
+    def owes(self) -> list[float]:
+        """What each fragment owes per weight."""
+        return [float(part.owed(self.model, self.loop._loaded)[0]) for part in self.loop.parts]
+
+
+def test_all_fragments_are_frozen_at_once_and_each_is_waited_for(tmp_path: Path) -> None:
+    halves = Halves(tmp_path)
+    lease_all = LeasesNow(leases=(lease(1, 0, 6, upto=4),))
+    halves.channel.will_say(lease_all)
+    halves.channel.will_answer(Resume(spare=1), Resume(spare=2, fragment=1))
+    for _ in range(SYNC_EVERY):
+        halves.step()
+    first, second = halves.frozen()
+    assert (first.fragment, first.slot, first.steps, first.more) == (0, 0, 3, True)
+    assert (second.fragment, second.slot, second.steps, second.more) == (1, 0, 3, False)
+    assert first.used == (Used(1, 4),) and second.used == (), "one fragment keeps the books"
+    assert torch.equal(halves.shared.slots[0][:408], torch.full((408,), 0.75))
+    assert not halves.shared.slots[0][408:].any()
+    assert [part.spare for part in halves.loop.parts] == [1, 2]
+    assert halves.channel.coming == halves.channel.answers == type(halves.channel.coming)()
+
+
+def test_one_commit_used_my_work_and_the_other_did_not(tmp_path: Path) -> None:
+    halves = Halves(tmp_path)
+    halves.channel.will_answer(
+        load(1, "rest", slot=0, tokens=30, steps=3, spare=1), load(1, "all", spare=2, fragment=1)
+    )
+    for _ in range(SYNC_EVERY):
+        halves.step()
+    assert halves.owes() == [0.0, 0.75]
+    assert [(part.steps, part.tokens) for part in halves.loop.parts] == [(0, 0), (3, 30)]
+    anchor, flat = halves.shared.anchor, halves.flat()
+    assert torch.equal(flat[:256], anchor[:256])
+    assert torch.equal(flat[256:408], anchor[256:408] - 0.75)
+    halves.frozen()
+    halves.channel.will_answer(Resume(spare=0), Resume(spare=0, fragment=1))
+    for _ in range(SYNC_EVERY):
+        halves.step()
+    assert [(each.slot, each.steps) for each in halves.frozen()] == [(1, 3), (2, 6)]
+    assert torch.equal(halves.shared.slots[1][:256], torch.full((256,), 0.75))
+    assert torch.equal(halves.shared.slots[2][256:408], torch.full((152,), 1.5))
+    assert not halves.shared.slots[1][256:].any() and not halves.shared.slots[2][:256].any()
+
+
+def test_the_version_is_that_of_the_least_advanced_fragment(tmp_path: Path) -> None:
+    halves = Halves(tmp_path)
+    halves.channel.will_say(load(4, "all"))
+    halves.step()
+    assert halves.loop.version == 0
+    halves.channel.will_say(load(3, "all", fragment=1))
+    halves.step()
+    assert halves.loop.version == 3
+    assert halves.owes() == [0.5, 0.5]
+
+
+def test_dropping_a_fragment_that_keeps_no_books_reads_no_sample_again(tmp_path: Path) -> None:
+    halves = Halves(tmp_path)
+    halves.channel.will_say(LeasesNow(leases=(lease(1, 0, 6),)))
+    halves.step()
+    span = halves.loop.next_span(6, 2)
+    assert span is not None
+    halves.loop.hand_out(span, 2)
+    halves.channel.will_say(load(1, "drop", fragment=1))
+    halves.step()
+    assert halves.owes() == [0.5, 0.0]
+    assert halves.loop.leases.next_span(2) == Span(1, 0, 2, 4)
+    halves.channel.will_say(load(1, "drop"))
+    halves.channel.will_answer(Resume(spare=1), Resume(spare=1, fragment=1))
+    halves.step()
+    assert halves.loop.leases.next_span(2) == Span(1, 0, 0, 2)
+
+
+def test_a_model_with_fewer_chunks_than_fragments_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="the model has 1 chunk, too few for 2 fragments; lower fragments or chunk_kb"
+    ):
+        InnerLoop(FakeChannel(), nn.Linear(4, 3), IN_TWO)  # type: ignore[arg-type]

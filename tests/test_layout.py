@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -211,6 +212,47 @@ def test_a_model_on_a_gpu_gives_the_same_bits_as_on_the_cpu() -> None:
             deltas.append(torch.empty(layout.total_elements))
             layout.write_delta(model, loaded, flat, deltas[-1])
     assert all(torch.equal(delta, deltas[0]) for delta in deltas)
+
+
+# ---- parts of the flat vector
+
+
+@pytest.mark.parametrize("border", [0, 1, 7, 16, 23, 45, 48])
+def test_parts_come_and_go_as_the_whole_does_wherever_the_border_lies(border: int) -> None:
+    """Also within a tensor, a transposed one, and one in bf16."""
+    at_once, in_parts = Mixed(), Mixed()
+    layout = ModelLayout.of(at_once, CHUNK)
+    borders = [0, border, layout.total_elements]
+    target = torch.randn(layout.total_elements, generator=torch.Generator().manual_seed(2))
+    carry = torch.randn(layout.total_elements, generator=torch.Generator().manual_seed(3))
+    deltas = [torch.full_like(target, torch.nan) for _ in range(2)]
+    for model, delta, cuts in ((at_once, deltas[0], [0, borders[-1]]), (in_parts, deltas[1], borders)):
+        layout.load(model, target)
+        loaded = layout.snapshot(model)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), model.bn.running_mean, model.bn.running_var):
+                tensor.mul_(0.5)
+        for start, stop in pairwise(cuts):
+            layout.write_delta(model, loaded, carry[start:stop], delta[start:stop], start)
+            layout.load(model, (target - delta)[start:stop], start)
+            layout.refresh(model, loaded, start, stop - start)
+        again = torch.empty_like(delta)
+        layout.write_delta(model, loaded, None, again)
+        assert not again.any(), "refreshed copies are what the model holds"
+    assert torch.equal(deltas[0], deltas[1])
+    for name, value in exchanged(at_once).items():
+        assert torch.equal(value, exchanged(in_parts)[name]), name
+
+
+def test_loading_a_part_leaves_every_other_bit_alone() -> None:
+    model = Mixed()
+    layout = ModelLayout.of(model, CHUNK)
+    before = {name: value.clone() for name, value in exchanged(model).items()}
+    for start in range(0, layout.total_elements - 1, 5):
+        part = anchor_of(layout, model)[start : start + 5]
+        layout.load(model, part, start)
+    for name, value in exchanged(model).items():
+        assert torch.equal(value, before[name].float().to(value.dtype)), name
 
 
 # ---- tied, overlapping, wrapped

@@ -369,8 +369,10 @@ class Short(OuterState):
         Short.made += 1
         self.liar = Short.made == 1
 
-    def encode(self, slot: torch.Tensor, codec: str) -> tuple[list[bytes], str]:  # type: ignore[override]
-        payloads, problem = super().encode(slot, codec)
+    def encode(  # type: ignore[override]
+        self, slot: torch.Tensor, codec: str, fragment: int = 0
+    ) -> tuple[list[bytes], str]:
+        payloads, problem = super().encode(slot, codec, fragment)
         cut = -4 if self.liar and self.fault == "contributions" else None
         return [bytes(payload)[:cut] for payload in payloads], problem
 

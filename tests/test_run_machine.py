@@ -39,6 +39,7 @@ from farflung.peer.simulator import RUN_ID, Scenario, World
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+WHERE = m.FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())
 GENESIS, WRONG = hash_bytes(b"version 0"), hash_bytes(b"something else")
 
 
@@ -134,11 +135,13 @@ class Hall:
 
 def beat_of(guest: Guest, **changes: object) -> m.Beat:
     plain = {
-        "session": guest.session, "seq": guest.seq, "roster_no": 0, "version": -1, "digest": b"",
-        "round_no": 0, "epoch": 0, "decision_no": 0, "phase": "inner", "ready": False, "step": 0,
-        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
-        "up_bytes_per_s": 0, "down_bytes_per_s": 0, "need": (), "have": (), "want": 0, "samples": 0,
+        "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
+        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
+        "have": (), "want": 0, "samples": 0,
     }  # fmt: skip
+    here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
+    if here:
+        changes["fragments"] = (replace(WHERE, **here),)
     return m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
 
 
@@ -259,7 +262,7 @@ def test_each_frame_ends_in_exactly_one_counter() -> None:
         (Verdict.DUPLICATE, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
         (Verdict.STALE, lambda: hall.says(guest, replace(beat_of(guest), seq=4))),
         (Verdict.UNAUTHORISED, lambda: hall.says(guest, replace(beat_of(guest), seq=6), key=other.key)),
-        (Verdict.MALFORMED, lambda: hall.says(guest, replace(beat_of(guest), seq=7, digest=b"short"))),
+        (Verdict.MALFORMED, lambda: hall.says(guest, replace(beat_of(guest, digest=b"short"), seq=7))),
         (Verdict.STALE, lambda: hall.says(guest, sent)),
         (Verdict.STALE, lambda: hall.says(guest, replace(beat_of(guest), session=bytes(16)))),
         (Verdict.ACCEPTED, lambda: hall.door(guest.key, guest.key, m.AskStatus(run="demo"))),
@@ -303,7 +306,7 @@ def test_a_restart_at_any_record_keeps_every_commit_and_aborts_an_open_round(jou
         assert written[0] == Started(incarnation=started + 1)
         aborted = [record.round_no for record in written if isinstance(record, AbortedRound)]
         assert aborted == ([open_round] if open_round else [])
-        assert machine.core.ledger.open_round == 0 and machine.conductor.round is None
+        assert machine.core.ledger.books[0].open_round == 0 and machine.conductors[0].round is None
     assert version == 5
 
 
@@ -316,15 +319,15 @@ def test_after_a_restart_a_fresh_or_stale_peer_never_founds_the_run_anew(journal
     records = until_version(journal, 2)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
     hall, fresh, stale = Hall(records), Guest(1), Guest(2)
-    before = hall.machine.core.ledger.digests.copy()
+    before = hall.machine.core.ledger.books[0].digests.copy()
     hall.join(fresh, stale, model=model)
     for _ in range(20):
         hall.now += 1.0
         for guest, holds in ((fresh, {}), (stale, {"version": 0, "digest": before[0]})):
             tick = hall.beat(guest, **holds)
-            assert tick.goal == "wait" and tick.donors == () and "no living peer" in tick.reason
+            assert tick.goal == "wait" and tick.fragments[0].donors == () and "no living peer" in tick.reason
         hall.machine.on_timer(hall.now)
-    assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.digests == before
+    assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.books[0].digests == before
 
 
 def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
@@ -332,29 +335,31 @@ def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
     hall.join(first, second)
     assert hall.beat(second, version=0, digest=WRONG).goal == "wait"
     assert hall.beat(first).goal == "found"
-    assert hall.beat(first, version=0, digest=GENESIS).verified
-    assert hall.machine.core.ledger.digests == {0: GENESIS}
+    assert hall.beat(first, version=0, digest=GENESIS).fragments[0].verified
+    assert hall.machine.core.ledger.books[0].digests == {0: GENESIS}
     tick = hall.beat(second, version=0, digest=WRONG)
-    assert (tick.goal, tick.verified, tick.donors) == ("sync", False, (first.peer,))
+    assert (tick.goal, tick.fragments[0].verified, tick.fragments[0].donors) == ("sync", False, (first.peer,))
 
 
 def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: list[Record]) -> None:
     records = until_version(journal, 2)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
     hall, guests, deviant = Hall(records), [Guest(1), Guest(2)], Guest(3)
-    true = hall.machine.core.ledger.digests[2]
+    true = hall.machine.core.ledger.books[0].digests[2]
     hall.join(*guests, deviant, model=model)
     for guest in guests:
-        assert hall.beat(guest, version=2, digest=true).verified
+        assert hall.beat(guest, version=2, digest=true).fragments[0].verified
     tick = hall.beat(deviant, version=2, digest=WRONG, ready=True)
-    assert (tick.goal, tick.verified) == ("sync", False) and set(tick.donors) == {g.peer for g in guests}
+    assert (tick.goal, tick.fragments[0].verified) == ("sync", False) and set(tick.fragments[0].donors) == {
+        g.peer for g in guests
+    }
     member = hall.machine.core.members.members[deviant.peer]
     assert (member.state, member.strikes, member.participating) == ("quarantined", 1, False)
     for guest in guests:
         hall.beat(guest, version=2, digest=true, ready=True)
-    flight = hall.machine.conductor.round
+    flight = hall.machine.conductors[0].round
     assert flight is not None and deviant.peer not in flight.plan.members
-    assert hall.beat(deviant, version=2, digest=true).verified
+    assert hall.beat(deviant, version=2, digest=true).fragments[0].verified
 
 
 # ---- hostile members ---------------------------------------------------------------------------------------

@@ -86,25 +86,32 @@ class AppliesBeforeCommit(PeerMachine):
         return effects + self._commit_alone()
 
     def _commit_alone(self) -> list[do.Effect]:
-        flight = self.part.round if self.part is not None else None
-        if flight is None or flight.decision is None or flight.missing_results():
-            return []
-        hashes = b"".join(flight.results[chunk].hash for chunk in range(len(flight.plan.owners)))
-        plan = flight.plan
-        self.part.on_commit(
-            Commit(
-                plan.version + 1, plan.round_no, plan.members, flight.decision.weights, hashes, plan.codecs[0]
+        for lane in self.part.lanes if self.part is not None else ():
+            flight = lane.round
+            if flight is None or flight.decision is None or flight.missing_results():
+                continue
+            hashes = b"".join(flight.results[chunk].hash for chunk in range(len(flight.plan.owners)))
+            plan, weights = flight.plan, flight.decision.weights
+            lane.on_commit(
+                Commit(
+                    plan.version + 1,
+                    plan.round_no,
+                    plan.members,
+                    weights,
+                    hashes,
+                    plan.codecs[0],
+                    plan.fragment,
+                )
             )
-        )
         return self._move_on()
 
 
 class KeepsWorkThatWasMerged(PeerMachine):
     """Does not notice that a commit used its contribution: the same work goes in twice."""
 
-    def on_sealed(self, version, digest, now):  # type: ignore[no-untyped-def]
-        self.part.consumed = None
-        return super().on_sealed(version, digest, now)
+    def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
+        self.part.lanes[fragment].consumed = None
+        return super().on_sealed(fragment, version, digest, now)
 
 
 class ForgetsWorkWhenARoundFails(PeerMachine):
@@ -112,9 +119,10 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
 
     def on_control(self, message, now):  # type: ignore[no-untyped-def]
         effects = super().on_control(message, now)
-        if isinstance(message, Aborted) and self.training.frozen is not None:
-            self.training.frozen = None
-            effects += self.training._load(self.part.version, "rest", None)
+        for lane, work in zip(self.part.lanes, self.training.works, strict=True) if self.part else ():
+            if isinstance(message, Aborted) and work.frozen is not None:
+                work.frozen = None
+                effects.append(do.Tell(work._load(lane.version, "rest", None)))
         return effects
 
 
@@ -124,11 +132,14 @@ class LiesAboutItsState(PeerMachine):
     def _found(self, tick, part):  # type: ignore[no-untyped-def]
         if part.version != -1 or self._providing or not self.training.attached:
             return []
+        if any(lane.sealing for lane in part.lanes):
+            return []
         self._providing = True
         return [do.Tell(Provide())]
 
-    def on_sealed(self, version, digest, now):  # type: ignore[no-untyped-def]
-        return super().on_sealed(version, self.part.catch.digests.get(version, digest), now)
+    def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
+        known = self.part.lanes[fragment].catch.digests
+        return super().on_sealed(fragment, version, known.get(version, digest), now)
 
 
 class IgnoresTheWeights(PeerMachine):

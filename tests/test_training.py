@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
 from farflung.peer.effects import Effect, Tell
-from farflung.peer.local_messages import Frozen, LeasesNow, Load, Resume
+from farflung.peer.local_messages import Frozen, LeasesNow, Load
 from farflung.peer.training import Training
 
 
@@ -20,31 +20,31 @@ def told(effects: list[Effect], kind: type) -> list:
 def attached() -> Training:
     training = Training()
     training.on_attach()
-    training.load(0, None)
-    training.on_loaded()
+    training.load(0, 0, None)
+    training.on_loaded(0)
     return training
 
 
 def test_a_fresh_trainer_without_frozen_work_starts_from_the_anchor() -> None:
     training = Training()
     training.on_attach()
-    assert [load.keep for load in told(training.load(3, None), Load)] == ["drop"]
+    assert [load.keep for load in told(training.load(0, 3, None), Load)] == ["drop"]
 
 
 def test_P6_work_that_no_commit_used_is_kept() -> None:
     training = attached()
     training.on_frozen(frozen())
-    [load] = told(training.load(1, None), Load)
-    assert load.keep == "all" and training.frozen is not None
+    [load] = told(training.load(0, 1, None), Load)
+    assert load.keep == "all" and training.works[0].frozen is not None
 
 
 def test_a_commit_takes_exactly_what_it_used() -> None:
     training = attached()
     used = frozen(slot=2, steps=7)
     training.on_frozen(used)
-    [load] = told(training.load(1, used), Load)
+    [load] = told(training.load(0, 1, used), Load)
     assert (load.keep, load.slot, load.steps, load.tokens) == ("rest", 2, 7, 70)
-    assert training.frozen is None
+    assert training.works[0].frozen is None
 
 
 def test_P6_a_restarted_trainer_takes_over_what_stands_frozen() -> None:
@@ -52,7 +52,7 @@ def test_P6_a_restarted_trainer_takes_over_what_stands_frozen() -> None:
     training.on_frozen(frozen(slot=1, steps=5))
     training.on_gone()
     training.on_attach()
-    [load] = told(training.load(0, None), Load)
+    [load] = told(training.load(0, 0, None), Load)
     assert (load.keep, load.slot, load.steps) == ("restore", 1, 5)
 
 
@@ -60,10 +60,10 @@ def test_the_trainer_is_never_sent_to_a_slot_that_is_in_use() -> None:
     for sent in (None, 0, 1, 2):
         for newest in (None, 0, 1, 2):
             training = attached()
-            training.sent_slot = sent
+            training.works[0].sent_slot = sent
             if newest is not None:
                 training.on_frozen(frozen(slot=newest))
-            [resume] = told(training.resume(), Resume)
+            resume = training.works[0].resume()
             assert resume.spare not in (sent, newest)
 
 
@@ -72,20 +72,20 @@ def test_P7_a_freeze_that_crossed_a_load_is_not_taken_for_new_work() -> None:
     training = attached()
     work = frozen(0, 4, Used(1, 8))
     training.on_frozen(work)
-    training.load(1, work)  # keep = rest
+    training.load(0, 1, work)  # keep = rest
     training.on_frozen(frozen(1, 8, Used(1, 8)))
-    assert training.frozen is None
-    training.on_loaded()
+    assert training.works[0].frozen is None
+    training.on_loaded(0)
     training.on_frozen(frozen(1, 4))
-    assert training.frozen is not None
+    assert training.works[0].frozen is not None
 
 
 def test_a_freeze_that_crossed_any_load_waits_for_the_next() -> None:
     """Its slot may be the one that the load named as spare: the trainer may be writing it again."""
     training = attached()
-    training.load(1, None)  # keep = all
+    training.load(0, 1, None)  # keep = all
     training.on_frozen(frozen(0, 4))
-    assert training.frozen is None and training.running
+    assert training.works[0].frozen is None and training.works[0].running
 
 
 def test_P7_a_lease_is_not_forgotten_before_it_is_acknowledged_or_void() -> None:
@@ -100,17 +100,17 @@ def test_P7_work_behind_a_void_lease_goes() -> None:
     training = attached()
     training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
     training.on_frozen(frozen(0, 4, Used(1, 8)))
-    effects = training.on_void((1,), version=5)
+    effects = training.on_void((1,), versions=[5])
     assert [load.keep for load in told(effects, Load)] == ["drop"]
-    assert training.frozen is None and training.known_leases == {2}
-    assert training.on_void((99,), version=5) == []
+    assert training.works[0].frozen is None and training.known_leases == {2}
+    assert training.on_void((99,), versions=[5]) == []
 
 
 def test_P7_frozen_work_names_its_leases_even_when_the_list_has_lost_them() -> None:
     training = attached()
     training.on_frozen(frozen(0, 4, Used(7, 8)))
     assert training.known_leases == {7}
-    assert told(training.on_void((7,), version=0), Load)
+    assert told(training.on_void((7,), versions=[0]), Load)
 
 
 def test_P7_acknowledged_samples_are_not_named_again() -> None:
@@ -127,5 +127,5 @@ def test_a_restarted_trainer_reads_on_behind_what_is_frozen() -> None:
     training.on_frozen(frozen(0, 4, Used(1, 6)))
     training.on_gone()
     training.on_attach()
-    [now] = told(training.load(0, None), LeasesNow)
+    [now] = told(training.load(0, 0, None), LeasesNow)
     assert now.leases == (Lease(1, 0, 0, 8, 6),)

@@ -13,11 +13,13 @@ import pytest
 from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
 
 TAG, CHUNKS, RETRY_S, KEEP = bytes(8), 6, 1.0, 3
+WHOLE = Fragment(number=0, first=0, count=CHUNKS)
 
 
 def state(version: int, chunk: int, seed: str = "") -> bytes:
@@ -77,7 +79,7 @@ class Donor:
 
 class Joiner:
     def __init__(self, donors: dict[str, Donor], target: int, known: dict[int, bytes] | None = None) -> None:
-        self.catch = CatchUp(CHUNKS, TAG, RETRY_S)
+        self.catch = CatchUp(WHOLE, TAG, RETRY_S)
         self.donors, self.now = donors, 0.0
         self.bytes: list[bytes] = [b""] * CHUNKS
         self.sealed: list[int] = []
@@ -167,7 +169,8 @@ def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() ->
 
 def test_only_a_few_requests_are_in_flight_per_donor() -> None:
     joiner = Joiner({"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}, target=4)
-    joiner.catch.versions *= 5  # a model of thirty chunks
+    joiner.catch = CatchUp(Fragment(number=0, first=0, count=5 * CHUNKS), TAG, RETRY_S)
+    joiner.word(4, {4: digest(4)})
     assert joiner.turn() == 2 * ASKED_OF_ONE_DONOR
     assert joiner.turn() == 0
     assert {len(donor.asked) for donor in joiner.donors.values()} == {ASKED_OF_ONE_DONOR}
@@ -309,11 +312,42 @@ def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> No
     assert joiner.arrived and joiner.bytes == states(9)
 
 
+# ---- one of several fragments ------------------------------------------------------------------------------
+
+
+def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_model() -> None:
+    here = Fragment(number=2, first=10, count=3)
+    hashes = b"".join(hash_bytes(state(4, chunk)) for chunk in here.chunks)
+    catch = CatchUp(here, TAG, RETRY_S)
+    catch.on_run_state(4, {4: root_of([hashes])}, ("ann",), KEEP)
+    asked = [(e.frame.header.kind, e.frame.header.chunk) for e in catch.ask(0.0) if isinstance(e, SendFrame)]
+    assert asked == [(Kind.WANT_MANIFEST, 10), *((Kind.WANT_STATE, chunk) for chunk in here.chunks)]
+    for chunk in (9, 13):
+        beyond = with_payload(Header(Kind.STATE, TAG, version=4, chunk=chunk), state(4, chunk))
+        assert catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
+    catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=10), hashes))
+    for chunk in here.chunks:
+        frame = with_payload(Header(Kind.STATE, TAG, version=4, chunk=chunk), state(4, chunk))
+        assert catch.on_frame("ann", frame) == (
+            Verdict.ACCEPTED,
+            [Install(chunk, 4, state(4, chunk))],
+        )
+    assert catch.roll() == [Seal(4, fragment=2)]
+
+    results = b"".join(hash_bytes(result(5, chunk)) for chunk in here.chunks)
+    catch.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2))
+    catch.on_run_state(5, {}, ("ann",), KEEP)
+    wanted = [e.frame.header.chunk for e in catch.ask(1.0) if isinstance(e, SendFrame)]
+    assert wanted == [10, 11, 12]
+    assert all(catch.offer(5, chunk, result(5, chunk)) for chunk in here.chunks)
+    assert catch.roll() == [*(Roll(chunk, 5, result(5, chunk)) for chunk in here.chunks), Seal(5, fragment=2)]
+
+
 # ---- version 0 ---------------------------------------------------------------------------------------------
 
 
 def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
-    catch = CatchUp(CHUNKS, TAG, RETRY_S)
+    catch = CatchUp(WHOLE, TAG, RETRY_S)
     assert catch.founded() == [Seal(0)]
     catch.on_run_state(0, {0: digest(0)}, ("bob",), KEEP)
     assert catch.done and catch.ask(0.0) == []

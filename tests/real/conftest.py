@@ -37,6 +37,7 @@ momentum = 0.5
 [round]
 sync_every = {sync_every}
 chunk_kb = 16
+fragments = {fragments}
 deadline_s = 10.0
 [net]
 heartbeat_s = 0.5
@@ -57,7 +58,7 @@ class Stage:
     # ---- starting ------------------------------------------------------------------------------------------
 
     def write_run(self, text: str = SMALL_RUN, **values: object) -> None:
-        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10} | values
+        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10, "fragments": 1} | values
         (self.folder / "run.toml").write_text(text.format(**shown))
 
     def coordinate(self, *more: str) -> subprocess.Popen[str]:

@@ -1,0 +1,439 @@
+"""Fragments: ranges of chunks with rounds, versions and digests of their own, side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives import limits
+from farflung.collectives.digests import hash_bytes, root_of
+from farflung.collectives.effects import Merge, SendFrame
+from farflung.collectives.errors import UserError
+from farflung.collectives.fragments import fragments_of
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.plan import Commit, Contact, Decision, Plan
+from farflung.collectives.round import MemberRound
+from farflung.collectives.verdicts import Verdict
+from farflung.coordinator import messages as m
+from farflung.coordinator import wire
+from farflung.coordinator.effects import Effect, Tell, Write
+from farflung.coordinator.manifest import Manifest, RoundSection
+from farflung.coordinator.records import AbortedRound, CommittedRound, Opened, Record
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.status import build_status
+from farflung.optim.outer import Nesterov
+from farflung.peer.effects import Effect as PeerEffect
+from farflung.peer.effects import Resolve
+from farflung.peer.effects import Tell as TellTrainer
+from farflung.peer.exchange import Exchange
+from farflung.peer.local_messages import Frozen, Load, Resume
+from farflung.peer.participation import Participation
+from farflung.peer.simulator import Scenario, World
+from farflung.peer.state import OuterState
+from farflung.peer.training import Training
+
+TAG = bytes(8)
+CALM = {
+    "drop": 0.0,
+    "duplicate": 0.0,
+    "slow": 0.0,
+    "kill_per_effect": 0.0,
+    "cut_per_s": 0.0,
+    "trainer_crash_per_s": 0.0,
+}
+
+
+def schema(chunks: int, elements: int = 4) -> ModelSchema:
+    tensors = (TensorSpec("w", (chunks * elements,), "float32", "param"),)
+    return ModelSchema(tensors, elements, chunks, chunks, bytes(32))
+
+
+def manifest(fragments: int, **round_keys: object) -> Manifest:
+    return Manifest.model_validate(
+        {
+            "run": {"name": "demo", "min_peers": 2, "max_peers": 1024},
+            "round": {"fragments": fragments, **round_keys},
+        }
+    )
+
+
+# ---- ranges --------------------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, database=None)
+@given(st.integers(1, 64), st.integers(0, 4032))
+def test_fragments_are_consecutive_and_differ_by_one_chunk_at_most(fragments: int, more: int) -> None:
+    found = fragments_of(fragments + more, fragments)
+    assert [chunk for each in found for chunk in each.chunks] == list(range(fragments + more))
+    assert [each.number for each in found] == list(range(fragments))
+    sizes = [each.count for each in found]
+    assert max(sizes) - min(sizes) <= 1 <= min(sizes)
+
+
+def test_more_fragments_than_chunks_are_the_users_mistake() -> None:
+    with pytest.raises(
+        UserError, match=r"\[round\] fragments: the model has 3 chunks, too few for 4 fragments; lower"
+    ):
+        fragments_of(3, 4)
+
+
+# ---- a round of a fragment, at a member ----------------------------------------------------------------------
+
+
+def test_frames_and_sums_of_a_round_carry_the_chunk_numbers_of_the_whole_model() -> None:
+    plan = Plan(7, 1, 3, ("ann", "bob"), (0, 1), "fp32", fragment=1)
+    member = MemberRound("ann", plan, TAG, 1.0, 0.0, first_chunk=5)
+    own, [sent] = b"1234" * 4, member.on_encoded([b"1234" * 4, b"5678" * 4])
+    assert isinstance(sent, SendFrame) and (sent.to, sent.frame.header.chunk) == ("bob", 6)
+    for chunk, verdict in (
+        (4, Verdict.MALFORMED),
+        (7, Verdict.MALFORMED),
+        (6, Verdict.STALE),
+        (5, Verdict.ACCEPTED),
+    ):
+        frame = with_payload(Header(Kind.CONTRIBUTION, TAG, round_no=7, chunk=chunk), own)
+        assert member.on_frame("bob", frame, 0.0)[0] == verdict
+    [merge] = member.on_decision(Decision(7, 1, (0.5, 0.5), {}), 0.0)
+    assert isinstance(merge, Merge) and merge.chunk == 5
+    [result] = member.on_merged(1, merge.chunk, own)
+    assert isinstance(result, SendFrame)
+    assert (result.frame.header.kind, result.frame.header.chunk) == (Kind.RESULT, 5)
+    want = Frame(Header(Kind.WANT_RESULT, TAG, round_no=7, decision_no=1, chunk=5))
+    assert [
+        e.frame.header.chunk for e in member.on_frame("bob", want, 0.0)[1] if isinstance(e, SendFrame)
+    ] == [5]
+    assert member.progress().got[0] == 0b01, "masks count within the fragment, like the plan"
+
+
+# ---- the outer state -----------------------------------------------------------------------------------------
+
+
+def outer_state(codec: str, fragments: int) -> OuterState:
+    rules = RoundSection.model_validate({"codec": codec, "fragments": fragments})
+    return OuterState(torch.arange(20.0), schema(5), rules, Nesterov())
+
+
+def test_each_fragment_has_its_own_digest_and_manifest() -> None:
+    whole, cut = outer_state("fp32", 1), outer_state("fp32", 2)
+    whole.seal()
+    digests = [cut.seal(0), cut.seal(1)]
+    assert cut.manifest_bytes(0) + cut.manifest_bytes(1) == whole.manifest_bytes()
+    assert digests == [root_of(whole.hashes[:2]), root_of(whole.hashes[2:])] == cut.digests
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_fragments_are_encoded_as_parts_of_the_whole_and_settled_each_on_its_own(codec: str) -> None:
+    slot = torch.randn(20, generator=torch.Generator().manual_seed(1))
+    whole, cut = outer_state(codec, 1), outer_state(codec, 2)
+    payloads, problem = whole.encode(slot, codec)
+    assert problem == "" and cut.encode(slot, codec, 0)[0] + cut.encode(slot, codec, 1)[0] == payloads
+    # The commit of fragment 0 used it, that of fragment 1 did not: that comes again as if for the first time.
+    cut.resolve(slot, used=True, fragment=0)
+    cut.resolve(slot, used=False, fragment=1)
+    assert cut.encode(slot, codec, 1)[0] == outer_state(codec, 2).encode(slot, codec, 1)[0]
+    slot[9] = torch.nan
+    cut.resolve(slot, used=True, fragment=1)
+    assert cut.encode(slot, codec, 1) == ([], "element 9 of the pseudo-gradient is nan")
+
+
+# ---- the trainer's work, as the agent sees it ------------------------------------------------------------------
+
+
+class Desk:
+    """An agent's view of two fragments, with a trainer that has loaded both."""
+
+    def __init__(self) -> None:
+        self.training = Training(2)
+        self.part = Participation("ann", TAG, schema(4), manifest(2))
+        self.exchange = Exchange(self.part, self.training)
+        for lane in self.part.lanes:
+            lane.catch.founded()
+            lane.catch.on_run_state(0, {}, (), 3)
+            lane.sealing = True
+        self.exchange.on_attach()
+        for number in (0, 1):
+            self.exchange.on_sealed(number, 0, b"d" * 32)
+            self.training.on_loaded(number)
+
+    def freeze(self, slot: int = 0, steps: int = 4) -> None:
+        for number in (0, 1):
+            self.training.on_frozen(
+                Frozen(
+                    slot=slot,
+                    tokens=steps,
+                    steps=steps,
+                    used=(),
+                    loss=None,
+                    fragment=number,
+                    more=number == 0,
+                )
+            )
+
+    def open(self, number: int, round_no: int) -> None:
+        plan = Plan(round_no, 1, self.part.lanes[number].version, ("ann",), (0, 0), "fp32", number)
+        self.part.on_plan(plan, self.training.works[number].frozen, 0.0)
+
+    def commit(self, number: int, included: bool) -> list[PeerEffect]:
+        lane = self.part.lanes[number]
+        version = lane.version + 1
+        assert lane.round is not None
+        members, weights = ("ann", "bob"), (float(included), 1.0)
+        lane.on_commit(Commit(version, lane.round.plan.round_no, members, weights, bytes(64), "fp32", number))
+        lane.catch.versions = [version, version]
+        lane.catch.sealed = version
+        return self.exchange.on_sealed(number, version, b"e" * 32)
+
+
+def told(effects: list[PeerEffect], kind: type) -> list[object]:
+    return [e.message for e in effects if isinstance(e, TellTrainer) and isinstance(e.message, kind)]
+
+
+def test_P6_the_outcome_of_each_fragment_is_its_own() -> None:
+    desk = Desk()
+    desk.freeze()
+    desk.open(0, 1)
+    desk.open(1, 2)
+    used = desk.commit(0, included=True)
+    left_out = desk.commit(1, included=False)
+    loads = told(used + left_out, Load)
+    assert [(load.fragment, load.keep) for load in loads] == [(0, "rest"), (1, "all")]  # type: ignore[attr-defined]
+    assert [e for e in used + left_out if isinstance(e, Resolve)] == [
+        Resolve(0, True, 0),
+        Resolve(0, False, 1),
+    ]
+    assert desk.training.works[0].frozen is None and desk.training.works[1].frozen is not None
+
+
+def test_a_trainer_waits_for_rounds_that_are_on_and_for_no_others() -> None:
+    desk = Desk()
+    desk.freeze()
+    assert desk.exchange.go_on() == [], (
+        "nothing has come of this freeze yet: a round may be due at any moment"
+    )
+    desk.open(0, 1)
+    desk.open(1, 2)
+    desk.commit(0, included=True)
+    assert desk.exchange.go_on() == []
+    desk.part.on_aborted(2)
+    [resume] = told(desk.exchange.go_on(), Resume)
+    assert resume == Resume(spare=1, fragment=1), "its work stays in slot 0, ready for the next round"
+    assert desk.training.works[1].frozen is not None and desk.exchange.go_on() == []
+
+
+def test_what_was_dropped_while_a_round_used_it_is_not_taken_away_a_second_time() -> None:
+    desk = Desk()
+    desk.freeze()
+    desk.open(1, 1)
+    desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
+    drops = told(desk.exchange.on_void((1,)), Load)
+    assert [(load.fragment, load.keep) for load in drops] == [(0, "drop"), (1, "drop")]  # type: ignore[attr-defined]
+    [load] = told(desk.commit(1, included=True), Load)
+    assert load.keep == "all"  # type: ignore[attr-defined]
+
+
+# ---- the coordinator ---------------------------------------------------------------------------------------------
+
+GENESIS = (hash_bytes(b"first"), hash_bytes(b"second"))
+
+
+class Hall:
+    """A coordinator of a run of two fragments, and members that were let in without ceremony."""
+
+    def __init__(self, fragments: int = 2, chunks: int = 4, members: int = 2) -> None:
+        self.machine = RunMachine(manifest(fragments), bytes(16), [], lambda size: bytes(size))
+        self.machine.start(0.0, 1)
+        self.machine.core.ledger.model = schema(chunks)
+        self.seq = 0
+        for number in range(members):
+            key = hash_bytes(str(number).encode())
+            contact = Contact(key.hex()[:16], "indigo-falcon", key, "h" * limits.ADDRESS_CHARS)
+            self.machine.core.members.admit(contact, key[:16], key[16:], 0.0)
+            self.machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
+
+    @property
+    def peers(self) -> list[str]:
+        return list(self.machine.core.members.members)
+
+    def beat(self, peer: str, *where: m.FragmentBeat, **changes: object) -> list[Effect]:
+        member = self.machine.core.members.members[peer]
+        self.seq += 1
+        plain = {
+            "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": where, "phase": "inner", "step": 0,
+            "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
+            "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0,
+        }  # fmt: skip
+        beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
+        return self.machine.on_member(member.contact.key, beat, 0.1)
+
+    def plans(self, effects: list[Effect]) -> list[Plan]:
+        opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
+        return [message.plan for message in opened]
+
+
+def at(version: int, digest: bytes, ready: bool = False) -> m.FragmentBeat:
+    return m.FragmentBeat(version, digest, 0, 0, 0, ready, ())
+
+
+def goal(effects: list[Effect]) -> str:
+    [tick] = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.Tick)]
+    return tick.goal
+
+
+def test_version_zero_of_all_fragments_is_founded_at_once() -> None:
+    hall = Hall()
+    first, _ = hall.peers
+    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    assert goal(hall.beat(first, nothing, nothing)) == "found"
+    assert goal(hall.beat(first, at(0, GENESIS[0]), nothing)) == "found"
+    assert hall.machine.core.ledger.books[0].digests == {}
+    assert goal(hall.beat(first, at(0, GENESIS[0]), at(0, GENESIS[1]))) == "train"
+    assert [book.digests for book in hall.machine.core.ledger.books] == [{0: digest} for digest in GENESIS]
+
+
+def test_a_beat_that_does_not_speak_of_every_fragment_is_malformed() -> None:
+    hall = Hall()
+    hall.beat(hall.peers[0], at(0, GENESIS[0]))
+    assert hall.machine.counters.as_dict()["malformed"] == 1
+
+
+def test_rounds_of_two_fragments_are_in_flight_at_once_under_numbers_of_their_own() -> None:
+    hall = Hall()
+    for peer in hall.peers:
+        hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
+    for peer in hall.peers:
+        effects = hall.beat(peer, at(0, GENESIS[0], ready=True), at(0, GENESIS[1], ready=True))
+    plans = {plan.fragment: plan for plan in hall.plans(effects)}
+    assert {f: (plan.round_no, len(plan.owners)) for f, plan in plans.items()} == {0: (1, 2), 1: (2, 2)}
+    status = hall.machine.conductors
+    assert [conductor.round is not None for conductor in status] == [True, True]
+
+
+def test_who_is_behind_in_one_fragment_takes_part_in_the_other() -> None:
+    hall = Hall()
+    for peer in hall.peers:
+        hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
+    late = hall.peers[1]
+    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    hall.beat(hall.peers[0], at(0, GENESIS[0], ready=True), at(0, GENESIS[1], ready=True))
+    effects = hall.beat(late, at(0, GENESIS[0], ready=True), nothing)
+    assert {plan.fragment for plan in hall.plans(effects)} == {0}
+    assert goal(effects) == "sync"
+    assert not hall.machine.core.members.members[late].participating
+
+
+def test_small_fragments_are_owned_by_different_members() -> None:
+    hall = Hall(fragments=4, chunks=4, members=4)
+    effects: list[Effect] = []
+    for ready in (False, True):
+        where = tuple(at(0, hash_bytes(bytes([number])), ready) for number in range(4))
+        effects += [effect for peer in hall.peers for effect in hall.beat(peer, *where)]
+    owners = {plan.fragment: plan.owner_of(0) for plan in hall.plans(effects)}
+    assert set(owners.values()) == set(hall.peers) and len(owners) == 4
+
+
+def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> None:
+    most = limits.FRAGMENTS_MAX
+    hall = Hall(fragments=most, chunks=most, members=limits.MAX_PEERS)
+    digest = hash_bytes(b"state")
+    for book in hall.machine.core.ledger.books:
+        book.version = 1 << 40
+        book.digests = {book.version - back: digest for back in range(16)}
+    for member in hall.machine.core.members.members.values():
+        for standing in member.standings:
+            standing.verified = True
+    where = m.FragmentBeat(
+        1 << 40, digest, 1 << 40, 1 << 20, 1 << 20, False, tuple(range(1 << 40, (1 << 40) + 8))
+    )
+    member = next(iter(hall.machine.core.members.members.values()))
+    beat = m.Beat(
+        session=member.session, seq=1, roster_no=0, fragments=(where,) * most, phase="inner", step=1 << 40,
+        tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61, up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
+        have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0,
+    )  # fmt: skip
+    assert wire.decode(wire.encode(beat), frozenset({"beat"})) == beat
+    hall.machine.core.take_effects()
+    hall.machine.guidance.on_beat(member, beat)
+    [tick] = [e.message for e in hall.machine.core.take_effects() if isinstance(e, Tell)]
+    assert isinstance(tick, m.Tick) and tick.roster is not None and len(tick.roster) == limits.MAX_PEERS
+    assert all(each.donors and len(each.digests) >= 3 for each in tick.fragments)
+    leases = tuple(m.Lease(1 << 40, 1 << 40, 1 << 40, 1 << 40, 1 << 40) for _ in range(64))
+    full = m.Tick(**{name: getattr(tick, name) for name in tick.__struct_fields__} | {"leases": leases})
+    assert wire.decode(wire.encode(full), frozenset({"tick"})) == full
+
+
+# ---- the whole run -------------------------------------------------------------------------------------------------
+
+
+class Watched(World):
+    """Writes down what leaves whom when."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        super().__init__(seed, scenario)
+        self.contributions: list[tuple[int, int]] = []  # (round, chunk) in the order in which they were sent
+        self.committed: dict[int, int] = {}  # round -> how many contributions had been sent by then
+        self.records: list[Record] = []
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        header = effect.frame.header
+        if header.kind == Kind.CONTRIBUTION:
+            self.contributions.append((header.round_no, header.chunk))
+        super()._send_frame(source, effect)
+
+    def _write(self, record: Record) -> None:
+        self.records.append(record)
+        if isinstance(record, CommittedRound):
+            self.committed[record.commit.round_no] = len(self.contributions)
+        super()._write(record)
+
+
+@pytest.fixture(scope="module")
+def world() -> Watched:
+    world = Watched(5, Scenario(peers=3, chunks=4, fragments=2, rounds=3, min_peers=3, **CALM))  # type: ignore[arg-type]
+    assert world.run().outcome == "finished"
+    return world
+
+
+def test_the_scatter_of_one_fragment_overlaps_the_round_of_another(world: Watched) -> None:
+    rounds = {
+        record.commit.round_no: record.commit.fragment
+        for record in world.records
+        if isinstance(record, CommittedRound)
+    }
+    first, second = sorted(rounds)[:2]
+    assert {rounds[first], rounds[second]} == {0, 1}
+    early = [number for number, _ in world.contributions[: world.committed[first]]]
+    assert second in early, "the second round's frames leave before the first one is committed"
+
+
+def test_each_fragment_has_all_its_rounds_and_the_samples_are_counted_once(world: Watched) -> None:
+    commits = [record for record in world.records if isinstance(record, CommittedRound)]
+    for number in (0, 1):
+        assert [c.commit.version for c in commits if c.commit.fragment == number] == [1, 2, 3]
+    assert all(bool(any(record.used.values())) == (record.commit.fragment == 0) for record in commits)
+    assert world.coordinator is not None
+    ledger = world.coordinator.core.ledger
+    assert ledger.tokens == sum(record.tokens for record in commits if record.commit.fragment == 0)
+    assert ledger.leases.committed_samples == 2 * sum(r.steps for r in commits if r.commit.fragment == 0)
+
+
+def test_the_status_names_fragments_only_where_there_are_several(world: Watched) -> None:
+    assert world.coordinator is not None
+    status = build_status(world.coordinator, world.now)
+    assert [each["version"] for each in status["fragments"]] == [3, 3] and status["version"] == 3
+    assert {each["fragment"] for each in status["rounds"]} == {0, 1}
+    alone = World(1, Scenario(peers=2, rounds=1, **CALM))  # type: ignore[arg-type]
+    alone.run()
+    assert alone.coordinator is not None
+    plain = build_status(alone.coordinator, alone.now)
+    assert "fragments" not in plain and "fragment" not in plain["rounds"][0]
+
+
+def test_a_restart_aborts_the_open_round_of_every_fragment(world: Watched) -> None:
+    opened = [place for place, record in enumerate(world.records) if isinstance(record, Opened)]
+    machine = RunMachine(world.manifest, bytes(16), world.records[: opened[1] + 1], lambda size: bytes(size))
+    written = [e.record for e in machine.start(0.0, 1) if isinstance(e, Write)]
+    assert [record.fragment for record in written if isinstance(record, AbortedRound)] == [0, 1]
+    assert [book.open_round for book in machine.core.ledger.books] == [0, 0]
