@@ -30,7 +30,10 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_file(tmp_pa
 
 def test_P10_of_limits_the_strictest_counts_wherever_it_stands(tmp_path: Path) -> None:
     found = config(
-        tmp_path / "c", 'upload_limit = "8 Mbit/s"', {"FARFLUNG_UPLOAD_LIMIT": "none"}, upload_limit="16 Mbit/s"
+        tmp_path / "c",
+        'upload_limit = "8 Mbit/s"',
+        {"FARFLUNG_UPLOAD_LIMIT": "none"},
+        upload_limit="16 Mbit/s",
     )
     assert Caps.of(*found.upload_limits).at(NOON) == 1e6
     by_hours = Caps.of("none, 4 Mbit/s 08:00-18:00", "8 Mbit/s")

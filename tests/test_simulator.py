@@ -92,7 +92,9 @@ class AppliesBeforeCommit(PeerMachine):
         hashes = b"".join(flight.results[chunk].hash for chunk in range(len(flight.plan.owners)))
         plan = flight.plan
         self.part.on_commit(
-            Commit(plan.version + 1, plan.round_no, plan.members, flight.decision.weights, hashes, plan.codecs[0])
+            Commit(
+                plan.version + 1, plan.round_no, plan.members, flight.decision.weights, hashes, plan.codecs[0]
+            )
         )
         return self._move_on()
 
