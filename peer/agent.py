@@ -13,6 +13,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.control import ControlLink
 from farflung.peer.doorway import Me
+from farflung.peer.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
+from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
 from farflung.peer.state import OuterState, codecs_of
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -59,6 +62,7 @@ class AgentOptions:
         ""  # HOST:PORT, "" for any port on the address that leads to the coordinator, "off" for none
     )
     advertise: str = ""  # HOST[:PORT] that others dial, where it differs from `listen`
+    journal: Path | None = None  # what happens is written here (peer/events.py)
 
 
 class Agent:
@@ -82,6 +86,12 @@ class Agent:
         self._state: OuterState | None = None
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
+        self._events = RoundEvents(EventLog(options.journal), self._use)
+
+    def _use(self) -> Use:
+        link, cpu_s = self._link, time.process_time()
+        arithmetic_s, loop_s = self._arithmetic.cpu_seconds(), cpu_seconds_of(threading.main_thread().ident or 0)
+        return {"tx": link.tx_bytes, "rx": link.rx_bytes, "cpu_s": cpu_s, "loop_s": loop_s, "arithmetic_s": arithmetic_s}
 
     def _me(self, public: bytes) -> Me:
         identity = self._identity
@@ -147,6 +157,7 @@ class Agent:
         machine = self._machine
         self._zap.serve_waiting()
         for message in self._control.receive():
+            self._events.on_control(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -154,6 +165,7 @@ class Agent:
         for sender, frame in self._link.receive():
             self._carry_out(machine.on_frame(sender, frame, time.monotonic()))
         self._arithmetic.collect()
+        self._events.on_progress(machine.part.round if machine.part is not None else None)
         self._link.flush()
 
     def _on_tick(self, now: float) -> None:
@@ -247,7 +259,8 @@ class Agent:
             case Roll():
                 submit(lambda: state.roll(effect), _nothing)
             case Seal(version=version):
-                submit(state.seal, lambda digest: self._sealed(version, digest))
+                seal = self._events.sealing
+                submit(lambda: seal(version, state.seal), lambda digest: self._sealed(version, digest))
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
             case do.Encode(round_no=round_no, slot=slot):
@@ -280,6 +293,7 @@ class Agent:
         assert isinstance(made, tuple)
         payloads: list[Payload] = made[0]
         self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
+        self._events.on_encoded(round_no)
 
     def _served(self, to: str, frame: object) -> None:
         self._do(SendFrame(to, frame))  # type: ignore[arg-type]
@@ -287,6 +301,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        self._events.close()
         self._arithmetic.close()
         self._local.close()
         self._supervisor.stop()
@@ -335,11 +350,12 @@ def main() -> int:
     parser.add_argument("--identity", type=Path)
     parser.add_argument("--listen", default="")
     parser.add_argument("--advertise", default="")
+    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
         options = AgentOptions(
-            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise
+            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise, asked.journal
         )
         agent = Agent(options, ParentTrainer(asked.parent), say_on_stderr)
         for number in (signal.SIGTERM, signal.SIGINT):
