@@ -89,9 +89,14 @@ class Agent:
         self._events = RoundEvents(EventLog(options.journal), self._use)
 
     def _use(self) -> Use:
-        link, cpu_s = self._link, time.process_time()
-        arithmetic_s, loop_s = self._arithmetic.cpu_seconds(), cpu_seconds_of(threading.main_thread().ident or 0)
-        return {"tx": link.tx_bytes, "rx": link.rx_bytes, "cpu_s": cpu_s, "loop_s": loop_s, "arithmetic_s": arithmetic_s}
+        loop = threading.main_thread().ident or 0
+        return {
+            "tx": self._link.tx_bytes,
+            "rx": self._link.rx_bytes,
+            "cpu_s": time.process_time(),
+            "loop_s": cpu_seconds_of(loop),
+            "arithmetic_s": self._arithmetic.cpu_seconds(),
+        }
 
     def _me(self, public: bytes) -> Me:
         identity = self._identity
@@ -355,7 +360,12 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         options = AgentOptions(
-            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise, asked.journal
+            JoinUrl.parse(asked.url),
+            asked.folder,
+            asked.identity,
+            asked.listen,
+            asked.advertise,
+            asked.journal,
         )
         agent = Agent(options, ParentTrainer(asked.parent), say_on_stderr)
         for number in (signal.SIGTERM, signal.SIGINT):

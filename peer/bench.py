@@ -29,7 +29,6 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer.bench_exchange import Collector, Line, send_report
 from farflung.peer.bench_figures import Killed, result_of
 from farflung.peer.events import JOURNAL_VARIABLE, Follower
-from farflung.peer.local import sweep_stale
 
 LOOK_S = 0.1
 AIM_S = 0.002  # between two looks at the log of the peer that is to die
@@ -76,8 +75,8 @@ class BenchOptions:
     codec: str = "fp32"
     gather_codec: str = ""
     chunk_kb: int = 1024
-    serve: str = ""
-    join: str = ""
+    serve: str | None = None
+    join: str | None = None
     kill_at: float | None = None
     json: bool = False
 
@@ -94,15 +93,20 @@ def check(asked: BenchOptions) -> Manifest:
     expect(1 <= asked.rounds <= 10_000, "rounds", f"1 to 10000, found {asked.rounds}")
     expect(1 <= asked.chunk_kb <= 16384, "chunk-kb", f"1 to 16384, found {asked.chunk_kb}")
     least_kb = -(-asked.mb * 10**6 // (CHUNKS_PER_FRAGMENT * 1024))
-    expect(asked.chunk_kb >= least_kb, "chunk-kb", f"at least {least_kb} for {asked.mb} MB, found {asked.chunk_kb}")
+    expect(
+        asked.chunk_kb >= least_kb,
+        "chunk-kb",
+        f"at least {least_kb} for {asked.mb} MB, found {asked.chunk_kb}",
+    )
     kill = asked.kill_at
     expect(kill is None or 0.0 <= kill <= 2.0, "kill-at", f"0 to 2 (1 to 2: of the gather), found {kill}")
-    expect(not (asked.serve and asked.join), "join", "not together with --serve: one host serves, the others join")
-    serves_kill = bool(asked.serve) and kill is not None
-    expect(not serves_kill, "kill-at", "to be given with --join, on the host whose peer is to die")
+    serves = asked.serve is not None
+    expect(not serves or kill is None, "kill-at", "to be given with --join, on the host whose peer is to die")
+    # On many hosts nobody here knows whether somebody will die; the trainers then wait for each other.
+    spare = 1 if serves or kill is not None else 0
     text = RUN_TOML.format(
         rounds=asked.rounds + 1,
-        min_peers=max(1, asked.peers - 1),
+        min_peers=asked.peers - spare,
         peers=asked.peers,
         width=WIDTH,
         context=10 * asked.mb,
@@ -110,7 +114,10 @@ def check(asked: BenchOptions) -> Manifest:
         gather_codec=asked.gather_codec or asked.codec,
         chunk_kb=asked.chunk_kb,
     )
-    return Manifest.from_toml(text, "bench")
+    try:
+        return Manifest.from_toml(text, "bench")
+    except UserError as error:  # only a codec is left to be wrong, and it may stand there twice
+        raise UserError(str(error).splitlines()[0].replace("bench: [round] ", "--")) from None
 
 
 def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dict[str, Any]:
@@ -118,10 +125,10 @@ def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dic
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, _stopped_in_good_order():
         stage = Stage(Path(name))
         try:
-            if asked.join:
+            if asked.join is not None:
                 return _join(stage, asked)
             manifest = check(asked)
-            reports, killed = (_serve if asked.serve else _local)(stage, asked, manifest, announce)
+            reports, killed = (_local if asked.serve is None else _serve)(stage, asked, manifest, announce)
         finally:
             stage.close()
     shape = {key: getattr(asked, key) for key in ("peers", "mb", "codec", "chunk_kb")}
@@ -154,14 +161,20 @@ def _local(
     if asked.kill_at is not None:
         aim = Aim(parties[-1], asked.kill_at, manifest.run.rounds)
     stage.wait_for(parties, aim)
-    return [p.report() for p in parties if aim is None or p is not aim.victim], aim and aim.killed
+    return [
+        p.report() for p in parties if aim is None or p is not aim.victim
+    ], aim.killed if aim is not None else None
 
 
 def _serve(
     stage: Stage, asked: BenchOptions, manifest: Manifest, announce: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], Killed | None]:
+    assert asked.serve is not None
     listen = ListenOn.parse(asked.serve)
-    first = stage.coordinate(manifest, asked.serve)
+    if listen.port == 0 or listen.member_port or listen.port > 65533:
+        raise UserError(f"--serve {asked.serve}: expected HOST:PORT; PORT and the two after it are used")
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    first = stage.coordinate(manifest, f"{host}:{listen.port}:{listen.port + 1}")
     with Collector(stage.folder, listen.host, Line.of(first)) as collector:
         announce(json.dumps({"url": str(first)}))
         party = stage.start_peer(first, check=True)
@@ -175,6 +188,9 @@ def _serve(
 
 
 def _join(stage: Stage, asked: BenchOptions) -> dict[str, Any]:
+    assert asked.join is not None
+    if asked.serve is not None:
+        raise UserError("--join: not together with --serve: one host serves, the others join")
     url = JoinUrl.parse(asked.join)
     if asked.kill_at is not None and not 0.0 <= asked.kill_at <= 2.0:
         raise UserError(f"--kill-at: expected 0 to 2 (1 to 2: of the gather), found {asked.kill_at}")
@@ -279,7 +295,12 @@ class Stage:
     def start_peer(self, url: JoinUrl, check: bool) -> Party:
         name = f"peer-{len(self._parties)}"
         words = ["-m", "farflung.peer.bench_trainer", "--url", str(url)]
-        words += ["--identity", str(self.folder / f"{name}.pem"), "--figures", str(self.folder / f"{name}.json")]
+        words += [
+            "--identity",
+            str(self.folder / f"{name}.pem"),
+            "--figures",
+            str(self.folder / f"{name}.json"),
+        ]
         words += ["--check"] if check else []
         party = self._start(name, words, {JOURNAL_VARIABLE: str(self.folder / f"{name}.events")}, None)
         self._parties.append(party)
@@ -332,6 +353,8 @@ class Stage:
                 party.process.wait()
             if party.process.stdout is not None:
                 party.process.stdout.close()
+        from farflung.peer.local import sweep_stale  # here, because it imports torch
+
         sweep_stale()  # the memory of a peer that was killed
 
 

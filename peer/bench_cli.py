@@ -24,17 +24,24 @@ class AllreduceOptions:
     mb: Annotated[int, typer.Option(help="Megabytes (10^6) of fp32 values that each peer brings.")] = 100
     rounds: Annotated[int, typer.Option(help="Rounds to measure; one more warms up.")] = 5
     codec: Annotated[str, typer.Option(help="How contributions travel.")] = "fp32"
-    gather_codec: Annotated[str, typer.Option(help="How results travel [as --codec].")] = ""
+    gather_codec: Annotated[
+        str, typer.Option(help="How results travel; the same as --codec if not given.")
+    ] = ""
     chunk_kb: Annotated[int, typer.Option(help="Size of a transferred piece.")] = 1024
     serve: Annotated[
-        str, typer.Option(help="HOST:PORT: coordinate here with one peer; other hosts --join. Needs 3 ports.")
-    ] = ""
-    join: Annotated[str, typer.Option(help="URL that --serve printed: bring one peer from this host.")] = ""
+        str | None,
+        typer.Option(
+            help="HOST:PORT: coordinate here, with one peer; others --join. Takes PORT to PORT + 2."
+        ),
+    ] = None
+    join: Annotated[
+        str | None, typer.Option(help="URL that --serve printed: bring one peer from this host.")
+    ] = None
     kill_at: Annotated[
         float | None,
         typer.Option(help="Kill a peer at this fraction of the scatter (0-1) or gather (1-2) of one round."),
     ] = None
-    json: Annotated[bool, typer.Option(help="One JSON object on stdout, for scripts.")] = False
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for scripts.")] = False
 
 
 def allreduce(**words: object) -> None:
@@ -43,7 +50,7 @@ def allreduce(**words: object) -> None:
 
     asked = BenchOptions(**words)  # type: ignore[arg-type]
     result = bench_allreduce(asked, lambda line: print(line, flush=True))
-    if asked.json or asked.serve or asked.join:
+    if asked.json or asked.serve is not None or asked.join is not None:
         print(json.dumps(result), flush=True)
     else:
         print("\n".join(table(result)))
@@ -54,7 +61,9 @@ def _with_options(function: object, options: type) -> None:
     hints = inspect.get_annotations(options, eval_str=True)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
+            )
             for f in dataclasses.fields(options)
         ]
     )

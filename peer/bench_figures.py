@@ -13,6 +13,7 @@ first round only warms up (memory is touched for the first time, connections are
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,7 +146,7 @@ def is_identical(peers: list[Peer], anchors: list[str]) -> bool:
 
 def _gaps(peers: list[Peer], versions: list[int]) -> list[float]:
     """From one plan to the next, as the slowest saw it; the warm-up's is left out."""
-    pairs = [(a, b) for a, b in zip(versions, versions[1:], strict=False) if a > 0]
+    pairs = [(a, b) for a, b in itertools.pairwise(versions) if a > 0]
     return [max(p.rounds[b].at_s - p.rounds[a].at_s for p in peers) for a, b in pairs]
 
 
@@ -174,7 +175,10 @@ def table(result: dict[str, Any]) -> list[str]:
         ("seconds a round", f"{result['median_seconds']}  {result['seconds']}"),
         ("  of which", ", ".join(f"{k} {v}" for k, v in result["phases"].items() if k != "seal")),
         ("then, to hash the state", f"{result['phases']['seal']}"),
-        ("sent / received, MB a peer", f"{_mb(result['tx_bytes_per_peer'])} / {_mb(result['rx_bytes_per_peer'])}"),
+        (
+            "sent / received, MB a peer",
+            f"{_mb(result['tx_bytes_per_peer'])} / {_mb(result['rx_bytes_per_peer'])}",
+        ),
         ("CPU seconds a peer", f"{result['cpu_seconds_per_peer']}"),
         ("peak memory, MB", f"{result['peak_rss_mb']:.0f}"),
         ("error of the mean", "not checked" if result["rel_error"] is None else f"{result['rel_error']:.2e}"),

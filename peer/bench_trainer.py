@@ -36,6 +36,7 @@ from farflung.peer.watching import StatusClient
 
 BLOCK = 1_000_003  # no multiple of any chunk: no two chunks are alike
 FRESH_EVERY = 1024
+SCALE, TAILS = 1e-3, 5
 POLL_S = 0.5
 LOOK_S = 0.1
 TERMINATED = 143
@@ -60,8 +61,8 @@ def model_of(manifest: Manifest) -> ModelSchema:
 
 
 def block() -> Floats:
-    """Student's t with 3 degrees of freedom: tails like those of real pseudo-gradients."""
-    return (1e-3 * np.random.default_rng(0).standard_t(3, BLOCK)).astype(np.float32)
+    """Student's t with 5 degrees of freedom: tails like those of real pseudo-gradients."""
+    return (SCALE * np.random.default_rng(0).standard_t(TAILS, BLOCK)).astype(np.float32)
 
 
 def write_base(out: Floats, peer: str, source: Floats) -> None:
@@ -75,7 +76,7 @@ def write_base(out: Floats, peer: str, source: Floats) -> None:
 def write_fresh(out: Floats, peer: str, version: int) -> None:
     seed = int.from_bytes(hash_bytes(f"{peer} {version}".encode())[:8], "little")
     fresh = out[::FRESH_EVERY]
-    fresh[:] = 1e-3 * np.random.default_rng(seed).standard_t(3, len(fresh))
+    fresh[:] = SCALE * np.random.default_rng(seed).standard_t(TAILS, len(fresh))
 
 
 def relative_error(merged: Floats, exact: npt.NDArray[np.float64]) -> float:
@@ -135,8 +136,8 @@ class BenchTrainer:
         rounds = self._manifest.run.rounds
         if load.version >= rounds:
             return
-        if load.version == 0:
-            self._wait_for_all()
+        if load.version == 0 or self._manifest.run.min_peers < self._manifest.run.max_peers:
+            self._wait_for_all(load.version)
         if load.version == rounds - 1 and self._check:
             self.before_last = self.anchor().copy()
         assert self._shared is not None
@@ -148,13 +149,15 @@ class BenchTrainer:
         channel = self._agent.channel
         channel.send(Frozen(slot=load.spare, tokens=1, steps=1, used=(), loss=None))
 
-    def _wait_for_all(self) -> None:
-        """A round opens with whoever is ready: nobody is, before all are here."""
+    def _wait_for_all(self, version: int) -> None:
+        """A round opens with whoever is verified and ready: nobody is, before all are verified."""
         with StatusClient(self._url) as client:
             while self._agent.problem() is None:
                 status = client.fetch(30.0)
-                here = [m for m in status["members"] if m["alive"] and m["version"] == 0 and m["digest"]]
-                if len(here) >= self._manifest.run.max_peers or status["version"]:
+                alive = [m for m in status["members"] if m["alive"]]
+                here = [m for m in alive if m["version"] == version and m["participating"]]
+                wanted = len(alive) if version else self._manifest.run.max_peers
+                if len(here) >= wanted or status["version"] > version:
                     return
                 time.sleep(LOOK_S)
 
@@ -166,7 +169,7 @@ class BenchTrainer:
         """What this peer has to tell: its agent's events, and what stands in the anchor."""
         events = read_events(journal)
         found: dict[str, Any] = {"peer": self._peer, "events": events}
-        found["anchor"] = hash_bytes(memoryview(self.anchor()).cast("B")).hex()
+        found["anchor"] = hash_bytes(self.anchor().view(np.uint8).data).hex()
         if self.before_last is not None:
             included, version = _last_round(events)
             exact = exact_mean(included, version, self._values)

@@ -56,7 +56,7 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 ZMQ_FILES = (
     files("coordinator", "server zap door keys")
     | files("collectives", "zmq_link")
-    | files("peer", "control agent local watching")
+    | files("peer", "control agent local watching bench_exchange")
 )
 
 FILE_LINES_WANTED, FILE_LINES_LIMIT = 300, 400
