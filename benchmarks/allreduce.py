@@ -136,7 +136,11 @@ def farflung(hosts: Hosts, row: Row, rounds: int) -> None:
         processes += [hosts.start(n, [*bench, "--join", url]) for n in range(1, row.peers)]
     finally:
         found = last_lines(processes)[0]
-    row.seconds, row.cpu_s, row.error = found["median_seconds"], found["cpu_seconds_per_peer"], found["rel_error"]
+    row.seconds, row.cpu_s, row.error = (
+        found["median_seconds"],
+        found["cpu_seconds_per_peer"],
+        found["rel_error"],
+    )
     row.sent_mb = found["tx_bytes_per_peer"] / 1e6
     if not found["identical"]:
         row.note = "peers ended with different bytes"
@@ -144,12 +148,28 @@ def farflung(hosts: Hosts, row: Row, rounds: int) -> None:
 
 def gloo(hosts: Hosts, row: Row, rounds: int) -> None:
     master = f"tcp://{hosts.address(0)}:{free_port()}"
-    words = [sys.executable, str(HERE), "worker-gloo", master, str(row.peers), str(row.mb), str(rounds), row.codec]
+    words = [
+        sys.executable,
+        str(HERE),
+        "worker-gloo",
+        master,
+        str(row.peers),
+        str(row.mb),
+        str(rounds),
+        row.codec,
+    ]
     take(row, last_lines([hosts.start(n, [*words, str(n)]) for n in range(row.peers)]))
 
 
 def hivemind(hosts: Hosts, row: Row, rounds: int, python: str) -> None:
-    words = [python, str(HERE.with_name("hivemind_worker.py")), str(row.peers), str(row.mb), str(rounds), row.codec]
+    words = [
+        python,
+        str(HERE.with_name("hivemind_worker.py")),
+        str(row.peers),
+        str(row.mb),
+        str(rounds),
+        row.codec,
+    ]
     first = hosts.start(0, [*words, "0", hosts.address(0), ""])
     processes = [first]
     assert first.stdout is not None
@@ -228,7 +248,9 @@ def as_markdown(rows: list[Row]) -> str:
     for row in rows:
         said = [row.note or shown(row.seconds, 2), shown(row.ideal_s, 2), shown(row.sent_mb, 1)]
         error = "" if row.error is None or row.error != row.error else f"{row.error:.1e}"
-        lines.append(f"| {row.system} | {row.codec} | {row.peers} | {' | '.join(said)} | {shown(row.cpu_s, 2)} | {error} |")
+        lines.append(
+            f"| {row.system} | {row.codec} | {row.peers} | {' | '.join(said)} | {shown(row.cpu_s, 2)} | {error} |"
+        )
     return "\n".join(lines)
 
 
@@ -264,10 +286,16 @@ def main() -> None:
     for peers in asked.peers:
         for row in rows_for(peers, asked.mb, asked.lab):
             rows.append(measured(hosts, row, asked.rounds, asked.hivemind_python))
-            print(f"{row.system} {row.codec} {peers}: {row.note or shown(row.seconds, 3)}", file=sys.stderr, flush=True)
+            print(
+                f"{row.system} {row.codec} {peers}: {row.note or shown(row.seconds, 3)}",
+                file=sys.stderr,
+                flush=True,
+            )
     if asked.write:
         counts = " ".join(map(str, asked.peers))
-        write_page(rows, f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}")
+        write_page(
+            rows, f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}"
+        )
     print(json.dumps([asdict(row) for row in rows]) if asked.json else as_markdown(rows))
 
 
