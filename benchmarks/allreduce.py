@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -282,6 +283,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes started so far end with us
     hosts, rows = Hosts(asked.lab), []
     for peers in asked.peers:
         for row in rows_for(peers, asked.mb, asked.lab):
