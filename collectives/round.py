@@ -267,9 +267,15 @@ class MemberRound:
     @property
     def complete(self) -> tuple[bool, bool]:
         """(every contribution I own is here, every result is here): worth telling at once."""
+        held, due, got, chunks = self.counts
+        return held >= due, got == chunks
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """(contributions here, contributions due here, results here, results in all)."""
         # Counted, not looked up: this is asked after every frame.
         due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
-        return self._shelved >= due, len(self.results) == len(self.plan.owners)
+        return self._shelved, due, len(self.results), len(self.plan.owners)
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))

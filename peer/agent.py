@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,11 +41,13 @@ from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
+from farflung.peer.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
 from farflung.peer.state import OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -56,6 +59,7 @@ class AgentOptions:
     url: JoinUrl
     folder: Path
     own: OwnConfig
+    journal: Path | None = None  # what happens is written here (peer/events.py)
 
 
 class Agent:
@@ -83,6 +87,17 @@ class Agent:
         self._state: OuterState | None = None
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
+        self._events = RoundEvents(EventLog(options.journal), self._use)
+
+    def _use(self) -> Use:
+        loop = threading.main_thread().ident or 0
+        return {
+            "tx": self._link.tx_bytes,
+            "rx": self._link.rx_bytes,
+            "cpu_s": time.process_time(),
+            "loop_s": cpu_seconds_of(loop),
+            "arithmetic_s": self._arithmetic.cpu_seconds(),
+        }
 
     def _me(self, public: bytes) -> Me:
         identity = self._identity
@@ -134,6 +149,7 @@ class Agent:
         machine = self._machine
         self._zap.serve_waiting()
         for message in self._control.receive():
+            self._events.on_control(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -145,6 +161,8 @@ class Agent:
             elif came.header is not None:
                 self._carry_out(machine.on_spoiled(sender, came.header, now))
         self._arithmetic.collect()
+        if machine.part is not None:
+            self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
 
     def _on_tick(self, now: float) -> None:
@@ -239,8 +257,12 @@ class Agent:
                 submit(lambda: state.install(effect), _nothing)
             case Roll():
                 submit(lambda: state.roll(effect), _nothing)
-            case Seal():
-                submit(lambda: state.seal(effect.fragment), lambda digest: self._sealed(effect, digest))
+            case Seal(version=version, fragment=fragment):
+                seal = self._events.sealing
+                submit(
+                    lambda: seal(version, lambda: state.seal(fragment)),
+                    lambda digest: self._sealed(effect, digest),
+                )
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
             case do.Encode(round_no=round_no, slot=slot, fragment=fragment, codec=codec):
@@ -282,6 +304,7 @@ class Agent:
         assert isinstance(made, tuple)
         payloads: list[Payload] = made[0]
         self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
+        self._events.on_encoded(round_no)
 
     def _served(self, to: str, frame: object) -> None:
         self._do(SendFrame(to, frame))  # type: ignore[arg-type]
@@ -289,6 +312,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        self._events.close()
         self._arithmetic.close()
         self._local.close()
         self._supervisor.stop()
@@ -325,6 +349,7 @@ def main() -> int:
     parser.add_argument("--upload-limit", action="append", default=[])
     parser.add_argument("--download-limit", action="append", default=[])
     parser.add_argument("--connections", type=int, default=0)
+    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
@@ -337,7 +362,7 @@ def main() -> int:
             asked.connections,
         )
         agent = Agent(
-            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own),
+            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
             ParentTrainer(asked.parent),
             say_on_stderr,
         )

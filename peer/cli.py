@@ -16,6 +16,7 @@ import typer
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes
+from farflung.peer.bench_cli import app as bench_app
 
 app = typer.Typer(
     name="farflung",
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench")
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")

@@ -69,7 +69,7 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 ZMQ_FILES = (
     files("coordinator", "server zap door keys dialer")
     | files("collectives", "zmq_link zmq_socket line")
-    | files("peer", "control agent data_line local watching")
+    | files("peer", "control agent data_line local watching bench_exchange")
 )
 
 FILE_LINES_WANTED, FILE_LINES_LIMIT = 300, 400
