@@ -34,6 +34,8 @@ class Kind(IntEnum):
     MANIFEST = 4  # donor -> joiner: the chunk hashes of the donor's version
     STATE = 5  # donor -> joiner: one chunk of outer state (parameters, then momentum)
     MISSING = 6  # "I do not have what you asked for"; `version` says where I am
+    PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
+    PONG = 8
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
@@ -42,7 +44,7 @@ class Kind(IntEnum):
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
-_BARE = WANTS | {Kind.MISSING}
+_BARE = WANTS | {Kind.MISSING, Kind.PONG}
 
 
 @dataclass(frozen=True, slots=True)

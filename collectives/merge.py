@@ -7,31 +7,25 @@ owner, on other hardware, ends with identical bytes (P1).  Knows nothing of who 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from farflung.collectives.frames import Payload
-from farflung.compression.codec import Codec
+from farflung.compression.codec import Codec, codec_of
 
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True)
-class Codecs:
-    """How a run's bytes travel, each way."""
-
-    scatter: Codec  # contributions
-    gather: Codec  # results
-
-
 def merged_chunk(
-    codecs: Codecs, elements: int, payloads: Sequence[Payload], weights: Sequence[float]
+    gather: Codec, elements: int, payloads: Sequence[Payload], weights: Sequence[float]
 ) -> bytes:
-    """encode(sum_i w_i * decode(x_i)); the weights sum to 1 and are exactly representable in fp32."""
+    """encode(sum_i w_i * decode(x_i)); the weights sum to 1 and are exactly representable in fp32.
+
+    Each payload says in which codec it is, and was checked against what the plan gives its sender.
+    """
     total_n = torch.zeros(elements, dtype=torch.float32)
     for payload, weight in zip(payloads, weights, strict=True):
         # Two roundings on purpose: multiply, then add.  `add(alpha=...)` may fuse them on some machines.
-        codecs.scatter.decode_add(payload, weight, total_n)
+        codec_of(payload).decode_add(payload, weight, total_n)
     # Each value is finite, but a hostile one near the largest could make the sum overflow: it is held there.
-    return codecs.gather.encode(total_n.clamp_(-_LARGEST, _LARGEST))
+    return gather.encode(total_n.clamp_(-_LARGEST, _LARGEST))

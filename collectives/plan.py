@@ -30,8 +30,13 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     ]  # sorted: the sum's order
     # index of a chunk within the fragment -> index in members
     owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
-    codec: Annotated[str, Meta(max_length=64)]  # of contributions
+    codecs: Annotated[
+        tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # of each member's contribution
     fragment: Count = 0
+
+    def codec_of(self, peer: str) -> str:
+        return self.codecs[self.members.index(peer)]
 
     def chunks_of(self, peer: str) -> list[int]:
         """By their index within the fragment."""

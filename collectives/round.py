@@ -26,6 +26,10 @@ from farflung.collectives.verdicts import Verdict
 
 ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
+ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
+SPOILED_FORGIVEN = (
+    1  # frames of a member that do not match their hash: asked for again; one more and it is out
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Progress:
 
     held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
     refused: tuple[str, ...]  # members that sent something unusable
+    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
     merged: dict[int, bytes]  # chunk -> hash of the result I answer for
     got: tuple[int, bytes]  # (mask, combined hash) of results
 
@@ -61,6 +66,9 @@ class MemberRound:
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
         self.refused: set[str] = set()  # members that sent bytes which are no contribution
+        self.unreached: set[str] = set()  # the data plane's word: something waits for them and can't leave
+        self._faulty: set[str] = set()  # owners whose results do not match their hash
+        self._spoiled: dict[str, int] = {}
         self._quiet_s = quiet_s
         self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
         self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
@@ -74,6 +82,9 @@ class MemberRound:
         before, self.plan = self.plan, plan
         self._my_chunks = plan.chunks_of(self.me)
         self._heard_at = dict.fromkeys(plan.members, now)
+        self._asked_times.clear()
+        # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
+        self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
         for chunk, owner in enumerate(plan.owners):
             moved = before.owner_of(chunk) != plan.members[owner]
@@ -161,10 +172,29 @@ class MemberRound:
         self._shelved += 1
         return Verdict.ACCEPTED, self._merge_ready(chunk)
 
+    def on_missing(self, sender: str, now: float) -> None:
+        """It has not got it yet, but it answers."""
+        if sender in self.plan.members:
+            self._heard_at[sender] = now
+            self._asked_times.pop(sender, None)
+
     def refuse(self, sender: str) -> None:
         """It sent something that can't be merged: nothing of it counts here, and it is not asked again (P9)."""
         if sender in self.plan.members:
             self.refused.add(sender)
+
+    def on_spoiled(self, sender: str, header: Header) -> list[DataEffect]:
+        """A frame of this round arrived damaged.  It is asked for once more; then its sender is out (P8)."""
+        wants = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.RESULT: Kind.WANT_RESULT}
+        if sender not in self.plan.members or header.kind not in wants or sender in self.refused:
+            return []
+        self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
+        if self._spoiled[sender] > SPOILED_FORGIVEN:
+            self.refuse(sender)
+            self._faulty.add(sender)
+            return []
+        again = self._header(wants[header.kind], header.chunk - self.first_chunk)
+        return [SendFrame(sender, Frame(again))]
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
@@ -222,15 +252,30 @@ class MemberRound:
                 held[member] = (mask_of(pieces), combined(pieces.items()))
         got = {chunk: piece.hash for chunk, piece in self.results.items()}
         return Progress(
-            held, tuple(sorted(self.refused)), dict(self.merged), (mask_of(got), combined(got.items()))
+            held,
+            tuple(sorted(self.refused)),
+            tuple(sorted(self._cut_off())),
+            dict(self.merged),
+            (mask_of(got), combined(got.items())),
         )
+
+    def _cut_off(self) -> set[str]:
+        """Members that should own nothing, as far as I can tell."""
+        in_vain = {member for member, times in self._asked_times.items() if times >= ASKED_IN_VAIN}
+        return (self.unreached | self._faulty | in_vain) & set(self.plan.members)
 
     @property
     def complete(self) -> tuple[bool, bool]:
         """(every contribution I own is here, every result is here): worth telling at once."""
-        # Counted, not looked up: this is asked after every frame.  Chunks never leave a living owner.
+        held, due, got, chunks = self.counts
+        return held >= due, got == chunks
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """(contributions here, contributions due here, results here, results in all)."""
+        # Counted, not looked up: this is asked after every frame.
         due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
-        return self._shelved >= due, len(self.results) == len(self.plan.owners)
+        return self._shelved, due, len(self.results), len(self.plan.owners)
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))

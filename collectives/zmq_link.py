@@ -1,60 +1,86 @@
 """The data plane over ZeroMQ and CURVE: bulk frames between the peers of a run.
 
 Owned by the agent, which polls its sockets, hands it frames to send and takes frames that arrived.  It knows
-who may speak (the contacts) and how to reach them, and nothing of rounds.  Keys are arguments.
+who may speak (the contacts) and how to reach them, and nothing of rounds.  Keys, clock and caps are arguments.
 
-Who can be dialled is dialled, one connection for each direction.  Who cannot be dialled keeps connections to
-all who can, and is answered over them.  A socket takes only a few frames at a time; the rest waits here, as
-references to bytes that their owner keeps anyway.
+Who can be dialled is dialled, one connection for each direction, or several where one is not enough for the line
+(widening.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
+only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
 
+from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.frames import Frame, Header, Kind, Payload, check_payload, parse
-from farflung.collectives.limits import BULK_SLACK_BYTES
+from farflung.collectives.frames import Frame, Header, Kind, check_payload, parse
+from farflung.collectives.limits import MEMBERS_PER_ROUND
+from farflung.collectives.line import Connection, Line
+from farflung.collectives.pings import Pings
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
+from farflung.collectives.widening import connections_wanted
+from farflung.collectives.zmq_socket import Socket, bulk_socket
 
-FRAMES_IN_SOCKET = 8  # per connection and direction: with 1 MiB chunks, at most 8 MiB in libzmq
-FRAMES_PER_TURN = 64  # bounded work between two looks at the clock
+FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the control plane
+WIDEN_EVERY_S = 0.5
+STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
+UNREACHED_AFTER_S = 2.5
+ROUTES_KEPT = 16  # connections that one peer opened to us
+ROUTES_AGAIN_S = 0.005
 ZAP_DOMAIN = b"data"
 
 
-@dataclass
-class _Line:
-    """One peer as we reach it: a socket we opened, or the route of a connection that it opened."""
+@dataclass(frozen=True)
+class Spoiled:
+    """A frame of a contact that is not what it claims to be; `header` is None if not even that could be read."""
 
-    contact: Contact
-    dealer: zmq.Socket[bytes] | None = None
-    route: bytes | None = None
-    waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
-    named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
-    undialable: bool = False  # its address can't be used
+    verdict: Verdict
+    header: Header | None
+
+
+@dataclass
+class LinkSettings:
+    """What the peer's owner allows, and what this machine gives."""
+
+    upload: Pacer = field(default_factory=lambda: Pacer(None))
+    download: Pacer = field(default_factory=lambda: Pacer(None))
+    connections: int = 0  # per line; 0: as many as it turns out to need
+    window_bytes: int = 4 * 1024 * 1024  # the most that one connection can have on its way
+    clock: Callable[[], float] = time.monotonic
 
 
 class ZmqLink:
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[bytes, bytes], counters: Counters
+        self,
+        context: zmq.Context[Socket],
+        keys: tuple[bytes, bytes],
+        counters: Counters,
+        settings: LinkSettings | None = None,
     ) -> None:
         """`keys`: CURVE public and secret key of this session, z85."""
         self.counters = counters
+        self.settings = settings if settings is not None else LinkSettings()
         self.tx_bytes = self.rx_bytes = 0
+        self.stalls = 0
+        self.pings = Pings(bytes(8), 0)
+        self._clock = self.settings.clock
         self._context = context
         self._public, self._secret = keys
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._peer_of_key: dict[str, str] = {}
-        self._router: zmq.Socket[bytes] | None = None
+        self._router: Socket | None = None
         self._run_tag = bytes(8)
         self._payload_max = 0
         self._me = ""
+        self._widen_at = 0.0
+        self._sent_before: dict[str, int] = {}
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -79,19 +105,26 @@ class ZmqLink:
     def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
         """What frames of this run look like.  First of all: a socket's limit is fixed when it is opened."""
         self._me, self._run_tag, self._payload_max = me, run_tag, payload_max
+        self.pings = Pings(run_tag, payload_max)
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         contacts = {contact.peer: contact for contact in roster if contact.peer != self._me}
         for peer, line in list(self._lines.items()):
-            if contacts.get(peer) != line.contact:
+            now_contact = contacts.get(peer)
+            if now_contact is None or now_contact.key != line.contact.key:
                 self._drop(peer)
+            elif now_contact.address != line.contact.address:
+                line.contact, line.undialable = now_contact, False
+                line.close()
         for peer, contact in contacts.items():
             if peer not in self._lines:
-                self._lines[peer] = _Line(contact)
+                self._lines[peer] = Line(contact)
                 self._peer_of_key[contact.key.hex()] = peer
-                if self._router is None and contact.address:
-                    # Nobody can dial me: my connection must be there before somebody has something for me.
-                    self.send(peer, Frame(Header(Kind.MISSING, self._run_tag)))
+        # Connections stand before they are needed: a round does not wait for handshakes, who can't be dialled is
+        # answered over them, and who can't be reached is known.
+        for line in self._lines.values():
+            if len(contacts) <= MEMBERS_PER_ROUND or not self._router:
+                self._dial(line)
 
     def close(self) -> None:
         for peer in list(self._lines):
@@ -102,38 +135,98 @@ class ZmqLink:
     def _drop(self, peer: str) -> None:
         line = self._lines.pop(peer)
         self._peer_of_key.pop(line.contact.key.hex(), None)
-        if line.dealer is not None:
-            line.dealer.close(linger=0)
+        self._sent_before.pop(peer, None)
+        self.pings.forget(peer)
+        line.close()
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, FRAMES_IN_SOCKET)
-        socket.setsockopt(zmq.RCVHWM, FRAMES_IN_SOCKET)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._payload_max + BULK_SLACK_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        # No ZMTP heartbeats: libzmq 4.3.5 aborts the whole process when a heartbeat is due on a connection that
-        # broke while its receive queue was full.  The kernel's keepalive and our own beats find the dead.
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 15)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-        socket.setsockopt(zmq.TCP_MAXRT, 10_000)
-        socket.setsockopt(zmq.RECONNECT_IVL, 200)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
-        socket.setsockopt(zmq.IPV6, 1)
-        return socket
+    def _socket(self, kind: int) -> Socket:
+        capped = self.settings.download.bytes_per_s is not None
+        return bulk_socket(self._context, kind, (self._public, self._secret), self._payload_max, capped)
 
-    # ---- polling -------------------------------------------------------------------------------------------
+    def _dial(self, line: Line) -> None:
+        """Open what the line needs, if the other side can be dialled."""
+        if not line.contact.address or line.undialable:
+            return
+        while len(line.opened) < max(1, self.settings.connections, line.wanted):
+            dealer = self._socket(zmq.DEALER)
+            dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
+            dealer.curve_serverkey = z85.encode(line.contact.key)
+            connection = Connection.watched(dealer)
+            try:
+                dealer.connect(f"tcp://{line.contact.address}")
+            except (
+                zmq.ZMQError
+            ):  # the coordinator checks addresses, but one that slips through must not end us
+                connection.close()
+                line.undialable = True
+                return
+            line.opened.append(connection)
 
-    def sockets(self) -> Iterator[tuple[zmq.Socket[bytes], bool]]:
-        """(socket to poll, whether to wait for room in it too)."""
-        if self._router is not None:
-            yield self._router, False
+    # ---- polling and time ----------------------------------------------------------------------------------
+
+    def sockets(self) -> Iterator[tuple[Socket, int]]:
+        """(socket, what to wait for in it)."""
+        now = self._clock()
+        may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
+        may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 else 0
+        if self._router is not None and may_read:
+            yield self._router, may_read
         for line in self._lines.values():
-            if line.dealer is not None:
-                yield line.dealer, bool(line.waiting)
+            for connection in line.opened:
+                events = may_read | (may_write if line.waits and connection.up else 0)
+                if events:
+                    yield connection.socket, events
+
+    def idle_s(self) -> float:
+        """How long nothing is to be done unless a socket says so."""
+        now = self._clock()
+        waits = [self.settings.download.wait_s(now)] if self.settings.download.wait_s(now) > 0 else []
+        if any(line.waits for line in self._lines.values()):
+            paced_s = self.settings.upload.wait_s(now)
+            if paced_s > 0:
+                waits.append(paced_s)
+            elif any(line.waits and line.routes and not line.opened for line in self._lines.values()):
+                waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
+        return min(waits, default=60.0)
+
+    def on_tick(self) -> None:
+        """Now and then: what became of connections, and whether lines need more of them."""
+        now = self._clock()
+        for peer, line in self._lines.items():
+            for connection in line.opened:
+                if connection.read_news():
+                    line.put(self.pings.greet(peer, now), now)
+            if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
+                self.stalls += 1
+                line.close()  # what is in its sockets is lost, and asked for again
+                line.routes.clear()
+                line.stuck_since = now
+                self._dial(line)
+        if now - self._widen_at >= WIDEN_EVERY_S:
+            self._widen(now - self._widen_at)
+            self._widen_at = now
+
+    def _widen(self, span_s: float) -> None:
+        for peer, line in self._lines.items():
+            rate = (line.sent_bytes - self._sent_before.get(peer, 0)) / span_s
+            self._sent_before[peer] = line.sent_bytes
+            rtt_s = self.pings.rtt_s.get(peer)
+            if self.settings.connections == 0 and line.waits and rtt_s is not None:
+                line.wanted = connections_wanted(len(line.opened), rate, rtt_s, self.settings.window_bytes)
+                self._dial(line)
+
+    def unreached(self) -> set[str]:
+        """Peers for which something waits that could not leave for a while, or that no connection leads to."""
+        now = self._clock()
+        return {
+            peer
+            for peer, line in self._lines.items()
+            if line.stuck_since is not None and not line.is_up and now - line.stuck_since >= UNREACHED_AFTER_S
+        }
+
+    @property
+    def backlog(self) -> bool:
+        return any(line.waits for line in self._lines.values())
 
     # ---- sending -------------------------------------------------------------------------------------------
 
@@ -142,107 +235,85 @@ class ZmqLink:
         line = self._lines.get(peer)
         if line is None:
             return False
-        header = frame.header.pack()
-        if header not in line.named:  # asked for again while it still waits: once is enough
-            line.named.add(header)
-            line.waiting.append((frame.header.round_no, header, frame.payload))
-        self._flush_line(line)
+        line.put(frame, self._clock())
+        self._dial(line)
+        self._flush_lines([line])
         return True
 
     def forget_rounds_before(self, round_no: int) -> None:
         """What still waits of rounds that are over would only delay the round that is on."""
         for line in self._lines.values():
-            kept = [item for item in line.waiting if item[0] == 0 or item[0] >= round_no]
-            if len(kept) < len(line.waiting):
-                line.waiting, line.named = deque(kept), {header for _, header, _ in kept}
+            line.forget_rounds_before(round_no)
 
     def flush(self) -> None:
-        for line in self._lines.values():
-            if line.waiting:
-                self._flush_line(line)
+        self._flush_lines([line for line in self._lines.values() if line.waits])
 
-    def _flush_line(self, line: _Line) -> None:
-        if line.contact.address and line.dealer is None and not line.undialable:
-            self._dial(line)
-        socket = line.dealer if line.dealer is not None else self._router
-        if socket is None or (line.dealer is None and line.route is None):
-            return
-        while line.waiting:
-            _, header, payload = line.waiting[0]
-            parts: list[Payload] = [header, payload]
-            if line.dealer is None and line.route is not None:
-                parts.insert(0, line.route)
-            try:
-                socket.send_multipart(parts, zmq.NOBLOCK, copy=len(payload) < 65536)
-            except zmq.Again:
-                return
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                line.route = None  # its connection is gone; it will open another
-                return
-            line.waiting.popleft()
-            line.named.discard(header)
-            self.tx_bytes += len(header) + len(payload)
-
-    def _dial(self, line: _Line) -> None:
-        dealer = self._socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
-        dealer.curve_serverkey = z85.encode(line.contact.key)
-        try:
-            dealer.connect(f"tcp://{line.contact.address}")
-        except zmq.ZMQError:  # the coordinator checks addresses, but one that slips through must not end us
-            dealer.close()
-            line.undialable = True
-            return
-        line.dealer = dealer
+    def _flush_lines(self, lines: list[Line]) -> None:
+        """A frame of each line in turn, so that a cap is shared by all of them."""
+        upload = self.settings.upload
+        while lines:
+            for line in list(lines):
+                now = self._clock()
+                if upload.wait_s(now) > 0:
+                    return
+                sent = line.send_one(self._router, now)
+                upload.take(now, sent)
+                self.tx_bytes += sent
+                if not sent or not line.waits:
+                    lines.remove(line)
 
     # ---- receiving -----------------------------------------------------------------------------------------
 
-    def receive(self) -> Iterator[tuple[str, Frame]]:
-        """Frames that arrived from contacts and match their hash; all others end in their counter here."""
+    def receive(self) -> Iterator[tuple[str, Frame | Spoiled]]:
+        """What arrived from contacts: frames that match their hash, and that one did not.  The rest is counted."""
         for peer, line in list(self._lines.items()):
-            if line.dealer is not None:
-                yield from self._receive_from(line.dealer, peer)
+            for connection in list(line.opened):
+                yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
             yield from self._receive_from(self._router, None)
 
-    def _receive_from(self, socket: zmq.Socket[bytes], dialled: str | None) -> Iterator[tuple[str, Frame]]:
+    def _receive_from(self, socket: Socket, dialled: str | None) -> Iterator[tuple[str, Frame | Spoiled]]:
         for _ in range(FRAMES_PER_TURN):
-            if socket.closed:
+            if socket.closed or self.settings.download.wait_s(self._clock()) > 0:
                 return
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            try:
-                accepted = self._accept(parts, dialled)
-            except FrameError as error:
-                self.counters.count(error.verdict)
-                continue
-            if accepted is not None:
-                yield accepted
-
-    def _accept(self, parts: list[zmq.Frame], dialled: str | None) -> tuple[str, Frame] | None:
-        self.rx_bytes += sum(len(part) for part in parts)
-        if len(parts) != (2 if dialled is not None else 3):
-            raise FrameError(Verdict.MALFORMED, f"a bulk frame has two parts, this one {len(parts)}")
-        header_part, payload_part = parts[-2:]
-        peer = dialled
-        if peer is None:
-            peer = self._peer_of_key.get(_user_of(parts[-1]), "")
+            size = sum(len(part) for part in parts)
+            self.rx_bytes += size
+            self.settings.download.take(self._clock(), size)
+            peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
             if not peer:
-                raise FrameError(Verdict.UNAUTHORISED, "a key that is not in the run")
-            self._lines[peer].route = parts[0].bytes
-        header = parse(header_part.bytes, len(payload_part), self._run_tag, self._payload_max)
-        payload = payload_part.buffer
-        check_payload(header, payload)
-        if header.kind == Kind.MISSING and header.round_no == 0 and header.decision_no == 0:
-            self.counters.count(
-                Verdict.ACCEPTED
-            )  # the greeting of one who can't be dialled: it only shows its route
+                self.counters.count(Verdict.UNAUTHORISED)
+                continue
+            arrived = self._accept(peer, parts, dialled is None)
+            if arrived is not None:
+                yield peer, arrived
+
+    def _accept(self, peer: str, parts: list[zmq.Frame], routed: bool) -> Frame | Spoiled | None:
+        header = None
+        try:
+            if len(parts) != (3 if routed else 2):
+                raise FrameError(Verdict.MALFORMED, f"a bulk frame has two parts, this one {len(parts)}")
+            header_part, payload_part = parts[-2:]
+            header = parse(header_part.bytes, len(payload_part), self._run_tag, self._payload_max)
+            payload = payload_part.buffer
+            check_payload(header, payload)
+        except FrameError as error:
+            self.counters.count(error.verdict)
+            return Spoiled(error.verdict, header)
+        line = self._lines[peer]
+        if routed and parts[0].bytes not in line.routes:
+            line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]
+        if header.kind in (Kind.PING, Kind.PONG):
+            self.counters.count(Verdict.ACCEPTED)
+            now = self._clock()
+            answer = self.pings.on_frame(peer, header, now)
+            if answer is not None:
+                line.put(answer, now)
             return None
-        return peer, Frame(header, payload)
+        return Frame(header, payload)
 
 
 def _user_of(part: zmq.Frame) -> str:

@@ -1,7 +1,8 @@
 """What the block codecs share: one 16-bit step for each block of values, then the blocks' codes.
 
 Owns: the payload `header | steps u16[blocks] | codes u8[blocks * code_bytes]`, the form of a step, and the passes
-over a chunk.  The arithmetic of one tile is a `Kernel`, which each codec brings.
+over a chunk.  The arithmetic of one tile is a `Kernel`, which each codec brings.  On a CPU native.py may know a
+compiled way to the same bits; what is written in torch is the reference, the fallback, and what words every refusal.
 Called by: int8, int4, int2, topk.
 Must not know: peers, rounds, how many bits a code has.
 
@@ -17,8 +18,8 @@ subnormal, so machines that flush subnormals to zero agree too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from farflung.collectives.errors import FrameError
 from farflung.collectives.verdicts import Verdict
+from farflung.compression.native import Compiled, Layout, compiled_for
 from farflung.compression.tiles import (
     flat,
     fp32_rows,
@@ -84,15 +86,28 @@ class BlockCodec:
     largest_level: ClassVar[int]
     may_be_zero: ClassVar[bool] = False  # a step of 0 is a block of zeros
 
+    def __init__(self, choose: Callable[[Layout], Compiled | None] = compiled_for) -> None:
+        self._choose = choose
+
     @property
     def name(self) -> str:
         return self.format.name
+
+    def using(self, compiled: Compiled | None) -> Self:
+        """The same codec on this path only; None is the torch path."""
+        return type(self)(lambda _: compiled)
 
     def payload_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self._blocks(elements) * (2 + self.code_bytes)
 
     def encode(self, chunk_n: Tensor) -> bytes:
         flat_n = flat(chunk_n)
+        compiled = self._compiled_for(flat_n)
+        # None where a value is not finite: the way through torch finds out which.
+        payload = compiled.encode(flat_n, self.format.header(flat_n.numel())) if compiled else None
+        return payload or self._encode_by_torch(flat_n)
+
+    def _encode_by_torch(self, flat_n: Tensor) -> bytes:
         elements, device = flat_n.numel(), flat_n.device
         blocks = self._blocks(elements)
         peaks = scratch("peaks", blocks, torch.float32, device)
@@ -109,6 +124,9 @@ class BlockCodec:
 
     def check(self, payload: Bytes, elements: int) -> None:
         check_header(payload, self.format, elements, self.payload_bytes(elements))
+        compiled = self._choose(self)
+        if compiled and compiled.check(payload, elements):
+            return
         bits, codes = self._parts(payload, elements)
         if elements:
             highest = int(np.float32(max_step(self.largest_level)).view(np.uint32)) >> _DROPPED_BITS
@@ -124,6 +142,11 @@ class BlockCodec:
 
     def decode(self, payload: Bytes, elements: int) -> Tensor:
         self.check(payload, elements)
+        compiled = self._choose(self)
+        if compiled:
+            out_n = torch.empty(elements, dtype=torch.float32)
+            compiled.decode(payload, out_n)
+            return out_n
         out_rb = torch.empty(self._blocks(elements), self.format.block, dtype=torch.float32)
         outs = torch.split(out_rb, self._tile_rows(_CPU))
         tiles = self._tiles(payload, elements, _CPU)
@@ -132,8 +155,15 @@ class BlockCodec:
         return out_rb.view(-1)[:elements]
 
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
-        device, block = total_n.device, self.format.block
         self.check(payload, total_n.numel())
+        compiled = self._compiled_for(total_n)
+        if compiled:
+            compiled.decode_add(payload, weight, total_n)
+        else:
+            self._decode_add_by_torch(payload, weight, total_n)
+
+    def _decode_add_by_torch(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
+        device, block = total_n.device, self.format.block
         factor = torch.tensor(weight, dtype=torch.float32, device=device)
         rows = self._tile_rows(device)
         room = scratch("values", rows * block, torch.float32, device)
@@ -148,6 +178,10 @@ class BlockCodec:
             # Two roundings on purpose: fused with the addition, some machines would round once.
             values_n.mul_(factor)
             part_n.add_(values_n)
+
+    def _compiled_for(self, values_n: Tensor) -> Compiled | None:
+        compiled = self._choose(self)
+        return compiled if compiled and compiled.can_use(values_n) else None
 
     def _tiles(
         self, payload: Bytes, elements: int, device: torch.device

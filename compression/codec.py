@@ -7,7 +7,7 @@ the same bytes on every machine, because bytes are hashed and compared between p
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -18,12 +18,14 @@ from farflung.compression.int2 import Int2Codec
 from farflung.compression.int4 import Int4Codec
 from farflung.compression.int8 import Int8Codec
 from farflung.compression.topk import TopKCodec
-from farflung.compression.wire import Bytes, NonFinite
+from farflung.compression.wire import NUMBER_AT, Bytes, Format, NonFinite
 
-__all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names"]
+__all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names", "codec_of"]
 
 
 class Codec(Protocol):
+    format: ClassVar[Format]
+
     @property
     def name(self) -> str: ...
 
@@ -55,6 +57,7 @@ _ALL: tuple[Codec, ...] = (
     TopKCodec(),
 )
 _CODECS = {codec.name: codec for codec in _ALL}
+_BY_NUMBER = {codec.format.number: codec for codec in _ALL}
 
 
 def codec_named(name: str) -> Codec:
@@ -63,6 +66,11 @@ def codec_named(name: str) -> Codec:
     except KeyError:
         known = ", ".join(sorted(_CODECS))
         raise UserError(f'codec "{name}" is not known to this version; it knows: {known}') from None
+
+
+def codec_of(payload: Bytes) -> Codec:
+    """The codec that a checked payload names in its header."""
+    return _BY_NUMBER[memoryview(payload).cast("B")[NUMBER_AT]]
 
 
 def codec_names() -> list[str]:

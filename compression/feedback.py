@@ -23,17 +23,16 @@ from farflung.compression.codec import Codec
 
 # Codecs that lose enough to need it.  The others' error is far below the noise of training.
 BETA_OF = {"int4": 1.0, "int2": 0.95, "topk": 0.95}
+AUTO = "auto"  # a run in which the codec may change from round to round
 
 
 def feedback_for(codec: str) -> ErrorFeedback | None:
-    return ErrorFeedback(BETA_OF[codec]) if codec in BETA_OF else None
+    return ErrorFeedback(BETA_OF.get(codec, 1.0)) if codec == AUTO or codec in BETA_OF else None
 
 
 class ErrorFeedback:
     def __init__(self, beta: float) -> None:
-        if not 0.0 < beta <= 1.0:
-            raise ValueError(f"beta of the error feedback must lie in (0, 1], not {beta}")
-        self._beta = beta
+        self._beta = _checked(beta)  # of the round that is open
         self._residual_n: Tensor | None = None  # taken with the first pseudo-gradient
         self._sent: list[
             tuple[Codec, int, int, bytes]
@@ -45,8 +44,11 @@ class ErrorFeedback:
         """[n], to be read; None before the first pseudo-gradient."""
         return self._residual_n
 
-    def open(self, delta_n: Tensor) -> None:
-        """A round begins with this pseudo-gradient (flat, any float type); the one before must be decided."""
+    def open(self, delta_n: Tensor, beta: float | None = None) -> None:
+        """A round begins with this pseudo-gradient (flat, any float type); the one before must be decided.
+
+        `beta` from now on, where the codec changed.
+        """
         assert not self.is_open, "the last contribution was neither settled nor given back"
         if self._residual_n is None:
             self._residual_n = torch.zeros(delta_n.shape, dtype=torch.float32, device=delta_n.device)
@@ -54,6 +56,7 @@ class ErrorFeedback:
             raise ValueError(
                 f"a pseudo-gradient of {list(delta_n.shape)}, not {list(self._residual_n.shape)}"
             )
+        self._beta = self._beta if beta is None else _checked(beta)
         self._residual_n.mul_(self._beta).add_(delta_n)
         self.is_open = True
 
@@ -90,3 +93,9 @@ class ErrorFeedback:
         """After a rejoin: the residual was of a state that is gone."""
         self._residual_n = None
         self.settle()
+
+
+def _checked(beta: float) -> float:
+    if not 0.0 < beta <= 1.0:
+        raise ValueError(f"beta of the error feedback must lie in (0, 1], not {beta}")
+    return beta

@@ -33,4 +33,6 @@ def root_mean_square(values_rb: Tensor, peaks_r: Tensor, counts_r: Tensor, out_r
             width //= 2
             work_tb[:, :width].add_(work_tb[:, width : 2 * width])
         out_t.copy_(work_tb[:, 0])
-    out_r.div_(counts_r).sqrt_().mul_(scales_r)
+    # Torch's fp32 root is a math library's, which may err in the last bit.  That of fp64, even if it errs as well, is
+    # close enough to round to the right fp32: no root of an fp32 lies so near to the middle between two.
+    out_r.copy_(out_r.div_(counts_r).to(torch.float64).sqrt_()).mul_(scales_r)

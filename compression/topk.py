@@ -31,7 +31,8 @@ SMALL, LARGE = 27, 40
 BORDER = 33.5
 STEP_OF_RMS = 2.0**-5
 _MAGNITUDE = 0x7FFFFFFF
-_LEAST_NORMAL = 0x00800000
+LEAST_NORMAL = 2.0**-126
+_LEAST_NORMAL_BITS = 0x00800000
 
 
 class TopKCodec(BlockCodec):
@@ -61,14 +62,16 @@ class _TopKKernel:
     def quantise(self, values_rb: Tensor, peaks_r: Tensor, steps_r: Tensor, codes_rc: Tensor) -> None:
         bits_rb = torch.bitwise_and(values_rb.view(torch.int32), _MAGNITUDE, out=self._bits_rb)
         places_rk = largest_places(bits_rb)
-        present_rk = bits_rb.gather(1, places_rk) >= _LEAST_NORMAL
+        present_rk = bits_rb.gather(1, places_rk) >= _LEAST_NORMAL_BITS
         first_r1 = places_rk.where(present_rk, ROW - 1).amin(1, keepdim=True)
         places_rk = places_rk.where(present_rk, first_r1)
         taken_rk = values_rb.gather(1, places_rk)
         peaks_r.copy_(bits_rb.view(torch.float32).amax(1))
         self._steps(taken_rk, present_rk, peaks_r, steps_r)
         border_r1 = steps_r.unsqueeze(1) * BORDER
-        codes_rk = (taken_rk.abs() >= border_r1).to(torch.uint8) + 2 * (taken_rk < 0).to(torch.uint8)
+        # Not `< 0`: of a row without normal numbers an entry may be subnormal, and not all machines see its sign.
+        negative_rk = taken_rk <= -LEAST_NORMAL
+        codes_rk = (taken_rk.abs() >= border_r1).to(torch.uint8) + 2 * negative_rk.to(torch.uint8)
         codes_rc[:, :64].copy_(places_rk & 0xFF)
         high_rk = places_rk >> 8
         codes_rc[:, 64:96].copy_(high_rk[:, :32] | high_rk[:, 32:] << 4)

@@ -23,6 +23,7 @@ from farflung.collectives.verdicts import Verdict
 Bytes = bytes | bytearray | memoryview
 
 HEADER_BYTES = 16
+NUMBER_AT = 4  # where the codec's number stands
 MAX_ELEMENTS = 2**31 - 1  # an int32 counts them, on a GPU too
 
 _LAYOUT = struct.Struct("<4sBBHIHH")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.collectives import shares
-from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
+from farflung.collectives.fragments import BOOKS_FRAGMENT, Fragment, fragments_of
+from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_member
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
@@ -42,6 +43,7 @@ class Conductor:
         self._not_before = 0.0
         self._aborts = 0
         self._committed_at = 0.0
+        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
 
     @property
     def book(self) -> FragmentBook:
@@ -102,19 +104,20 @@ class Conductor:
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        if not {m.peer for m in ready} & self.core.members.dialable:
+        if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
+        codecs = self._codecs_for(peers)
         plan = Plan(
             round_no=core.ledger.round_no + 1,
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=self._owners(peers),
-            codec=manifest.round.codec,
+            owners=self._owners(peers, codecs),
+            codecs=codecs,
             fragment=self.fragment,
         )
         rules = RoundRules(
@@ -131,14 +134,43 @@ class Conductor:
         core.log(f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}")
         self._tell_members(OpenRound, plan=plan)
 
-    def _owners(self, peers: list[str]) -> tuple[int, ...]:
-        """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+    @property
+    def _chunks(self) -> Fragment:
         model = self.core.ledger.model
         assert model is not None
-        fragment = fragments_of(model.chunk_count, self.core.ledger.fragments)[self.fragment]
-        turn = self.fragment % len(peers)
-        owners = shares.assign(fragment.count, peers[turn:] + peers[:turn], self.core.members.dialable)
+        return fragments_of(model.chunk_count, self.core.ledger.fragments)[self.fragment]
+
+    def _codecs_for(self, peers: list[str]) -> tuple[str, ...]:
+        """The codec of each one's contribution: the run's, or what its line can carry in time."""
+        core, rules = self.core, self.core.manifest.round
+        if rules.codec != AUTO:
+            return (rules.codec,) * len(peers)
+        assert core.ledger.model is not None
+        # All fragments may be on their way at once: what counts is the whole model.
+        values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
+        sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
+        up = {peer: self._rates(peer, LADDER[0]).up_bytes_per_s for peer in peers}
+        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, {}, self._codecs)
+        self._codecs |= chosen
+        return tuple(chosen[peer] for peer in peers)
+
+    def _owners(self, peers: list[str], codecs: tuple[str, ...]) -> tuple[int, ...]:
+        """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+        core, turn = self.core, self.fragment % len(peers)
+        rates = [self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)]
+        owners = shares.assign(
+            self._chunks.count,
+            peers[turn:] + peers[:turn],
+            core.members.can_own(core.now),
+            rates[turn:] + rates[:turn],
+            BITS_PER_VALUE[core.manifest.round.gather_codec],
+        )
         return tuple((owner + turn) % len(peers) for owner in owners)
+
+    def _rates(self, peer: str, codec: str) -> shares.Rates:
+        beat = self.core.members.members[peer].beat
+        assert beat is not None, "a peer that never spoke is not ready"
+        return shares.Rates(beat.up_bytes_per_s or None, beat.down_bytes_per_s or None, BITS_PER_VALUE[codec])
 
     # ---- moving on -----------------------------------------------------------------------------------
 
@@ -181,12 +213,13 @@ class Conductor:
             self.abort("the run is complete")
         while self.round is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
-            step = self.round.next_step(self.core.now, alive, self.core.members.dialable)
+            step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
                     self.reason = reason
                     return
-                case Moved(plan, reason):
+                case Moved(plan, reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self._tell_members(OpenRound, plan=plan)

@@ -39,8 +39,18 @@ class Forbid:
 
 
 @dataclass(frozen=True, slots=True)
+class DialBack:
+    """Try to reach a member's data plane; `on_dialled` takes the answer."""
+
+    peer: str
+    session: bytes
+    address: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | Note
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from farflung.collectives.caps import parse_cap
 from farflung.collectives.errors import UserError
 from farflung.collectives.limits import FRAGMENTS_MAX
 
@@ -27,6 +28,7 @@ _NAME = "^[a-z0-9-]{1,64}$"
 
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
 CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
+ScatterCodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
 Count = Annotated[int, Field(ge=1, le=_HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -78,7 +80,7 @@ class OuterSection(_Section):
 
 class RoundSection(_Section):
     sync_every: Count = 50
-    codec: CodecName = "fp32"
+    codec: ScatterCodecName = "fp32"
     gather_codec: CodecName = "fp32"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
@@ -92,6 +94,8 @@ class RoundSection(_Section):
 class NetSection(_Section):
     heartbeat_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
     dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
+    download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
 
 
 class Manifest(_Section):
@@ -157,6 +161,11 @@ def _cross_checks(m: Manifest) -> list[str]:
 
     least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
+    for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
+        try:
+            parse_cap(cap)
+        except UserError as error:
+            problems.append(f"[net] {key}: {error}")
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
     fits = not m.model.builtin or m.model.width % heads == 0
     expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
@@ -291,7 +300,8 @@ momentum = 0.9            # how long the direction of earlier rounds lasts; lowe
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
-codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller)
+codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
+                          # "auto": each peer's follows from its upload, so that it is sent within scatter_grace_s
 gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
 fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
@@ -304,4 +314,6 @@ keep_results = 3          # rounds that a peer may miss and still catch up with 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives
 dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
+upload_limit = "none"     # of every peer, for model data; "20 Mbit/s", or "20 Mbit/s, 5 Mbit/s 08:00-18:00"
+download_limit = "none"   # whoever sets a limit of his own as well keeps to the stricter of the two
 """

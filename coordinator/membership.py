@@ -9,7 +9,10 @@ whole is verified, or takes part, where it does so in all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from farflung.collectives.plan import Contact
 from farflung.coordinator.messages import Beat
@@ -45,6 +48,9 @@ class Member:
     rated_at: float = 0.0
     rated_tokens: int = 0
     closed_at: float | None = None  # its connection broke; it has a moment to come back
+    claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
+    dial_at: float = 0.0  # when to try (again)
+    doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
     @property
     def peer(self) -> str:
@@ -67,6 +73,8 @@ class Member:
         return self.alive and self.verified and self.missed == 0
 
 
+DIAL_AGAIN_S = 60.0
+DOUBT_S = 60.0
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
 
 
@@ -80,10 +88,14 @@ class Membership:
     _by_session: dict[bytes, str] = field(default_factory=dict)
 
     def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
-        """A new session of a peer; an older one of the same peer ends here."""
+        """A new session of a peer; an older one of the same peer ends here.
+
+        The address in `contact` is what the peer says: others hear of it once it was tried.
+        """
         self._joined += 1
+        unproven = msgspec.structs.replace(contact, address="")
         standings = [Standing() for _ in range(self.fragments)]
-        member = Member(contact, session, process, self._joined, now, standings)
+        member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
         old = self.members.get(contact.peer)
         if old is not None:
             member.strikes = old.strikes
@@ -105,6 +117,41 @@ class Membership:
         for oldest in gone[:-LOST_KEPT]:
             del self.members[oldest.peer]
 
+    def to_dial(self, now: float) -> list[Member]:
+        """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
+        due = [
+            m
+            for m in self.members.values()
+            if m.alive and m.claimed and not m.contact.address and now >= m.dial_at
+        ]
+        for member in due:
+            member.dial_at = now + DIAL_AGAIN_S
+        return due
+
+    def on_dialled(self, peer: str, session: bytes, reached: bool) -> bool:
+        """True if the member is known to be dialable from now on."""
+        member = self.members.get(peer)
+        if member is None or member.session != session or not member.alive or not reached:
+            return False
+        if member.contact.address:
+            return False
+        member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
+        self.roster_no += 1
+        return True
+
+    def doubt(self, peers: Iterable[str], now: float) -> None:
+        for peer in peers:
+            if peer in self.members:
+                self.members[peer].doubted_until = now + DOUBT_S
+
+    def can_own(self, now: float) -> set[str]:
+        """Peers that others can dial, as far as is known."""
+        return {
+            peer
+            for peer, member in self.members.items()
+            if member.contact.address and member.doubted_until <= now
+        }
+
     def by_session(self, session: bytes) -> Member | None:
         peer = self._by_session.get(session)
         return self.members[peer] if peer is not None else None
@@ -124,10 +171,6 @@ class Membership:
     @property
     def alive(self) -> dict[str, Member]:
         return {peer: member for peer, member in self.members.items() if member.alive}
-
-    @property
-    def dialable(self) -> set[str]:
-        return {peer for peer, member in self.members.items() if member.contact.address}
 
     def roster(self) -> tuple[Contact, ...]:
         return tuple(member.contact for _, member in sorted(self.members.items()) if member.alive)

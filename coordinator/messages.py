@@ -129,6 +129,8 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     loss: float | None
     tx_bytes: Count
     rx_bytes: Count
+    up_bytes_per_s: Count  # what its line can carry, as far as it has seen; 0: not known
+    down_bytes_per_s: Count
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine
@@ -154,6 +156,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     refused: Annotated[
         tuple[PeerName, ...], Meta(max_length=64)
     ]  # members whose bytes are no contribution (P9)
+    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=64)]  # members that should own nothing
     merged: Mask
     merged_hashes: HashList
     got: Mask

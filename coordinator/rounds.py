@@ -39,6 +39,7 @@ class Moved:
 
     plan: Plan
     reason: str
+    unfit: frozenset[str]  # living owners that others could not get through to
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class InFlight:
     # ---- what is due -----------------------------------------------------------------------------------
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
-        moved = self._replace_the_dead(alive, dialable)
+        moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
@@ -158,12 +159,27 @@ class InFlight:
             )
         return self._maybe_commit(alive)
 
-    def _replace_the_dead(self, alive: set[str], dialable: set[str]) -> Step | None:
-        members = self.plan.members
-        lost = {index for index in set(self.plan.owners) if members[index] not in alive}
+    def cut_off(self, alive: set[str]) -> set[str]:
+        """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
+        said: set[str] = set()
+        for reporter, report in self.reports.items():
+            others = alive & set(self.plan.members) - {reporter}
+            about = set(report.cut_off) & others
+            # Who can reach hardly anybody is itself cut off; among three, either of two may be.
+            if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
+                said |= about
+        return said
+
+    def _replace_the_lost(self, alive: set[str], dialable: set[str]) -> Step | None:
+        """Owners that died, or that others can't get through to, are replaced."""
+        members, cut_off = self.plan.members, self.cut_off(alive)
+        able = {i for i, member in enumerate(members) if member in alive and member in dialable}
+        heirs = sorted(i for i in able if members[i] not in cut_off)
+        fit = alive - cut_off if heirs else alive  # somebody must own the chunks
+        lost = {index for index in set(self.plan.owners) if members[index] not in fit}
+        heirs = heirs or sorted(able)
         if not lost:
             return None
-        heirs = [i for i, member in enumerate(members) if member in alive and member in dialable]
         if not heirs:
             return Failed("no living member can be dialled, so nobody can own a chunk")
         owners = list(shares.reassign(self.plan.owners, lost, heirs))
@@ -177,7 +193,9 @@ class InFlight:
             self.held.pop(members[index], None)
         self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
         names = ", ".join(members[index] for index in sorted(lost))
-        return Moved(plan, f"owner {names} is lost; its chunks moved")
+        how = "is lost" if any(members[i] not in alive for i in lost) else "can't be reached by others"
+        unfit = frozenset(members[index] for index in lost) & alive
+        return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
     def _decide(self, now: float, alive: set[str]) -> Step:
         ready = [m for m in self.plan.members if self._complete(m)]

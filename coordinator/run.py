@@ -14,12 +14,13 @@ from collections.abc import Callable
 
 from farflung.collectives.digests import HASH_BYTES
 from farflung.collectives.fragments import BOOKS_FRAGMENT
+from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.coordinator.admission import UNPROVEN, Door
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
-from farflung.coordinator.effects import Allow, AnswerDoor, Effect, Forbid, Tell
+from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.guidance import Guidance
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.lending import Lending
@@ -129,9 +130,25 @@ class RunMachine:
             member.closed_at = now
         return []
 
+    def on_dialled(self, peer: str, session: bytes, reached: bool, now: float) -> list[Effect]:
+        """What came of a DialBack."""
+        core = self.core
+        core.now = now
+        if core.members.on_dialled(peer, session, reached):
+            core.log(f"{core.name(peer)} can be dialled")
+            if len(core.members.alive) <= MEMBERS_PER_ROUND:
+                self.guidance.recheck_all()  # everybody hears of the address at once; a crowd by its next beats
+            self._settle(self.conductors)
+        elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
+            core.log(
+                f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
+            )
+        return core.take_effects()
+
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         core.now = now
+        self._dial_back()
         for member in core.members.silent(now, RECONNECT_GRACE_S):
             closed = member.closed_at is not None
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
@@ -160,6 +177,7 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
         core.note(f"{name} {'came back' if old is not None else 'joined'}")
@@ -171,6 +189,10 @@ class RunMachine:
             )
         )
         return Verdict.ACCEPTED
+
+    def _dial_back(self) -> None:
+        for member in self.core.members.to_dial(self.core.now):
+            self.core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
 
     # ---- members -------------------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ import zmq
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
+from farflung.coordinator.dialer import Dialer, Target
 from farflung.coordinator.door import Arrival, Listener, ListenOn
-from farflung.coordinator.effects import Allow, AnswerDoor, Effect, Forbid, Note, Tell, Write
+from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.manifest import Manifest
@@ -81,6 +82,8 @@ class Server:
             host = self._listen.host
             self._door = Listener(self._context, "door", self._keys, host, self._listen.port)
             on_failure.callback(self._door.close)
+            self._dialer = Dialer(self._context, zmq.curve_keypair())
+            on_failure.callback(self._dialer.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
             self._execute(self._machine.start(time.monotonic(), self._members.port))
@@ -115,6 +118,8 @@ class Server:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_S
+                for target, reached in self._dialer.verdicts():
+                    self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
                 self._execute(self._machine.on_timer(now))
 
     # ---- what arrives --------------------------------------------------------------------------------
@@ -208,7 +213,7 @@ class Server:
             raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
         records.clear()
 
-    def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | Note, reply_to: bytes) -> None:
+    def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | DialBack | Note, reply_to: bytes) -> None:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 self._deliver(self._door, caller[:-KEY_BYTES], answer)
@@ -220,6 +225,8 @@ class Server:
                 self._allowed.add(key)
             case Forbid(key=key):
                 self._allowed.discard(key)
+            case DialBack(peer=peer, session=session, address=address, key=key):
+                self._dialer.dial(Target(peer, session, address, key))
             case Note(text=text):
                 log.info("%s", text)
 

@@ -8,11 +8,12 @@ carries out effects in order, and decides nothing about rounds.  No CUDA here.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ import zmq
 from zmq.utils import z85
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
-from farflung.collectives.errors import FarflungError, UserError
-from farflung.collectives.frames import Header, Kind, Payload, with_payload
+from farflung.collectives.errors import FarflungError
+from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
+from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
@@ -38,27 +39,27 @@ from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.control import ControlLink
+from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
+from farflung.peer.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState, codecs_of
+from farflung.peer.own_config import OwnConfig
+from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
+from farflung.peer.state import OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
 TICK_S = 0.05
-OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 
 
 @dataclass(frozen=True)
 class AgentOptions:
     url: JoinUrl
     folder: Path
-    identity: Path | None = None
-    listen: str = (
-        ""  # HOST:PORT, "" for any port on the address that leads to the coordinator, "off" for none
-    )
-    advertise: str = ""  # HOST[:PORT] that others dial, where it differs from `listen`
+    own: OwnConfig
+    journal: Path | None = None  # what happens is written here (peer/events.py)
 
 
 class Agent:
@@ -66,14 +67,18 @@ class Agent:
         self._options = options
         self._supervisor = supervisor
         self._say = say
-        self._identity = Identity.load_or_create(options.identity)
+        self._identity = Identity.load_or_create(options.own.identity)
+        # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
+        # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._zap = ZapHandler(self._context)
+        self._bulk_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zap = ZapHandler(self._bulk_context)
         # The server key of the data plane is told to members only, so a handshake already shows membership;
         # whose frames count is decided frame by frame, from the contacts.
         self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self._link = ZmqLink(self._context, keys, Counters())
+        self._line = DataLine(self._bulk_context, keys, options.own)
+        self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         self._arithmetic = Arithmetic()
@@ -82,6 +87,17 @@ class Agent:
         self._state: OuterState | None = None
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
+        self._events = RoundEvents(EventLog(options.journal), self._use)
+
+    def _use(self) -> Use:
+        loop = threading.main_thread().ident or 0
+        return {
+            "tx": self._link.tx_bytes,
+            "rx": self._link.rx_bytes,
+            "cpu_s": time.process_time(),
+            "loop_s": cpu_seconds_of(loop),
+            "arithmetic_s": self._arithmetic.cpu_seconds(),
+        }
 
     def _me(self, public: bytes) -> Me:
         identity = self._identity
@@ -95,19 +111,6 @@ class Agent:
             sign=lambda nonce, hello: _signed(identity, nonce, hello),
         )
 
-    def _open_port(self) -> str:
-        """Listen for other peers; returns the address that they dial ("" if none)."""
-        options = self._options
-        if options.listen == OUTBOUND_ONLY:
-            return ""
-        host, port = _checked_listen(options.listen) if options.listen else ("", 0)
-        bind = host or _address_towards(options.url)
-        bound = self._link.listen(bind, port)
-        if options.advertise:
-            return options.advertise if ":" in options.advertise else f"{options.advertise}:{bound}"
-        dialled = _address_towards(options.url) if bind in ("0.0.0.0", "*", "[::]") else bind
-        return f"{dialled}:{bound}"
-
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> do.Exit:
@@ -115,8 +118,6 @@ class Agent:
         self._say(f"I am {self._identity.name} ({self._identity.peer_id})")
         next_tick = 0.0
         try:
-            if self._options.listen not in ("", OUTBOUND_ONLY):
-                _checked_listen(self._options.listen)
             while self._exit is None:
                 self._wait(next_tick)
                 self._take_what_came()
@@ -139,21 +140,29 @@ class Agent:
         poller = zmq.Poller()
         for quiet in (self._zap.socket, self._local.socket, self._arithmetic.wake, *self._control.sockets()):
             poller.register(quiet, zmq.POLLIN)
-        for link, wants_out in self._link.sockets():
-            poller.register(link, zmq.POLLIN | (zmq.POLLOUT if wants_out else 0))
-        poller.poll(max(0, round(1000 * (until - time.monotonic()))))
+        for bulk, events in self._link.sockets():
+            poller.register(bulk, events)
+        wait_s = min(until - time.monotonic(), self._link.idle_s())
+        poller.poll(max(0, math.ceil(1000 * wait_s)))
 
     def _take_what_came(self) -> None:
         machine = self._machine
         self._zap.serve_waiting()
         for message in self._control.receive():
+            self._events.on_control(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
             self._on_local(local[1])
-        for sender, frame in self._link.receive():
-            self._carry_out(machine.on_frame(sender, frame, time.monotonic()))
+        for sender, came in self._link.receive():
+            now = time.monotonic()
+            if isinstance(came, Frame):
+                self._carry_out(machine.on_frame(sender, came, now))
+            elif came.header is not None:
+                self._carry_out(machine.on_spoiled(sender, came.header, now))
         self._arithmetic.collect()
+        if machine.part is not None:
+            self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
 
     def _on_tick(self, now: float) -> None:
@@ -171,7 +180,10 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+        self._line.on_tick(now, machine.part is not None and machine.part.expects_bytes)
+        machine.on_unreached(self._link.unreached())
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
+        vitals.up_bytes_per_s, vitals.down_bytes_per_s = self._line.rates
         self._carry_out(machine.on_timer(now))
 
     # ---- the trainer -----------------------------------------------------------------------------------------
@@ -195,13 +207,12 @@ class Agent:
         assert manifest is not None
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
-            codecs, elements = codecs_of(manifest), model.chunk_elements
+            elements = model.chunk_elements
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
-            self._state = OuterState(self._shared.anchor, model, codecs, outer, manifest.round.fragments)
-            payloads = (c.payload_bytes(elements) for c in (codecs.scatter, codecs.gather))
-            largest = max(8 * elements, 32 * model.chunk_count, *payloads)
+            self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
+            largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
-            self._machine.doorway.address = self._open_port()
+            self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
         self._local.send(self._shared.as_message())
 
     # ---- effects ---------------------------------------------------------------------------------------------
@@ -246,15 +257,22 @@ class Agent:
                 submit(lambda: state.install(effect), _nothing)
             case Roll():
                 submit(lambda: state.roll(effect), _nothing)
-            case Seal():
-                submit(lambda: state.seal(effect.fragment), lambda digest: self._sealed(effect, digest))
+            case Seal(version=version, fragment=fragment):
+                seal = self._events.sealing
+                submit(
+                    lambda: seal(version, lambda: state.seal(fragment)),
+                    lambda digest: self._sealed(effect, digest),
+                )
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
-            case do.Encode(round_no=round_no, slot=slot, fragment=fragment):
+            case do.Encode(round_no=round_no, slot=slot, fragment=fragment, codec=codec):
                 assert self._machine.part is not None
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
                 slot_n = shared.slots[slot]
-                submit(lambda: state.encode(slot_n, fragment), lambda made: self._encoded(round_no, made))
+                submit(
+                    lambda: state.encode(slot_n, codec, fragment),
+                    lambda made: self._encoded(round_no, made),
+                )
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(shared.slots[slot], used, fragment), _nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
@@ -286,6 +304,7 @@ class Agent:
         assert isinstance(made, tuple)
         payloads: list[Payload] = made[0]
         self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
+        self._events.on_encoded(round_no)
 
     def _served(self, to: str, frame: object) -> None:
         self._do(SendFrame(to, frame))  # type: ignore[arg-type]
@@ -293,22 +312,17 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        self._events.close()
         self._arithmetic.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()
         self._link.close()
         self._zap.close()
+        self._bulk_context.destroy(linger=0)
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)
-
-
-def _checked_listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
-    return host, int(port)
 
 
 def _nothing(_: object) -> None:
@@ -317,15 +331,6 @@ def _nothing(_: object) -> None:
 
 def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
-
-def _address_towards(url: JoinUrl) -> str:
-    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
-    family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((url.host, url.port))
-        host = str(probe.getsockname()[0])
-    return f"[{host}]" if ":" in host else host
 
 
 def say_on_stderr(text: str) -> None:
@@ -341,13 +346,26 @@ def main() -> int:
     parser.add_argument("--identity", type=Path)
     parser.add_argument("--listen", default="")
     parser.add_argument("--advertise", default="")
+    parser.add_argument("--upload-limit", action="append", default=[])
+    parser.add_argument("--download-limit", action="append", default=[])
+    parser.add_argument("--connections", type=int, default=0)
+    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        options = AgentOptions(
-            JoinUrl.parse(asked.url), asked.folder, asked.identity, asked.listen, asked.advertise
+        own = OwnConfig(
+            asked.identity,
+            asked.listen,
+            asked.advertise,
+            tuple(asked.upload_limit),
+            tuple(asked.download_limit),
+            asked.connections,
         )
-        agent = Agent(options, ParentTrainer(asked.parent), say_on_stderr)
+        agent = Agent(
+            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
+            ParentTrainer(asked.parent),
+            say_on_stderr,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.ask_to_leave())
         end = agent.run()

@@ -15,12 +15,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from farflung.collectives.errors import Refused, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.local import LocalClient, is_abandoned, make_folder, remove_folder, sweep_stale
 from farflung.peer.local_messages import Begin, Bye, Stop
+from farflung.peer.own_config import own_config
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,8 @@ class AgentProcess:
         atexit.register(self._at_exit)
 
     @classmethod
-    def start_or_find(cls, url: str | None, identity: str | None, listen: str | None) -> AgentProcess:
+    def start_or_find(cls, url: str | None, own: Mapping[str, str | None]) -> AgentProcess:
+        """`own`: the volunteer's settings as far as they were given as arguments (own_config.py)."""
         if found := os.environ.get(AGENT_VARIABLE):
             if is_abandoned(Path(found)):
                 raise UserError(
@@ -60,8 +63,7 @@ class AgentProcess:
         folder = make_folder()
         command = [sys.executable, "-m", "farflung.peer.agent", "--url", url]
         command += ["--folder", str(folder), "--parent", str(os.getpid())]
-        command += ["--identity", identity] if identity is not None else []
-        command += ["--listen", listen] if listen is not None else []
+        command += own_config(own).arguments()
         # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.
         # stdout is the script's; what the agent has to say goes to stderr.
         child = subprocess.Popen(

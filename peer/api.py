@@ -43,20 +43,39 @@ def join(
     *,
     identity: str | None = None,
     listen: str | None = None,
+    upload_limit: str | None = None,
+    download_limit: str | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
     `url`: the join URL; None takes it from the environment (FARFLUNG_RUN).  `identity`: this peer's key file.
-    `listen`: HOST:PORT where other peers may reach this one.
+    `listen`: HOST:PORT where other peers may reach this one.  `upload_limit`, `download_limit`: "20 Mbit/s".
+    What is not given here comes from the environment (FARFLUNG_LISTEN, ...) or ~/.config/farflung/config.toml.
     A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
     """
-    return connect(url, identity=identity, listen=listen).join(model, optimizer)
+    own = {"identity": identity, "listen": listen}
+    return connect(url, **own, upload_limit=upload_limit, download_limit=download_limit).join(
+        model, optimizer
+    )
 
 
-def connect(url: str | None = None, *, identity: str | None = None, listen: str | None = None) -> Connection:
+def connect(
+    url: str | None = None,
+    *,
+    identity: str | None = None,
+    listen: str | None = None,
+    upload_limit: str | None = None,
+    download_limit: str | None = None,
+) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest."""
     with ExitStack() as undo:
-        agent = AgentProcess.start_or_find(url, identity, listen)
+        own = {
+            "identity": identity,
+            "listen": listen,
+            "upload_limit": upload_limit,
+            "download_limit": download_limit,
+        }
+        agent = AgentProcess.start_or_find(url, own)
         undo.callback(agent.close, "could not connect")
         begin = agent.wait_for_begin()
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)

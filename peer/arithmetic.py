@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 Job = Callable[[], object]
@@ -51,6 +52,11 @@ class Arithmetic:
                 yield self._finished.get_nowait()
             except queue.Empty:
                 return
+
+    def cpu_seconds(self) -> float:
+        """What the thread has used so far."""
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def close(self) -> None:
         self._jobs.put(None)

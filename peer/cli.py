@@ -16,6 +16,7 @@ import typer
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes
+from farflung.peer.bench_cli import app as bench_app
 
 app = typer.Typer(
     name="farflung",
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench")
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
@@ -90,11 +92,18 @@ def join(
     script_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to --script.")] = None,
     identity: Annotated[Path | None, typer.Option(help="Key file of this peer [~/.config/farflung].")] = None,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT for other peers; `off`: this peer can't be dialled.")
-    ] = "",
+        str | None, typer.Option(help="HOST:PORT for other peers; `off`: this peer can't be dialled.")
+    ] = None,
     advertise: Annotated[
-        str, typer.Option(help="HOST[:PORT] that others dial, behind a forwarded port.")
-    ] = "",
+        str | None, typer.Option(help="HOST[:PORT] that others dial, behind a forwarded port.")
+    ] = None,
+    upload_limit: Annotated[
+        str | None, typer.Option(help='For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".')
+    ] = None,
+    download_limit: Annotated[str | None, typer.Option(help="The same for what comes in.")] = None,
+    connections: Annotated[
+        str | None, typer.Option(help="To each peer [as many as the line turns out to need].")
+    ] = None,
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
@@ -103,10 +112,19 @@ def join(
     """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
     from farflung.peer.joining import JoinOptions
     from farflung.peer.joining import join as take_part
+    from farflung.peer.own_config import own_config
 
-    options = JoinOptions(
-        JoinUrl.parse(url), identity, listen, advertise, script, tuple(script_arguments or ()), out
+    own = own_config(
+        {
+            "identity": str(identity) if identity is not None else None,
+            "listen": listen,
+            "advertise": advertise,
+            "upload_limit": upload_limit,
+            "download_limit": download_limit,
+            "connections": connections,
+        }
     )
+    options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
     raise typer.Exit(take_part(options))
 
 

@@ -14,8 +14,9 @@ from farflung.collectives.digests import hash_bytes, split_hashes
 from farflung.collectives.effects import Roll, Seal
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.collectives.frames import Payload
-from farflung.collectives.merge import Codecs, merged_chunk
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
+from farflung.compression.codec import Codec
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record
 from farflung.coordinator.schema import ModelSchema
@@ -43,9 +44,9 @@ class Contributed:
 
 
 class Invariants:
-    def __init__(self, model: ModelSchema, codecs: Codecs, fragments: int) -> None:
+    def __init__(self, model: ModelSchema, gather: Codec, fragments: int) -> None:
         self._elements = model.chunk_elements
-        self._codecs = codecs
+        self._gather = gather
         self._fragments = fragments_of(model.chunk_count, fragments)
         self.commits: dict[Key, Commit] = {}
         self.digests: dict[Key, bytes] = {}
@@ -107,7 +108,7 @@ class Invariants:
         weights = [weight for weight in commit.weights if weight > 0.0]
         for index, expected in enumerate(split_hashes(commit.hashes)):
             payloads = [payload[index] for payload in parts]
-            result = merged_chunk(self._codecs, self._elements, payloads, weights)
+            result = merged_chunk(self._gather, self._elements, payloads, weights)
             told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
             self._require("P9", hash_bytes(result) == expected, told)
 

@@ -21,15 +21,14 @@ from farflung.peer.agent import Agent, AgentOptions, say_on_stderr
 from farflung.peer.agent_process import AGENT_VARIABLE
 from farflung.peer.effects import Exit
 from farflung.peer.local import make_folder, remove_folder, sweep_stale
+from farflung.peer.own_config import OwnConfig
 from farflung.peer.supervisor import ChildTrainer
 
 
 @dataclass(frozen=True)
 class JoinOptions:
     url: JoinUrl
-    identity: Path | None = None
-    listen: str = ""
-    advertise: str = ""
+    own: OwnConfig
     script: Path | None = None
     script_arguments: tuple[str, ...] = ()
     out: Path | None = None
@@ -45,7 +44,7 @@ def join(options: JoinOptions) -> int:
     folder = make_folder()
     try:
         trainer = ChildTrainer(command, os.environ | {AGENT_VARIABLE: str(folder)})
-        agent_options = AgentOptions(options.url, folder, options.identity, options.listen, options.advertise)
+        agent_options = AgentOptions(options.url, folder, options.own)
         agent = Agent(agent_options, trainer, say_on_stderr)
         before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]
         try:

@@ -10,7 +10,7 @@ from collections import deque
 
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Kind
+from farflung.collectives.frames import Frame, Header, Kind
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.compression.codec import codec_named
@@ -32,10 +32,7 @@ class Participation:
         self.counters = Counters()
         self._elements = model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
-        self._scatter, self._gather = (
-            codec_named(manifest.round.codec),
-            codec_named(manifest.round.gather_codec),
-        )
+        self._gather = codec_named(manifest.round.gather_codec)
         self._early: deque[tuple[str, Frame]] = deque()
 
     # ---- lanes ------------------------------------------------------------------------------------------------
@@ -88,31 +85,54 @@ class Participation:
         if lane is None:
             self.counters.count(Verdict.MALFORMED)
             return []
+        if kind in _ROUND_KINDS and lane.is_early(frame):
+            self._keep_early(sender, frame)
+            return []
+        if not self._is_usable(sender, frame, lane):
+            return []
         if not self._is_usable(sender, frame, lane):
             return []
         effects: list[Effect] = []
         if kind in _ROUND_KINDS:
-            if lane.is_early(frame):
-                self._keep_early(sender, frame)
-                return []
             verdict, effects = lane.on_round_frame(sender, frame, now)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
         elif frame.header.round_no:
             verdict = Verdict.ACCEPTED  # MISSING in a round: the next quiet spell asks again
+            if lane.round is not None and frame.header.round_no == lane.round.plan.round_no:
+                lane.round.on_missing(sender, now)
         else:
             verdict, moved = lane.catch.on_frame(sender, frame)
             effects = [*moved]
         self.counters.count(verdict)
         return effects
 
+    def on_spoiled(self, sender: str, header: Header) -> list[Effect]:
+        """A frame that does not match its hash.  The data plane counted it."""
+        lane = self.lane_of_round(header.round_no)
+        return [*lane.round.on_spoiled(sender, header)] if lane is not None and lane.round is not None else []
+
+    def on_unreached(self, peers: set[str]) -> None:
+        for lane in self.lanes:
+            if lane.round is not None:
+                lane.round.unreached = peers
+
+    @property
+    def expects_bytes(self) -> bool:
+        """Others have something for me: what arrives then shows what my line can take in."""
+        return any(lane.round is not None or not lane.catch.done for lane in self.lanes)
+
     def _is_usable(self, sender: str, frame: Frame, lane: Lane) -> bool:
-        """Values in the run's codec and finite, before anybody counts on them (P8, P9)."""
+        """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""
         kind = frame.header.kind
-        codec = {Kind.CONTRIBUTION: self._scatter, Kind.RESULT: self._gather, Kind.LOGGED: self._gather}.get(
-            kind
-        )
-        if codec is None:
+        if kind == Kind.CONTRIBUTION:
+            plan = lane.round.plan if lane.round is not None else None
+            if plan is None or frame.header.round_no != plan.round_no or sender not in plan.members:
+                return True  # the round's own verdict says what it is
+            codec = codec_named(plan.codec_of(sender))
+        elif kind in (Kind.RESULT, Kind.LOGGED):
+            codec = self._gather
+        else:
             return True
         try:
             codec.check(frame.payload, self._elements)

@@ -33,6 +33,8 @@ class Vitals:
     loss: float | None = None
     tx_bytes: int = 0
     rx_bytes: int = 0
+    up_bytes_per_s: int = 0
+    down_bytes_per_s: int = 0
 
 
 @dataclass
@@ -103,6 +105,7 @@ class Reporter:
             decision_no=flight.decision.decision_no if flight.decision is not None else 0,
             held={member: (mask_to_bytes(mask), digest) for member, (mask, digest) in progress.held.items()},
             refused=progress.refused,
+            cut_off=progress.cut_off,
             merged=mask_to_bytes(merged),
             merged_hashes=b"".join(progress.merged[chunk] for chunk in bits(merged)),
             got=mask_to_bytes(progress.got[0]),
@@ -139,6 +142,8 @@ class Reporter:
                 loss=vitals.loss,
                 tx_bytes=vitals.tx_bytes,
                 rx_bytes=vitals.rx_bytes,
+                up_bytes_per_s=vitals.up_bytes_per_s,
+                down_bytes_per_s=vitals.down_bytes_per_s,
                 have=tuple(sorted(training.known_leases)),
                 want=training.want,
                 samples=training.samples,

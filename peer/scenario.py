@@ -42,7 +42,7 @@ class Scenario:
             chunks=chunks,
             rounds=draw.choice((2, 3, 4)),
             min_peers=draw.choice((1, 2, 2)),
-            codec=draw.choice(("fp32", "fp32", "fp32", "fp32", "fp32", "fp32", "int8", "int4")),
+            codec=draw.choice(("fp32", "fp32", "fp32", "fp32", "fp32", "int8", "int4", "auto")),
             undialable=draw.choice((0, 0, 1)),
             drop=draw.choice((0.0, 0.02, 0.08)),
             slow=draw.choice((0.0, 0.05, 0.1)),

@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
-from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
+from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
@@ -33,7 +34,6 @@ from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
-from farflung.peer.state import codecs_of
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
@@ -72,7 +72,8 @@ class World:
             first_plain_chunk=scenario.chunks,
             frozen=bytes(32),
         )
-        self.invariants = Invariants(self.model, codecs_of(self.manifest), scenario.fragments)
+        gather = codec_named(self.manifest.round.gather_codec)
+        self.invariants = Invariants(self.model, gather, scenario.fragments)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -140,6 +141,20 @@ class World:
                     self._deliver(COORDINATOR, caller.decode(), message, _DOOR[1])
                 case Tell(peer=peer, message=message):
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
+                case DialBack():
+                    self._dial_back(machine, effect)
+
+    def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
+        """A handshake is a few packets; where none arrives the dialler gives up."""
+        delays = self._delays(COORDINATOR, effect.peer)
+        reached = bool(delays) and self._dialable(effect.peer)
+
+        def answer() -> None:
+            if self.coordinator is machine:
+                done = machine.on_dialled(effect.peer, effect.session, reached, self.now)
+                self._carry_out(machine, done)
+
+        self.after(2 * delays[0] if delays else 3.0, answer)
 
     def _write(self, record: Record) -> None:
         self.journal.append(to_bytes(record))
@@ -191,6 +206,10 @@ class World:
         self.note(f"{me.peer} starts")
         peer = VirtualPeer(me, self.manifest, self.model, world)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
+        # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
+        values = self.model.chunk_count * self.model.chunk_elements
+        needed = values / self.manifest.round.scatter_grace_s
+        peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 

@@ -15,29 +15,28 @@ from farflung.collectives.effects import Install, Merge, Roll
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Payload
-from farflung.collectives.merge import Codecs, merged_chunk
+from farflung.collectives.ladder import LADDER
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.verdicts import Verdict
 from farflung.compression.codec import NonFinite, codec_named
-from farflung.compression.feedback import feedback_for
-from farflung.coordinator.manifest import Manifest
+from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
+from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean
 
 
 class OuterState:
-    def __init__(
-        self, anchor: Tensor, model: ModelSchema, codecs: Codecs, outer: Nesterov, fragments: int = 1
-    ) -> None:
+    def __init__(self, anchor: Tensor, model: ModelSchema, rules: RoundSection, outer: Nesterov) -> None:
         """`anchor`: fp32, model.chunk_count * model.chunk_elements values."""
         self._model = model
-        self._codecs = codecs
+        self._gather = codec_named(rules.gather_codec)
         self._outer = outer
-        self._fragments = fragments_of(model.chunk_count, fragments)
-        self._feedbacks = [feedback_for(codecs.scatter.name) for _ in self._fragments]
+        self._fragments = fragments_of(model.chunk_count, rules.fragments)
+        self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
         self.hashes: list[bytes] = [b""] * model.chunk_count
-        self.digests = [b""] * fragments  # of each fragment, as it was sealed last
+        self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
@@ -53,7 +52,7 @@ class OuterState:
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
-        delta_n = self._codecs.gather.decode(effect.payload, self._model.chunk_elements)
+        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
@@ -83,22 +82,19 @@ class OuterState:
         size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
         return flat[chunks.start * size : chunks.stop * size]
 
-    def encode(self, slot: Tensor, fragment: int = 0) -> tuple[list[Payload], str]:
+    def encode(self, slot: Tensor, codec_name: str, fragment: int = 0) -> tuple[list[Payload], str]:
         """(one payload per chunk of the fragment, why it can't be contributed or "")."""
-        size, delta_n, feedback = (
-            self._model.chunk_elements,
-            self.part(slot, fragment),
-            self._feedbacks[fragment],
-        )
+        size, codec = self._model.chunk_elements, codec_named(codec_name)
+        delta_n, feedback = self.part(slot, fragment), self._feedbacks[fragment]
         payloads: list[Payload] = []
         if feedback is not None:
-            feedback.open(delta_n)
+            feedback.open(delta_n, BETA_OF.get(codec_name, 1.0))
         for start in range(0, delta_n.numel(), size):
             try:
                 if feedback is not None:
-                    payloads.append(feedback.encode(self._codecs.scatter, start, size))
+                    payloads.append(feedback.encode(codec, start, size))
                 else:
-                    payloads.append(self._codecs.scatter.encode(delta_n[start : start + size]))
+                    payloads.append(codec.encode(delta_n[start : start + size]))
             except NonFinite as error:
                 if feedback is not None:
                     feedback.reset()
@@ -117,9 +113,10 @@ class OuterState:
             feedback.withdraw(self.part(slot, fragment))
 
     def merge(self, effect: Merge) -> bytes:
-        return merged_chunk(self._codecs, self._model.chunk_elements, effect.payloads, effect.weights)
+        return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)
 
 
-def codecs_of(manifest: Manifest) -> Codecs:
-    """UserError if this version does not know them."""
-    return Codecs(codec_named(manifest.round.codec), codec_named(manifest.round.gather_codec))
+def payload_bytes_most(rules: RoundSection, elements: int) -> int:
+    """The longest payload of a chunk in this run, either way; UserError if this version lacks a codec of it."""
+    names = LADDER if rules.codec == AUTO else (rules.codec,)
+    return max(codec_named(name).payload_bytes(elements) for name in (*names, rules.gather_codec))

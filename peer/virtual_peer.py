@@ -21,7 +21,7 @@ from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
-from farflung.peer.state import OuterState, codecs_of
+from farflung.peer.state import OuterState
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
 
@@ -56,9 +56,8 @@ class VirtualPeer:
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
-        count = self.manifest.round.fragments
-        self.fragments = fragments_of(self.model.chunk_count, count)
-        self.state = OuterState(self.anchor, self.model, codecs_of(self.manifest), outer, count)
+        self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
+        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
@@ -166,7 +165,7 @@ class VirtualPeer:
                     self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
                 )
             case do.Encode():
-                payloads, problem = self.state.encode(self.slots[effect.slot], effect.fragment)
+                payloads, problem = self.state.encode(self.slots[effect.slot], effect.codec, effect.fragment)
                 self.world.observe("encoded", (self, effect, payloads))
                 self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):

@@ -13,15 +13,13 @@ from farflung.collectives.effects import Merge, SendFrame
 from farflung.collectives.errors import UserError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.collectives.merge import Codecs
 from farflung.collectives.plan import Commit, Contact, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
-from farflung.compression.codec import Fp32Codec, codec_named
 from farflung.coordinator import messages as m
 from farflung.coordinator import wire
 from farflung.coordinator.effects import Effect, Tell, Write
-from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.manifest import Manifest, RoundSection
 from farflung.coordinator.records import AbortedRound, CommittedRound, Opened, Record
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
@@ -114,8 +112,8 @@ def test_frames_and_sums_of_a_round_carry_the_chunk_numbers_of_the_whole_model()
 
 
 def outer_state(codec: str, fragments: int) -> OuterState:
-    codecs = Codecs(codec_named(codec), Fp32Codec())
-    return OuterState(torch.arange(20.0), schema(5), codecs, Nesterov(), fragments)
+    rules = RoundSection.model_validate({"codec": codec, "fragments": fragments})
+    return OuterState(torch.arange(20.0), schema(5), rules, Nesterov())
 
 
 def test_each_fragment_has_its_own_digest_and_manifest() -> None:
@@ -130,15 +128,15 @@ def test_each_fragment_has_its_own_digest_and_manifest() -> None:
 def test_fragments_are_encoded_as_parts_of_the_whole_and_settled_each_on_its_own(codec: str) -> None:
     slot = torch.randn(20, generator=torch.Generator().manual_seed(1))
     whole, cut = outer_state(codec, 1), outer_state(codec, 2)
-    payloads, problem = whole.encode(slot)
-    assert problem == "" and cut.encode(slot, 0)[0] + cut.encode(slot, 1)[0] == payloads
+    payloads, problem = whole.encode(slot, codec)
+    assert problem == "" and cut.encode(slot, codec, 0)[0] + cut.encode(slot, codec, 1)[0] == payloads
     # The commit of fragment 0 used it, that of fragment 1 did not: that comes again as if for the first time.
     cut.resolve(slot, used=True, fragment=0)
     cut.resolve(slot, used=False, fragment=1)
-    assert cut.encode(slot, 1)[0] == outer_state(codec, 2).encode(slot, 1)[0]
+    assert cut.encode(slot, codec, 1)[0] == outer_state(codec, 2).encode(slot, codec, 1)[0]
     slot[9] = torch.nan
     cut.resolve(slot, used=True, fragment=1)
-    assert cut.encode(slot, 1) == ([], "element 9 of the pseudo-gradient is nan")
+    assert cut.encode(slot, codec, 1) == ([], "element 9 of the pseudo-gradient is nan")
 
 
 # ---- the trainer's work, as the agent sees it ------------------------------------------------------------------
@@ -253,6 +251,7 @@ class Hall:
             key = hash_bytes(str(number).encode())
             contact = Contact(key.hex()[:16], "indigo-falcon", key, "h" * limits.ADDRESS_CHARS)
             self.machine.core.members.admit(contact, key[:16], key[16:], 0.0)
+            self.machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
 
     @property
     def peers(self) -> list[str]:
@@ -263,7 +262,8 @@ class Hall:
         self.seq += 1
         plain = {
             "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": where, "phase": "inner", "step": 0,
-            "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "have": (), "want": 0, "samples": 0,
+            "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
+            "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0,
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         return self.machine.on_member(member.contact.key, beat, 0.1)
@@ -351,6 +351,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     beat = m.Beat(
         session=member.session, seq=1, roster_no=0, fragments=(where,) * most, phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
+        up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
         have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0,
     )  # fmt: skip
     assert wire.decode(wire.encode(beat), frozenset({"beat"})) == beat

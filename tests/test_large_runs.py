@@ -37,6 +37,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
         key = hash_bytes(str(number).encode())
         contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
         member = machine.core.members.admit(contact, key[:16], key[16:], 0.0)
+        machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
         for standing in member.standings:
             standing.verified, standing.ready_since = True, 0.0
         member.beat = m.Beat(
@@ -50,6 +51,8 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             loss=loss,
             tx_bytes=1 << 61,
             rx_bytes=1 << 61,
+            up_bytes_per_s=0,
+            down_bytes_per_s=0,
             have=(),
             want=0,
             samples=0,

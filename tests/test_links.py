@@ -16,7 +16,7 @@ from zmq.utils import z85
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import ZAP_DOMAIN, ZmqLink
+from farflung.collectives.zmq_link import ZAP_DOMAIN, Spoiled, ZmqLink
 from farflung.coordinator.zap import ZapHandler
 
 RUN = b"run-tag!"
@@ -32,6 +32,7 @@ class End:
     dialable: bool = True
     contact: Contact = field(init=False)
     got: list[tuple[str, Frame]] = field(default_factory=list)
+    spoiled: list[tuple[str, Spoiled]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.context = zmq.Context()
@@ -47,7 +48,12 @@ class End:
         self.zap.serve_waiting()
         self.link.flush()
         # Payloads are copied out: a view would keep its network frame alive.
-        self.got += [(s, Frame(f.header, bytes(f.payload))) for s, f in self.link.receive()]
+        for sender, came in self.link.receive():
+            if isinstance(came, Spoiled):
+                self.spoiled.append((sender, came))
+            else:
+                self.got.append((sender, Frame(came.header, bytes(came.payload))))
+        self.link.on_tick()
 
     def close(self) -> None:
         self.link.close()
@@ -122,6 +128,8 @@ def test_P8_wrong_frames_end_in_their_counter(ends: list[End]) -> None:
     counts = bob.link.counters.as_dict()
     assert (counts["unauthorised"], counts["bad hash"], counts["malformed"]) == (1, 1, 1)
     assert [f for _, f in bob.got] == [good]
+    told = [(sender, came.header.chunk if came.header else None) for sender, came in bob.spoiled]
+    assert told == [("ann", None), ("ann", 3), ("ann", None)], "whoever asks again must know for what"
 
 
 def test_P8_an_oversized_frame_is_cut_before_memory_is_taken(ends: list[End]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from farflung.collectives.digests import combined, hash_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame
 from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
-from farflung.collectives.merge import Codecs, merged_chunk
+from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.round import ASK_AT_ONCE, MemberRound
 from farflung.collectives.verdicts import Verdict
@@ -30,12 +30,11 @@ from farflung.peer.state import OuterState
 TAG, QUIET_S, ELEMENTS = bytes(8), 1.0, 4
 NAMES = ("ann", "bob", "cyd", "dan", "eve")
 CODEC = Fp32Codec()
-CODECS = Codecs(CODEC, CODEC)
 Lost = Callable[[str, str, Kind], bool]  # (from, to, kind) -> the network loses it
 
 
 def plan_of(members: Sequence[str], owners: Sequence[int], epoch: int = 1) -> Plan:
-    return Plan(1, epoch, 0, tuple(members), tuple(owners), "fp32")
+    return Plan(1, epoch, 0, tuple(members), tuple(owners), ("fp32",) * len(members))
 
 
 def contribution(member: str, chunks: int) -> list[bytes]:
@@ -63,7 +62,7 @@ class Network:
             name, effect = self.waiting.pop(place)
             match effect:
                 case Merge():
-                    payload = merged_chunk(CODECS, ELEMENTS, effect.payloads, effect.weights)
+                    payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
                     if name in self.members:
                         self.do(name, self.members[name].on_merged(effect.decision_no, effect.chunk, payload))
                 case SendFrame(to=to, frame=frame):
@@ -110,7 +109,7 @@ def expected(members: Sequence[str], decision: Decision, chunks: int) -> list[by
     counted = [(m, w) for m, w in zip(members, decision.weights, strict=True) if w > 0]
     return [
         merged_chunk(
-            CODECS, ELEMENTS, [contribution(m, chunks)[c] for m, _ in counted], [w for _, w in counted]
+            CODEC, ELEMENTS, [contribution(m, chunks)[c] for m, _ in counted], [w for _, w in counted]
         )
         for c in range(chunks)
     ]
@@ -370,8 +369,10 @@ class Short(OuterState):
         Short.made += 1
         self.liar = Short.made == 1
 
-    def encode(self, slot: torch.Tensor, fragment: int = 0) -> tuple[list[bytes], str]:  # type: ignore[override]
-        payloads, problem = super().encode(slot, fragment)
+    def encode(  # type: ignore[override]
+        self, slot: torch.Tensor, codec: str, fragment: int = 0
+    ) -> tuple[list[bytes], str]:
+        payloads, problem = super().encode(slot, codec, fragment)
         cut = -4 if self.liar and self.fault == "contributions" else None
         return [bytes(payload)[:cut] for payload in payloads], problem
 

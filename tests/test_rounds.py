@@ -19,6 +19,7 @@ from farflung.coordinator.rounds import token_weights as weigh
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
+FP32 = ("fp32",) * 3
 SESSION = bytes(16)
 RULES = RoundRules(
     min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32"
@@ -43,6 +44,7 @@ def progress(
         decision_no=number,
         held=held,
         refused=(),
+        cut_off=(),
         merged=mask_to_bytes(mask_of(merged)),
         merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),
         got=mask,
@@ -58,7 +60,7 @@ class Room:
     """A round of three over three chunks, one each, and who is alive."""
 
     def __init__(self, rules: RoundRules = RULES) -> None:
-        self.flight = InFlight(Plan(1, 1, 0, ALL, (0, 1, 2), "fp32"), rules, opened_at=100.0)
+        self.flight = InFlight(Plan(1, 1, 0, ALL, (0, 1, 2), FP32), rules, opened_at=100.0)
         self.alive = set(ALL)
         self.got: dict[str, dict[int, bytes]] = {member: {} for member in ALL}
 
@@ -318,7 +320,7 @@ def test_an_included_contribution_that_died_with_its_holder_forces_a_new_decisio
 def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> None:
     """CYD owns nothing: all of its work is safe with the others when it dies."""
     room = Room()
-    room.flight.plan = Plan(1, 1, 0, ALL, (0, 1, 1), "fp32")
+    room.flight.plan = Plan(1, 1, 0, ALL, (0, 1, 1), FP32)
     room.decided()
     room.alive.remove(CYD)
     room.has_results(ANN, 0, 1, 2), room.has_results(BOB, 0, 1, 2)

@@ -117,6 +117,7 @@ class Hall:
             welcome = self.hello(guest, **changes)
             assert isinstance(welcome, m.Welcome), welcome
             guest.session, guest.seq = welcome.session, 0
+            self.machine.on_dialled(guest.peer, guest.session, True, self.now)
 
     def says(self, guest: Guest, message: m.FromMember, key: bytes = b"") -> list[Effect]:
         return self.machine.on_member(key or guest.key, message, self.now)
@@ -135,7 +136,8 @@ class Hall:
 def beat_of(guest: Guest, **changes: object) -> m.Beat:
     plain = {
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
-        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "have": (), "want": 0, "samples": 0,
+        "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
+        "have": (), "want": 0, "samples": 0,
     }  # fmt: skip
     here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
     if here:
@@ -376,6 +378,7 @@ messages = st.one_of(
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
         "refused": st.lists(st.sampled_from([Guest(1).peer, "?"]), max_size=2).map(tuple),
+        "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
         "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
 )  # fmt: skip
 

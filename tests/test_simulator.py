@@ -94,7 +94,13 @@ class AppliesBeforeCommit(PeerMachine):
             plan, weights = flight.plan, flight.decision.weights
             lane.on_commit(
                 Commit(
-                    plan.version + 1, plan.round_no, plan.members, weights, hashes, plan.codec, plan.fragment
+                    plan.version + 1,
+                    plan.round_no,
+                    plan.members,
+                    weights,
+                    hashes,
+                    plan.codecs[0],
+                    plan.fragment,
                 )
             )
         return self._move_on()

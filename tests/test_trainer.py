@@ -229,7 +229,7 @@ def test_an_agent_that_does_not_leave_is_stopped(tmp_path: Path, monkeypatch: py
     stand_in(tmp_path, monkeypatch, "exec sleep 60")
     monkeypatch.setattr(agent_process, "LEAVE_S", 0.1)
     monkeypatch.setenv(agent_process.RUN_VARIABLE, URL)
-    agent = AgentProcess.start_or_find(None, None, None)
+    agent = AgentProcess.start_or_find(None, {})
     assert agent.problem() is None
     agent.close("enough")
     assert agent.problem() is not None
@@ -240,7 +240,7 @@ def test_a_stop_while_connecting_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
     folder = make_folder()
     server = LocalServer(folder)
     monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(folder))
-    agent = AgentProcess.start_or_find(None, None, None)
+    agent = AgentProcess.start_or_find(None, {})
     while server.recv_nowait() is None:
         time.sleep(0.005)
     server.send(Stop(code="full", reason="the run is full: 2 peers"))

@@ -22,7 +22,7 @@ from farflung.coordinator.schema import ModelSchema, TensorSpec
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
-PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), "fp32")
+PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), ("fp32", "int8"))
 DECISION = Decision(7, 1, (0.25, 0.75), {"cyd": "it was late"})
 COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
 TO = {"session": SESSION, "seq": 9}
@@ -58,6 +58,8 @@ EXAMPLES: dict[str, m.Message] = {
         loss=2.5,
         tx_bytes=1,
         rx_bytes=2,
+        up_bytes_per_s=1,
+        down_bytes_per_s=0,
         have=(1, 2),
         want=64,
         samples=1000,
@@ -69,6 +71,7 @@ EXAMPLES: dict[str, m.Message] = {
         decision_no=1,
         held={"ann": (b"\x01", H1)},
         refused=("bob",),
+        cut_off=(),
         merged=b"\x01",
         merged_hashes=H1,
         got=b"\x03",
@@ -132,9 +135,10 @@ FROZEN_FIELDS = {
     "welcome": "session incarnation member_port",
     "refuse": "code reason retry_after_s",
     "status": "status",
-    "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes have want samples",
+    "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
+    "down_bytes_per_s have want samples",
     "sent": "session seq round_no hashes tokens steps loss used",
-    "progress": "session seq round_no decision_no held refused merged merged_hashes got got_hash",
+    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
     "leave": "session seq reason",
     "tick": "session seq fragments goal reason roster_no roster leases void",
     "open": "session seq plan",
@@ -146,7 +150,7 @@ FROZEN_FIELDS = {
 FROZEN_PARTS = {
     m.FragmentBeat: "version digest round_no epoch decision_no ready need",
     m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen",
-    Plan: "round_no epoch version members owners codec fragment",
+    Plan: "round_no epoch version members owners codecs fragment",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
     Used: "lease upto",

@@ -15,8 +15,8 @@ import time
 import torch
 
 from farflung.collectives.effects import Merge, Roll
-from farflung.collectives.merge import Codecs
 from farflung.compression.codec import codec_named, codec_names
+from farflung.coordinator.manifest import RoundSection
 from farflung.optim.outer import Nesterov
 from farflung.peer.corpus import ByteWindows, load_corpus
 from farflung.peer.layout import ModelLayout
@@ -31,12 +31,13 @@ BATCH, CHUNK_ELEMENTS, SEED = 8, 16384, 0
 class Peer:
     """A trainer and an agent's state, without the network between them."""
 
-    def __init__(self, codecs: Codecs, outer: Nesterov) -> None:
+    def __init__(self, rules: RoundSection, outer: Nesterov) -> None:
         self.model: TinyGPT = build(CONFIG, SEED)
         self.layout = ModelLayout.of(self.model, CHUNK_ELEMENTS)
         self.anchor = torch.zeros(self.layout.total_elements)
         self.layout.write_anchor(self.model, self.anchor)
-        self.state = OuterState(self.anchor, self.layout.model_schema(self.model), codecs, outer)
+        self.state = OuterState(self.anchor, self.layout.model_schema(self.model), rules, outer)
+        self.codec = rules.codec
         self.inner = torch.optim.AdamW(self.model.parameters(), 3e-3, (0.9, 0.95), weight_decay=0.1)
         self.slot = torch.zeros_like(self.anchor)
 
@@ -53,7 +54,7 @@ class Peer:
             self.inner.step()
             self.inner.zero_grad()
         self.layout.write_delta(self.model, loaded, None, self.slot)
-        payloads, problem = self.state.encode(self.slot)
+        payloads, problem = self.state.encode(self.slot, self.codec)
         assert not problem, problem
         return [bytes(payload) for payload in payloads]
 
@@ -63,9 +64,10 @@ def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, 
     corpus = load_corpus()
     data = ByteWindows(corpus.train, CONFIG.context)
     # Results come back as int8, except where everything is to be exact: it costs about nothing.
-    codecs = Codecs(codec_named(codec), codec_named("fp32" if codec == "fp32" else "int8"))
+    gather = "fp32" if codec == "fp32" else "int8"
+    rules = RoundSection.model_validate({"codec": codec, "gather_codec": gather})
     outer = Nesterov(lr=0.7, momentum=0.6)
-    peers = [Peer(codecs, outer) for _ in range(count)]
+    peers = [Peer(rules, outer) for _ in range(count)]
     weights = (1.0 / count,) * count
     sent = 0
     for number in range(rounds):
@@ -81,7 +83,7 @@ def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, 
             peer.state.resolve(peer.slot, used=True)
         assert len({peer.state.seal() for peer in peers}) == 1, "the peers' states differ"
     peers[0].layout.load(peers[0].model, peers[0].anchor)
-    formula = rounds * peers[0].layout.chunk_count * codecs.scatter.payload_bytes(CHUNK_ELEMENTS)
+    formula = rounds * peers[0].layout.chunk_count * codec_named(codec).payload_bytes(CHUNK_ELEMENTS)
     return evaluate(peers[0].model, corpus.held_out, 128), sent, formula
 
 

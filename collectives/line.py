@@ -1,0 +1,137 @@
+"""One peer as the data plane reaches it: what waits for it, and the connections over which it can leave.
+
+Owned by collectives/zmq_link.py, which opens the sockets and says which peer a frame came from.  A line knows sockets
+and bytes, and nothing of rounds, contacts or keys.
+
+A line may have several connections: those that we opened, and those that the other side opened (routes of our own
+ROUTER).  Any of them will do, since frames carry all that is needed to place them and may arrive in any order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farflung.collectives.frames import Frame, Payload
+from farflung.collectives.plan import Contact
+from farflung.collectives.zmq_socket import Socket
+
+COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
+_NEWS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+@dataclass
+class Connection:
+    """One that we opened."""
+
+    socket: Socket
+    monitor: Socket
+    up: bool = False  # connected, and the other side proved its key
+
+    @staticmethod
+    def watched(socket: Socket) -> Connection:
+        """Before `socket.connect`: its news are then complete."""
+        return Connection(socket, socket.get_monitor_socket(_NEWS))
+
+    def read_news(self) -> bool:
+        """True if it came up just now."""
+        was_up = self.up
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            self.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return self.up and not was_up
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+
+@dataclass
+class Line:
+    contact: Contact
+    opened: list[Connection] = field(default_factory=list)
+    routes: list[bytes] = field(default_factory=list)
+    undialable: bool = False  # its address can't be used
+    sent_bytes: int = 0
+    stuck_since: float | None = None  # something waits and nothing has left since then
+    wanted: int = 1  # connections
+    _waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
+    _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
+    _turn: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.routes) or any(connection.up for connection in self.opened)
+
+    def put(self, frame: Frame, now: float) -> None:
+        header = frame.header.pack()
+        if header in self._named:
+            return  # asked for again while it still waits: once is enough
+        if not self._waiting:
+            self.stuck_since = now
+        self._named.add(header)
+        self._waiting.append((frame.header.round_no, header, frame.payload))
+
+    def forget_rounds_before(self, round_no: int) -> None:
+        kept = [item for item in self._waiting if item[0] == 0 or item[0] >= round_no]
+        if len(kept) < len(self._waiting):
+            self._waiting, self._named = deque(kept), {header for _, header, _ in kept}
+            self.stuck_since = self.stuck_since if kept else None
+
+    def send_one(self, router: Socket | None, now: float) -> int:
+        """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
+        if not self._waiting:
+            return 0
+        _, header, payload = self._waiting[0]
+        parts: list[Payload] = [header, payload]
+        if not (self._over_opened(parts) or self._over_routes(router, parts)):
+            return 0
+        self._waiting.popleft()
+        self._named.discard(header)
+        self.stuck_since = now if self._waiting else None
+        size = len(header) + len(payload)
+        self.sent_bytes += size
+        return size
+
+    def _over_opened(self, parts: list[Payload]) -> bool:
+        for _ in self.opened:
+            # In turn, so that all of them are kept busy when more than one is needed.
+            self._turn = (self._turn + 1) % len(self.opened)
+            if _offer(self.opened[self._turn].socket, parts):
+                return True
+        return False
+
+    def _over_routes(self, router: Socket | None, parts: list[Payload]) -> bool:
+        if router is None:
+            return False
+        for route in list(self.routes):
+            try:
+                if _offer(router, [route, *parts]):
+                    self.routes.append(self.routes.pop(self.routes.index(route)))  # the others are next
+                    return True
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self.routes.remove(route)  # that connection is gone; the other side will open another
+        return False
+
+    def close(self) -> None:
+        for connection in self.opened:
+            connection.close()
+        self.opened.clear()
+
+
+def _offer(socket: Socket, parts: list[Payload]) -> bool:
+    try:
+        socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < COPIED_BELOW_BYTES)
+    except zmq.Again:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Round-trip times between peers, and a short probe of the upload: pings over the data plane itself.  Pure.
+
+Owned by the data plane (zmq_link.py), which sends what this returns and passes on what arrives.  A ping greets too:
+who can't be dialled shows by it the connection over which it is answered.  Must not know sockets, rounds or caps.
+
+A ping waits in the queue like any frame, so one measurement may be too long and never too short: the shortest counts.
+"""
+
+from __future__ import annotations
+
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+
+PROBE_SIZES_BYTES = (
+    64 * 1024,
+    256 * 1024,
+    1024 * 1024,
+)  # one after the other, each only if the last was quick
+PROBE_LONG_S = 0.5  # a probe that takes so long beyond the round trip has told enough
+_GREETING = b"?"
+
+
+class Pings:
+    def __init__(self, run_tag: bytes, payload_max: int) -> None:
+        self.rtt_s: dict[str, float] = {}
+        self.probed: tuple[int, float] | None = (
+            None  # (bytes, seconds) of the last probe of this machine's upload
+        )
+        self._run_tag = run_tag
+        self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
+        self._number = 0
+        self._on_way: dict[tuple[str, int], tuple[float, int]] = {}  # (peer, number) -> (sent at, bytes)
+        self._probing = ""  # the peer that is being probed: one in the life of a link
+        self._probes_sent = 0
+
+    def greet(self, peer: str, now: float) -> Frame:
+        return self._ping(peer, len(_GREETING), now)
+
+    def forget(self, peer: str) -> None:
+        self.rtt_s.pop(peer, None)
+        self._on_way = {key: sent for key, sent in self._on_way.items() if key[0] != peer}
+        if self._probing == peer and self.probed is None:
+            self._probing, self._probes_sent = "", 0
+
+    def on_frame(self, peer: str, header: Header, now: float) -> Frame | None:
+        """What to answer to a PING or a PONG, if anything."""
+        if header.kind == Kind.PING:
+            return Frame(Header(Kind.PONG, self._run_tag, chunk=header.chunk))
+        sent = self._on_way.pop((peer, header.chunk), None)
+        return self._on_pong(peer, *sent, now) if sent is not None else None
+
+    def _on_pong(self, peer: str, sent_at: float, size: int, now: float) -> Frame | None:
+        took_s = max(1e-6, now - sent_at)
+        if size == len(_GREETING):
+            self.rtt_s[peer] = min(took_s, self.rtt_s.get(peer, took_s))
+            self._probing = self._probing or peer
+        if peer != self._probing or self._probes_sent > len(self._sizes):
+            return None
+        beyond_s = took_s - self.rtt_s.get(peer, 0.0)
+        if self._probes_sent:
+            # Each probe finds the connection's window a little wider: the last one is nearest to the truth.
+            self.probed = (size, max(beyond_s, 1e-3))
+        self._probes_sent += 1
+        if self._probes_sent > len(self._sizes) or beyond_s >= PROBE_LONG_S:
+            self._probes_sent = len(self._sizes) + 1
+            return None
+        return self._ping(peer, self._sizes[self._probes_sent - 1], now)
+
+    def _ping(self, peer: str, size: int, now: float) -> Frame:
+        self._number += 1
+        self._on_way[peer, self._number] = (now, size)
+        payload = _GREETING if size == len(_GREETING) else bytes(size)
+        return with_payload(Header(Kind.PING, self._run_tag, chunk=self._number), payload)

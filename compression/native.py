@@ -1,0 +1,162 @@
+"""The compiled path of the block codecs: loaded if it can be had, checked against the torch path, used or left.
+
+Owns: the choice for each codec and its reason, and the calls into the library.
+Called by: blocks.py; `path_in_use` by whoever tells a user about it.
+Must not know: the arithmetic, peers, rounds.
+
+Nothing depends on this path: the bytes are those of the torch path or it is not used.  FARFLUNG_NATIVE=0 turns it
+off.  The library is called without the interpreter's lock, so other threads go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.compression.native_build import NoLibrary, library
+from farflung.compression.native_check import first_difference
+from farflung.compression.tiles import scratch, span_length, spans
+from farflung.compression.wire import HEADER_BYTES, Bytes, Format
+
+SWITCH = "FARFLUNG_NATIVE"
+_CPU = torch.device("cpu")
+_ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+class Layout(Protocol):
+    """What this file sees of a block codec."""
+
+    format: ClassVar[Format]
+    code_bytes: ClassVar[int]
+
+    def using(self, compiled: Compiled | None) -> Self:
+        """The same codec on this path only; None is the torch path."""
+
+    def encode(self, chunk_n: Tensor) -> bytes: ...
+    def check(self, payload: Bytes, elements: int) -> None: ...
+    def decode(self, payload: Bytes, elements: int) -> Tensor: ...
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
+
+
+class Compiled:
+    """One codec's functions.  Payloads have the length and the header that the codec expects."""
+
+    def __init__(self, functions: ctypes.CDLL, codec: Layout) -> None:
+        self._block, self._code_bytes = codec.format.block, codec.code_bytes
+
+        def bound(what: str, result: type | None, *arguments: type) -> Callable[..., int]:
+            function = getattr(functions, f"{codec.format.name}_{what}")
+            function.restype, function.argtypes = result, arguments
+            return function  # type: ignore[no-any-return]
+
+        coded = (_ADDRESS, _ADDRESS, _COUNT)
+        self._encode = bound("encode", ctypes.c_int, _ADDRESS, _COUNT, _ADDRESS, _ADDRESS)
+        self._check = bound("check", ctypes.c_int, *coded)
+        self._decode = bound("decode", None, *coded, _ADDRESS)
+        self._decode_add = bound("decode_add", None, *coded, ctypes.c_float, _ADDRESS)
+
+    @staticmethod
+    def can_use(values_n: Tensor) -> bool:
+        return values_n.device == _CPU and values_n.is_contiguous()
+
+    def encode(self, flat_n: Tensor, header: bytes) -> bytes | None:
+        """The payload; None where a value is not finite."""
+        elements = flat_n.numel()
+        blocks = -(-elements // self._block)
+        payload = scratch("payload", len(header) + blocks * (2 + self._code_bytes), torch.uint8, _CPU)
+        room = payload.numpy()
+        room[: len(header)] = np.frombuffer(header, np.uint8)
+        steps_at = payload.data_ptr() + len(header)
+        codes_at = steps_at + 2 * blocks
+        for start, stop in spans(elements, span_length(_CPU) // self._block * self._block):
+            part_n = flat_n[start:stop]
+            if part_n.dtype != torch.float32:
+                part_n = scratch("input", stop - start, torch.float32, _CPU).copy_(part_n)
+            before = start // self._block
+            to = steps_at + 2 * before, codes_at + self._code_bytes * before
+            if not self._encode(part_n.data_ptr(), stop - start, *to):
+                return None
+        return room.tobytes()
+
+    def check(self, payload: Bytes, elements: int) -> bool:
+        steps_at, codes_at = self._addresses(payload, elements)
+        return bool(self._check(steps_at, codes_at, elements))
+
+    def decode(self, payload: Bytes, out_n: Tensor) -> None:
+        self._decode(*self._addresses(payload, out_n.numel()), out_n.numel(), out_n.data_ptr())
+
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
+        elements = total_n.numel()
+        self._decode_add(*self._addresses(payload, elements), elements, weight, total_n.data_ptr())
+
+    def _addresses(self, payload: Bytes, elements: int) -> tuple[int, int]:
+        """Of steps and codes.  The caller holds the payload, so its memory stays until the call is over."""
+        steps_at = np.frombuffer(payload, np.uint8).ctypes.data + HEADER_BYTES
+        return steps_at, steps_at + 2 * -(-elements // self._block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    compiled: Compiled | None
+    reason: str
+
+
+class _Choices:
+    """Made at most once a process: at the first use of each codec."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._library: ctypes.CDLL | NoLibrary | None = None
+        self._by_codec: dict[str, _Choice] = {}
+
+    def of(self, codec: Layout) -> _Choice:
+        choice = self._by_codec.get(codec.format.name)
+        if choice is None:
+            with self._lock:
+                choice = self._by_codec.get(codec.format.name) or self._choose(codec)
+                self._by_codec[codec.format.name] = choice
+        return choice
+
+    def _choose(self, codec: Layout) -> _Choice:
+        if self._library is None:
+            self._library = loaded()
+        if isinstance(self._library, NoLibrary):
+            return _Choice(None, str(self._library))
+        compiled = Compiled(self._library, codec)
+        difference = first_difference(codec.using(None), codec.using(compiled))
+        if difference:
+            return _Choice(None, f"the compiled code differs from the torch code: {difference}")
+        return _Choice(compiled, f"compiled, in {self._library._name}")
+
+
+_choices = _Choices()
+
+
+def loaded() -> ctypes.CDLL | NoLibrary:
+    """The library, or why there is none."""
+    try:
+        return ctypes.CDLL(str(library(os.environ)))
+    except NoLibrary as error:
+        return error
+    except OSError as error:
+        return NoLibrary(f"the compiled library cannot be loaded: {error}")
+
+
+def compiled_for(codec: Layout) -> Compiled | None:
+    return None if os.environ.get(SWITCH) == "0" else _choices.of(codec).compiled
+
+
+def path_in_use(codec: Layout) -> tuple[str, str]:
+    """("compiled" or "torch", why)"""
+    if os.environ.get(SWITCH) == "0":
+        return "torch", f"{SWITCH}=0 is set"
+    choice = _choices.of(codec)
+    return "compiled" if choice.compiled else "torch", choice.reason

@@ -1,0 +1,107 @@
+"""This peer's line to the others: the data plane with its address, its limits, and what it was measured to carry.
+
+Owned by the agent, which sends and receives through `link`.  Decides nothing about rounds; who may speak and what is
+sent comes from the peer machine.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import zmq
+
+from farflung.collectives.caps import parse_cap
+from farflung.collectives.errors import UserError
+from farflung.collectives.rates import RateMeter
+from farflung.collectives.verdicts import Counters
+from farflung.collectives.zmq_link import LinkSettings, ZmqLink
+from farflung.coordinator.manifest import NetSection
+from farflung.coordinator.url import JoinUrl
+from farflung.peer.own_config import Caps, OwnConfig
+
+OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
+
+
+class DataLine:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[bytes, bytes], own: OwnConfig
+    ) -> None:
+        """`keys`: CURVE public and secret key of this session, z85.  UserError for an address that is none."""
+        self._own = own
+        if own.listen not in ("", OUTBOUND_ONLY):
+            checked_listen(own.listen)
+        self._settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes())
+        self.link = ZmqLink(context, keys, Counters(), self._settings)
+        self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
+        self._up, self._down = RateMeter(), RateMeter()
+        self._moved = (0, 0)  # bytes up and down when the meters were fed last
+
+    def open(self, url: JoinUrl, net: NetSection) -> str:
+        """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
+        self._up_limits = Caps((*self._up_limits.caps, parse_cap(net.upload_limit)))
+        self._down_limits = Caps((*self._down_limits.caps, parse_cap(net.download_limit)))
+        self._keep_limits(time.monotonic())  # a socket is opened for a limited line or for an open one
+        own = self._own
+        if own.listen == OUTBOUND_ONLY:
+            return ""
+        host, port = checked_listen(own.listen) if own.listen else ("", 0)
+        bind = host or _address_towards(url)
+        bound = self.link.listen(bind, port)
+        if own.advertise:
+            return own.advertise if ":" in own.advertise else f"{own.advertise}:{bound}"
+        dialled = _address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
+        return f"{dialled}:{bound}"
+
+    def on_tick(self, now: float, expects_bytes: bool) -> None:
+        """`expects_bytes`: others have something for this peer, so that what arrives shows what the line takes in."""
+        link = self.link
+        link.on_tick()
+        moved = (link.tx_bytes, link.rx_bytes)
+        self._up.feed(now, moved[0] - self._moved[0], link.backlog)
+        self._down.feed(now, moved[1] - self._moved[1], expects_bytes)
+        if self._up.bytes_per_s is None and link.pings.probed is not None:
+            self._up.feed_probe(*link.pings.probed)
+        self._moved = moved
+        self._keep_limits(now)
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """Bytes per second up and down; 0 where nothing is known yet.  What a limit allows is never exceeded."""
+        pacers = (self._settings.upload, self._settings.download)
+        found = []
+        for meter, pacer in zip((self._up, self._down), pacers, strict=True):
+            known = [rate for rate in (meter.bytes_per_s, pacer.bytes_per_s) if rate is not None]
+            found.append(round(min(known, default=0)))
+        return found[0], found[1]
+
+    def _keep_limits(self, now: float) -> None:
+        clock = time.localtime()
+        second_of_day = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
+        self._settings.upload.set_rate(now, self._up_limits.at(second_of_day))
+        self._settings.download.set_rate(now, self._down_limits.at(second_of_day))
+
+
+def send_window_bytes() -> int:
+    """The most that one TCP connection of this machine can have on its way."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return LinkSettings.window_bytes  # no Linux: a usual value
+
+
+def checked_listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
+    return host, int(port)
+
+
+def _address_towards(url: JoinUrl) -> str:
+    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
+    family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((url.host, url.port))
+        host = str(probe.getsockname()[0])
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,111 @@
+"""The volunteer's own settings: what never leaves this machine.  Where they come from, and which of them wins.
+
+Called by the command line, the public API and the agent's own entry point.  Must not know the run.
+
+An argument goes before the environment (FARFLUNG_LISTEN, FARFLUNG_UPLOAD_LIMIT, ...), that before the file
+(`config.toml` beside the identity key).  Of limits the strictest counts, wherever it stands, and the run's too.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.collectives.caps import Cap, parse_cap, strictest
+from farflung.collectives.errors import UserError
+from farflung.collectives.widening import MOST_CONNECTIONS
+from farflung.peer.identity import default_path
+
+KEYS = ("identity", "listen", "advertise", "upload_limit", "download_limit", "connections")
+_PREFIX = "FARFLUNG_"
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    identity: Path | None = None  # the key file of this peer; None: the usual place
+    listen: str = ""  # HOST:PORT; "": any port on the address that leads to the coordinator; "off": none
+    advertise: str = ""  # HOST[:PORT] that others dial, where it differs from `listen`
+    upload_limits: tuple[str, ...] = ()
+    download_limits: tuple[str, ...] = ()
+    connections: int = 0  # to each peer; 0: as many as the line turns out to need
+
+    def arguments(self) -> list[str]:
+        """As options of `python -m farflung.peer.agent`."""
+        found = ["--identity", str(self.identity)] if self.identity is not None else []
+        for option, value in (("--listen", self.listen), ("--advertise", self.advertise)):
+            found += [option, value] if value else []
+        for option, limits in (
+            ("--upload-limit", self.upload_limits),
+            ("--download-limit", self.download_limits),
+        ):
+            for limit in limits:
+                found += [option, limit]
+        return [*found, *(["--connections", str(self.connections)] if self.connections else [])]
+
+
+@dataclass(frozen=True)
+class Caps:
+    """All limits of one direction, the run's too."""
+
+    caps: tuple[Cap, ...]
+
+    @classmethod
+    def of(cls, *texts: str) -> Caps:
+        return cls(tuple(parse_cap(text) for text in texts))
+
+    def at(self, second_of_day: float) -> float | None:
+        least: float | None = None
+        for cap in self.caps:
+            least = strictest(least, cap.at(second_of_day))
+        return least
+
+
+def own_config(
+    given: Mapping[str, str | None], environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> OwnConfig:
+    """`given`: what was said as arguments, by the names in KEYS; None where nothing was."""
+    path = file if file is not None else default_path(environ).with_name("config.toml")
+    layers = [
+        {key: str(value) for key, value in given.items() if value is not None},
+        {key: environ[_PREFIX + key.upper()] for key in KEYS if environ.get(_PREFIX + key.upper())},
+        _read(path),
+    ]
+    first = {key: value for layer in reversed(layers) for key, value in layer.items()}
+    limits = {
+        key: tuple(layer[key] for layer in layers if key in layer)
+        for key in ("upload_limit", "download_limit")
+    }
+    for text in (*limits["upload_limit"], *limits["download_limit"]):
+        parse_cap(text)  # a mistake is told here, before anything starts
+    return OwnConfig(
+        Path(first["identity"]).expanduser() if "identity" in first else None,
+        first.get("listen", ""),
+        first.get("advertise", ""),
+        limits["upload_limit"],
+        limits["download_limit"],
+        _connections(first.get("connections", "0")),
+    )
+
+
+def _connections(text: str) -> int:
+    if not text.isdecimal() or int(text) > MOST_CONNECTIONS:
+        raise UserError(f"connections: expected 0 (as many as needed) to {MOST_CONNECTIONS}, found {text!r}")
+    return int(text)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    for key, value in found.items():
+        if key not in KEYS:
+            raise UserError(f"{path}: {key}: no such setting; there are {', '.join(KEYS)}")
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise UserError(f"{path}: {key}: expected text or a whole number, found {value!r}")
+    return {key: str(value) for key, value in found.items()}

@@ -1,0 +1,95 @@
+"""`farflung bench allreduce` as people call it: real processes over encrypted loopback."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]
+
+
+def bench(stage: Any, *words: str) -> dict[str, Any]:
+    done = stage.call("bench", "allreduce", *words, "--json", timeout_s=90.0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_P1_two_peers_end_with_the_same_bytes_and_the_exact_mean(stage: Any) -> None:
+    found = bench(stage, "--peers", "2", *SMALL, "--codec", "int8")
+    assert found["identical"] and 0 < found["rel_error"] < 0.05
+    assert len(found["seconds"]) == 3 and found["aborted_rounds"] == 0
+    # Each peer sends half of its own vector and half of the result, in one byte a value.
+    assert 250_000 < found["tx_bytes_per_peer"] < 300_000
+    assert found["tx_bytes_per_peer"] == pytest.approx(found["rx_bytes_per_peer"], rel=0.05)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.5])
+def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) -> None:
+    found = bench(stage, "--peers", "3", *SMALL, "--kill-at", str(fraction))
+    killed = found["killed"]
+    assert killed["at"] >= fraction and killed["survivors"] == 2 and killed["round"] == 2
+    assert killed["seconds"] > 0 and found["aborted_rounds"] == 0
+    assert found["identical"] and found["rel_error"] < 1e-5 and len(found["seconds"]) == 2
+
+
+def test_hosts_join_the_one_that_serves(stage: Any) -> None:
+    port = free_ports()
+    words = ["bench", "allreduce", "--serve", f"127.0.0.1:{port}", "--peers", "2", *SMALL]
+    server = stage.start("server", words, stdout=subprocess.PIPE)
+    url = json.loads(server.stdout.readline())["url"]
+    joined = stage.call("bench", "allreduce", "--join", url, timeout_s=90.0)
+    assert joined.returncode == 0, joined.stderr
+    assert stage.wait("server") == 0, stage.log("server")
+    found = json.loads(server.stdout.read().splitlines()[-1])
+    assert found["identical"] and found["peers"] == 2 and found["rel_error"] < 1e-5
+
+
+def free_ports() -> int:
+    """The first of three in a row."""
+    import socket
+
+    for port in range(29850, 60000, 3):
+        try:
+            for each in range(port, port + 3):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", each))
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no three free ports in a row")
+
+
+def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
+    process = stage.start("bench", ["bench", "allreduce", "--peers", "2", "--mb", "8", "--rounds", "5000"])
+    end = time.monotonic() + 60
+    while len(children := descendants(process.pid)) < 5:  # coordinator, two trainers, two agents
+        assert time.monotonic() < end, stage.log("bench")
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert stage.wait("bench") == 130
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert "Traceback" not in stage.log("bench")
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def test_a_wrong_option_is_one_line_and_exit_code_2(stage: Any) -> None:
+    for words in (["--peers", "1"], ["--codec", "zip"], ["--serve", "nonsense"], ["--join", "nonsense"]):
+        done = stage.call("bench", "allreduce", *words)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr

@@ -1,0 +1,160 @@
+"""The rate of a line from what moved over it, on made-up lines whose true rate is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from farflung.collectives.rates import RateMeter
+
+MBIT = 125_000.0  # bytes/s
+MIB = 1 << 20
+
+
+class MadeUpLine:
+    """Moves chunks at a given rate.  A buffer swallows the first chunks of each transfer at once."""
+
+    def __init__(self, bytes_per_s: float, chunk_bytes: int = MIB, buffer_bytes: int = 0) -> None:
+        self.meter = RateMeter()
+        self.now = 100.0
+        self.bytes_per_s = bytes_per_s
+        self.chunk_bytes = chunk_bytes
+        self.buffer_bytes = buffer_bytes
+        self.seen: list[float | None] = []
+
+    def transfer(self, seconds: float, pace: Callable[[int], float] = lambda chunk: 1.0) -> None:
+        """As many chunks as go in that time; `pace` makes single ones slower or faster."""
+        self.meter.feed(self.now, 0, backlog=False)
+        end, room, chunk = self.now + seconds, self.buffer_bytes, 0
+        while self.now < end:
+            if room >= self.chunk_bytes:
+                room -= self.chunk_bytes
+                self.now += 1e-5
+            else:
+                self.now += self.chunk_bytes / self.bytes_per_s * pace(chunk)
+            chunk += 1
+            self.meter.feed(self.now, self.chunk_bytes, backlog=True)
+            self.seen.append(self.meter.bytes_per_s)
+
+    def idle(self, seconds: float) -> None:
+        self.now += seconds
+        self.meter.feed(self.now, 0, backlog=False)
+
+    @property
+    def estimate(self) -> float:
+        assert self.meter.bytes_per_s is not None
+        return self.meter.bytes_per_s
+
+    def is_right(self, tolerance: float = 0.05) -> bool:
+        return self.estimate == pytest.approx(self.bytes_per_s, rel=tolerance)
+
+
+LINES = pytest.mark.parametrize("mbit", [0.5, 10, 100, 1000])
+
+
+@LINES
+@pytest.mark.parametrize("buffer_bytes", [0, 4 * MIB])
+def test_a_steady_line_is_measured_right(mbit: float, buffer_bytes: int) -> None:
+    line = MadeUpLine(mbit * MBIT, buffer_bytes=buffer_bytes)
+    line.transfer(max(3.0, 6 * MIB / line.bytes_per_s))
+    assert line.is_right(0.01)
+
+
+def test_nothing_is_claimed_before_it_is_known() -> None:
+    line = MadeUpLine(10 * MBIT)
+    assert line.meter.bytes_per_s is None
+    line.transfer(1.7)
+    assert line.meter.bytes_per_s is None
+    line.transfer(5.0)
+    assert line.is_right()
+
+
+def test_an_idle_line_tells_nothing() -> None:
+    meter = RateMeter()
+    for second in range(1000):
+        meter.feed(float(second), 1000, backlog=False)
+    assert meter.bytes_per_s is None
+
+
+@LINES
+def test_idle_gaps_change_nothing(mbit: float) -> None:
+    line = MadeUpLine(mbit * MBIT)
+    for _ in range(6):
+        line.transfer(max(1.5, 5 * MIB / line.bytes_per_s))
+        line.idle(60.0)
+    assert line.is_right(0.01)
+    line.idle(10_000_000.0)
+    assert line.is_right(0.01)
+
+
+def test_trickles_between_transfers_change_nothing() -> None:
+    line = MadeUpLine(100 * MBIT)
+    line.transfer(5.0)
+    for _ in range(100):
+        line.now += 1.0
+        line.meter.feed(line.now, 300, backlog=False)
+    assert line.is_right(0.01)
+
+
+@pytest.mark.parametrize("buffer_bytes", [MIB, 8 * MIB])
+def test_what_a_buffer_swallows_is_not_the_lines_rate(buffer_bytes: int) -> None:
+    """Many short transfers, each of which begins with a burst into an empty buffer."""
+    line = MadeUpLine(10 * MBIT, buffer_bytes=buffer_bytes)
+    for _ in range(10):
+        line.transfer(4.0)
+        line.idle(20.0)
+    assert line.is_right(0.02)
+
+
+def test_bursts_in_the_middle_even_out() -> None:
+    """Chunks arrive four at a time, as they do when a receiver is slow to read."""
+    line = MadeUpLine(10 * MBIT)
+    line.transfer(120.0, pace=lambda chunk: 3.997 if chunk % 4 == 0 else 0.001)
+    assert line.is_right(0.25)
+    settled = [rate for rate in line.seen[30:] if rate is not None]
+    assert max(settled) < 1.3 * line.bytes_per_s and min(settled) > 0.75 * line.bytes_per_s
+
+
+@pytest.mark.parametrize("before, after", [(100, 10), (10, 100), (1000, 1), (1, 1000)])
+def test_a_changed_rate_is_followed(before: float, after: float) -> None:
+    line = MadeUpLine(before * MBIT)
+    line.transfer(60.0)
+    line.bytes_per_s = after * MBIT
+    line.transfer(10.0 + MIB / line.bytes_per_s)
+    middle = line.estimate
+    assert min(before, after) * MBIT < middle < max(before, after) * MBIT, "not at once"
+    line.transfer(150.0)
+    assert line.is_right(0.1)
+
+
+def test_a_line_that_falls_silent_is_not_believed_for_ever() -> None:
+    line = MadeUpLine(100 * MBIT)
+    line.transfer(10.0)
+    line.meter.feed(line.now + 0.05, 0, backlog=True)
+    assert line.is_right(0.01), "a chunk is on its way"
+    line.meter.feed(line.now + 200.0, 0, backlog=True)
+    assert line.estimate < 0.1 * line.bytes_per_s
+
+
+def test_polling_gives_the_same_as_reporting_each_chunk() -> None:
+    meter, now = RateMeter(), 0.0
+    for _ in range(100):
+        now += 0.1
+        meter.feed(now, 12_500, backlog=True)
+    assert meter.bytes_per_s == pytest.approx(MBIT)
+
+
+def test_a_probe_gives_a_first_estimate_and_transfers_outweigh_it() -> None:
+    line = MadeUpLine(10 * MBIT)
+    line.meter.feed_probe(MIB, 0.05)
+    assert line.estimate == pytest.approx(MIB / 0.05)
+    line.transfer(60.0)
+    assert line.is_right(0.2)
+
+
+def test_a_probe_moves_a_known_rate_only_a_little() -> None:
+    line = MadeUpLine(100 * MBIT)
+    line.transfer(60.0)
+    line.meter.feed_probe(round(50 * MBIT), 1.0)
+    assert line.is_right(0.1)

@@ -1,0 +1,176 @@
+"""Who owns which chunk: exact, only who can be dialled, and near the best that the model of a round's time allows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives.shares import Rates, assign, reassign, round_time
+
+MBIT = 125_000.0  # bytes/s
+
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=40)
+rate = st.one_of(st.none(), st.floats(0.1, 10_000).map(lambda mbit: mbit * MBIT))
+rates_of_one = st.builds(Rates, rate, rate, st.sampled_from([0.22, 2.0, 4.0, 8.0, 32.0]))
+
+
+def names(count: int) -> list[str]:
+    return [f"peer{index}" for index in range(count)]
+
+
+def counts_of(owners: Sequence[int], members: int) -> list[int]:
+    return [owners.count(index) for index in range(members)]
+
+
+def mbit(*lines: tuple[float, float]) -> list[Rates]:
+    return [Rates(up * MBIT, down * MBIT) for up, down in lines]
+
+
+def owned(chunks: int, rates: Sequence[Rates], hosts: set[str] | None = None) -> list[int]:
+    members = names(len(rates))
+    return counts_of(assign(chunks, members, hosts or set(members), rates), len(rates))
+
+
+@st.composite
+def rounds(draw: st.DrawFn, most_members: int = 12) -> tuple[int, list[str], set[str], list[Rates]]:
+    members = names(draw(st.integers(1, most_members)))
+    hosts = set(draw(st.lists(st.sampled_from(members), min_size=1, unique=True)))
+    rates = draw(st.lists(rates_of_one, min_size=len(members), max_size=len(members)))
+    return draw(st.integers(1, 300)), members, hosts, rates
+
+
+# --- what always holds ---
+
+
+@fixed
+@given(rounds(), st.sampled_from([2.0, 8.0, 32.0]))
+def test_every_chunk_has_one_owner_that_can_be_dialled(
+    drawn: tuple[int, list[str], set[str], list[Rates]], bits: float
+) -> None:
+    chunks, members, hosts, rates = drawn
+    owners = assign(chunks, members, hosts, rates, bits)
+    assert len(owners) == chunks
+    assert all(members[owner] in hosts for owner in owners)
+    assert list(owners) == sorted(owners), "contiguous runs"
+    assert owners == assign(chunks, members, hosts, rates, bits), "same input, same output"
+
+
+@fixed
+@given(rounds(), st.sampled_from([2.0, 8.0, 32.0]))
+def test_never_worse_than_even_shares(
+    drawn: tuple[int, list[str], set[str], list[Rates]], bits: float
+) -> None:
+    chunks, members, hosts, rates = drawn
+    ours = counts_of(assign(chunks, members, hosts, rates, bits), len(members))
+    even = counts_of(assign(chunks, members, hosts), len(members))
+    assert round_time(ours, rates, bits) <= round_time(even, rates, bits) * (1 + 1e-9)
+
+
+def test_nobody_to_own_means_no_owners() -> None:
+    assert assign(5, names(3), set()) == ()
+    assert assign(0, names(3), set(names(3))) == ()
+
+
+def test_without_rates_shares_are_even() -> None:
+    members = names(4)
+    even = assign(10, members, set(members))
+    assert sorted(counts_of(even, 4)) == [2, 2, 3, 3]
+    unknown = [Rates(), Rates(0, 0), Rates(float("nan"), float("inf")), Rates(-1, None)]
+    assert assign(10, members, set(members), unknown) == even
+
+
+def test_one_host_owns_all() -> None:
+    assert owned(7, mbit((1, 1), (500, 500), (500, 500)), {"peer0"}) == [7, 0, 0]
+    assert owned(7, mbit((1, 1))) == [7]
+
+
+# --- near the best ---
+
+
+def splits(chunks: int, members: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give `chunks` to `members`."""
+    for bars in itertools.combinations(range(chunks + members - 1), members - 1):
+        edges = (-1, *bars, chunks + members - 1)
+        yield tuple(after - before - 1 for before, after in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("chunks, members", [(40, 2), (24, 3), (14, 4), (3, 5)])
+@settings(fixed, max_examples=15)
+@given(data=st.data())
+def test_within_two_percent_of_every_other_way(chunks: int, members: int, data: st.DataObject) -> None:
+    """Brute force: the model's time for each possible split."""
+    rates = data.draw(st.lists(rates_of_one, min_size=members, max_size=members))
+    bits = data.draw(st.sampled_from([2.0, 8.0, 32.0]))
+    hosts = set(data.draw(st.lists(st.sampled_from(names(members)), min_size=1, unique=True)))
+    allowed = [
+        split
+        for split in splits(chunks, members)
+        if all(not count or name in hosts for count, name in zip(split, names(members), strict=True))
+    ]
+    best = min(round_time(split, rates, bits) for split in allowed)
+    ours = counts_of(assign(chunks, names(members), hosts, rates, bits), members)
+    assert round_time(ours, rates, bits) <= 1.02 * best, (ours, rates)
+
+
+def test_a_slow_uplink_of_eight_owns_less() -> None:
+    counts = owned(256, mbit(*[(100, 100)] * 7, (10, 100)))
+    assert counts[7] < 16 and min(counts[:7]) > 32
+
+
+def test_a_slow_line_that_sends_little_owns_less() -> None:
+    slow = Rates(10 * MBIT, 10 * MBIT, scatter_bits=2)
+    counts = owned(256, [*mbit(*[(100, 100)] * 7), slow])
+    assert counts[7] < 16 and min(counts[:7]) > 32
+
+
+def test_equal_lines_own_equally() -> None:
+    assert owned(64, mbit(*[(20, 100)] * 8)) == [8] * 8
+
+
+def test_a_member_that_cannot_be_dialled_leaves_the_others_by_their_rates() -> None:
+    counts = owned(120, mbit((20, 100), (1000, 1000), (40, 250)), {"peer1", "peer2"})
+    assert counts[0] == 0 and counts[1] > 5 * counts[2] > 0
+
+
+def test_unknown_rates_count_as_the_median() -> None:
+    known = mbit((100, 100), (200, 200), (20, 400))
+    assert owned(100, [*known, Rates()]) == owned(100, [*known, Rates(100 * MBIT, 200 * MBIT)])
+
+
+def test_huge_runs_and_wild_rates_are_shared_out_too() -> None:
+    wild = [Rates(10.0 ** (index % 13), 10.0 ** (index * 7 % 13)) for index in range(64)]
+    assert sum(owned(4096, wild)) == 4096
+
+
+# --- an owner dies ---
+
+
+@fixed
+@given(rounds(), st.data())
+def test_heirs_take_exactly_what_was_lost(
+    drawn: tuple[int, list[str], set[str], list[Rates]], data: st.DataObject
+) -> None:
+    chunks, members, hosts, rates = drawn
+    owners = assign(chunks, members, hosts, rates)
+    lost = data.draw(st.sets(st.sampled_from(sorted(set(owners)))))
+    heirs = [index for index in range(len(members)) if index not in lost]
+    if not heirs:
+        return
+    moved = reassign(owners, lost, heirs, rates)
+    for before, after in zip(owners, moved, strict=True):
+        assert after in heirs if before in lost else after == before
+    assert moved == reassign(owners, lost, heirs, rates)
+
+
+def test_without_rates_the_least_loaded_heirs() -> None:
+    assert counts_of(reassign((0, 0, 0, 0, 1, 1, 2), {0}, [1, 2, 3]), 4) == [0, 3, 2, 2]
+
+
+def test_a_fast_heir_takes_more() -> None:
+    rates = mbit((100, 100), (10, 10), (90, 90))
+    moved = reassign((0,) * 50, {0}, [1, 2], rates)
+    assert counts_of(moved, 3) == [0, 5, 45]
