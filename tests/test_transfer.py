@@ -312,6 +312,23 @@ def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> No
     assert joiner.arrived and joiner.bytes == states(9)
 
 
+def test_a_chunk_that_was_stuck_once_waits_for_its_next_result_like_any_other() -> None:
+    ann = Donor(3)
+    joiner = Joiner({"ann": ann}, target=4)
+    joiner.catch.versions, joiner.bytes = [3] * CHUNKS, states(3)
+    joiner.catch.on_commit(commit(4))
+    joiner.turns(8)  # nobody has the result: from now on its state would do as well
+    ann.version = 4
+    for chunk in range(CHUNKS):
+        joiner.catch.offer(4, chunk, result(4, chunk))
+    joiner.turns()
+    assert joiner.arrived
+    ann.version, before = 5, len(ann.asked)
+    joiner.word(5, {5: digest(5)})
+    joiner.turns()
+    assert ann.asked[before:] == [], "its commit has not been told yet"
+
+
 # ---- one of several fragments ------------------------------------------------------------------------------
 
 
