@@ -34,6 +34,7 @@ Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
 class Asked:
     donor: str
     at: float
+    answers_before: int  # frames that this donor had sent until then
 
 
 class CatchUp:
@@ -56,6 +57,7 @@ class CatchUp:
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
         self._heard_at: dict[str, float] = {}  # when a donor last gave something
+        self._answers: dict[str, int] = {}  # how many frames it gave
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self.fetched_bytes = 0
 
@@ -159,7 +161,9 @@ class CatchUp:
         self._now = now
         late = self._late_donors(now)
         for key, asked in list(self._asked.items()):
-            if asked.donor in late or asked.donor not in self.donors:
+            # A few are in flight at most: a donor that answered so much else since then never heard of this one.
+            lost = self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * ASKED_OF_ONE_DONOR
+            if lost or asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
@@ -173,7 +177,7 @@ class CatchUp:
                 continue
             donor = min(free, key=lambda d: (load[d], d))
             load[donor] += 1
-            self._asked[key] = Asked(donor, now)
+            self._asked[key] = Asked(donor, now, self._answers.get(donor, 0))
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
         return effects
@@ -218,6 +222,7 @@ class CatchUp:
         if header.chunk not in self.fragment.chunks:
             return Verdict.MALFORMED, []
         self._heard_at[sender] = self._now
+        self._answers[sender] = self._answers.get(sender, 0) + 1
         self._in_vain.pop(sender, None)
         match header.kind:
             case Kind.MANIFEST:

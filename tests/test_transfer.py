@@ -6,6 +6,7 @@ is checked is which bytes end up where, and who is asked for what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -84,6 +85,7 @@ class Joiner:
         self.bytes: list[bytes] = [b""] * CHUNKS
         self.sealed: list[int] = []
         self.verdicts: list[Verdict] = []
+        self.arrives: Callable[[SendFrame], bool] = lambda want: True
         self.word(target, known if known is not None else {target: digest(target)})
 
     def word(self, target: int, known: dict[int, bytes]) -> None:
@@ -106,7 +108,7 @@ class Joiner:
         asked = self.carry_out([*self.catch.roll(), *self.catch.ask(self.now)])
         for send in asked:
             answer = self.donors[send.to].answer(send.frame.header)
-            if answer is not None:
+            if answer is not None and self.arrives(send):
                 verdict, effects = self.catch.on_frame(send.to, answer)
                 self.verdicts.append(verdict)
                 self.carry_out(effects)
@@ -202,6 +204,22 @@ def test_a_lie_is_counted_and_never_installed() -> None:
     joiner.turns()
     assert Verdict.BAD_HASH in joiner.verdicts
     assert joiner.bytes == states(4)
+
+
+def test_an_answer_that_got_lost_is_asked_for_again_though_the_donor_gives_other_things() -> None:
+    joiner = Joiner({"ann": Donor(2)}, target=2)
+    lost = []
+
+    def deliver(want: SendFrame) -> bool:
+        """The first manifest and the first answer for chunk 3 never arrive."""
+        key = (want.frame.header.kind, want.frame.header.chunk)
+        first = key in ((Kind.WANT_MANIFEST, 0), (Kind.WANT_STATE, 3)) and key not in lost
+        lost.extend([key] if first else [])
+        return not first
+
+    joiner.arrives = deliver
+    joiner.turns(60)
+    assert len(lost) == 2 and joiner.arrived
 
 
 def test_when_all_donors_failed_they_are_asked_again_after_a_pause() -> None:
