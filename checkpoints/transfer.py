@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.collectives.digests import hash_bytes, root_of, split_hashes
+from farflung.collectives.digests import root_of, split_hashes
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, Payload
@@ -111,10 +111,10 @@ class CatchUp:
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
 
-    def offer(self, version: int, chunk: int, payload: Payload) -> bool:
-        """A result at hand.  Taken if it is what the commit says."""
+    def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
+        """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
         commit, index = self.commits.get(version), self.fragment.index(chunk)
-        if commit is None or hash_bytes(payload) != commit.hashes[32 * index : 32 * index + 32]:
+        if commit is None or payload_hash != commit.hashes[32 * index : 32 * index + 32]:
             return False
         if self.versions[index] < version:
             self._results[version, chunk] = payload
@@ -271,7 +271,7 @@ class CatchUp:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
         if self.versions[self.fragment.index(header.chunk)] >= header.version:
             return Verdict.STALE
-        if not self.offer(header.version, header.chunk, payload):
+        if not self.offer(header.version, header.chunk, payload, header.hash):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH
         self._asked.pop(key, None)

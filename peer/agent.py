@@ -29,12 +29,13 @@ from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
+from farflung.compression.native import outer_step
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
-from farflung.optim.outer import Nesterov
+from farflung.optim.outer import Nesterov, checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
@@ -208,7 +209,7 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
-            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
+            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)

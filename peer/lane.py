@@ -113,7 +113,7 @@ class Lane:
         if self.round is not None and commit.version > self.round.plan.version:
             if commit.round_no == self.round.plan.round_no:
                 for index, piece in self.round.results.items():
-                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload)
+                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             self.round = None
 
     def on_aborted(self, round_no: int) -> None:
@@ -230,7 +230,7 @@ class Lane:
             verdict, moved = self.round.on_frame(sender, frame, now)
             return verdict, [*moved]
         if header.kind == Kind.RESULT and header.round_no == self._committed_round[0]:
-            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload):
+            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload, header.hash):
                 return Verdict.ACCEPTED, []
         return Verdict.STALE, []
 

@@ -296,11 +296,13 @@ def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() 
 def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
     joiner = Joiner({}, target=3)
     joiner.catch.versions = [3] * CHUNKS
-    assert not joiner.catch.offer(4, 0, result(4, 0)), "a result without a commit is worth nothing (P2)"
+    assert not joiner.catch.offer(4, 0, result(4, 0), hash_bytes(result(4, 0))), (
+        "a result without a commit is worth nothing (P2)"
+    )
     joiner.catch.on_commit(commit(4))
-    assert not joiner.catch.offer(4, 0, result(4, 1))
+    assert not joiner.catch.offer(4, 0, result(4, 1), hash_bytes(result(4, 1)))
     for chunk in range(CHUNKS):
-        assert joiner.catch.offer(4, chunk, result(4, chunk))
+        assert joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns(count=1)
     assert joiner.arrived and joiner.sealed == [4]
 
@@ -338,7 +340,7 @@ def test_a_chunk_that_was_stuck_once_waits_for_its_next_result_like_any_other() 
     joiner.turns(8)  # nobody has the result: from now on its state would do as well
     ann.version = 4
     for chunk in range(CHUNKS):
-        joiner.catch.offer(4, chunk, result(4, chunk))
+        joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns()
     assert joiner.arrived
     ann.version, before = 5, len(ann.asked)
@@ -374,7 +376,7 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
     catch.on_run_state(5, {}, ("ann",), KEEP)
     wanted = [e.frame.header.chunk for e in catch.ask(1.0) if isinstance(e, SendFrame)]
     assert wanted == [10, 11, 12]
-    assert all(catch.offer(5, chunk, result(5, chunk)) for chunk in here.chunks)
+    assert all(catch.offer(5, chunk, result(5, chunk), hash_bytes(result(5, chunk))) for chunk in here.chunks)
     assert catch.roll() == [*(Roll(chunk, 5, result(5, chunk)) for chunk in here.chunks), Seal(5, fragment=2)]
 
 
