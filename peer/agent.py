@@ -44,7 +44,7 @@ from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
 from farflung.peer.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
-from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
+from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
@@ -271,7 +271,7 @@ class Agent:
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
                 slot_n = shared.slots[slot]
                 submit(
-                    lambda: state.encode(slot_n, codec, fragment),
+                    lambda: state.encode(slot_n, codec, fragment, unmap_pages),
                     lambda made: self._encoded(round_no, made),
                 )
             case do.Resolve(slot=slot, used=used, fragment=fragment):

@@ -7,6 +7,8 @@ Knows nothing of the network, of rounds, or of who decided what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -92,19 +94,30 @@ class OuterState:
         size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
         return flat[chunks.start * size : chunks.stop * size]
 
-    def encode(self, slot: Tensor, codec_name: str, fragment: int = 0) -> tuple[list[Payload], str]:
-        """(one payload per chunk of the fragment, why it can't be contributed or "")."""
+    def encode(
+        self,
+        slot: Tensor,
+        codec_name: str,
+        fragment: int = 0,
+        read: Callable[[Tensor], None] = lambda values_n: None,
+    ) -> tuple[list[Payload], str]:
+        """(one payload per chunk of the fragment, why it can't be contributed or "").
+
+        `read` is told which part of the slot is not needed any more, as it goes.
+        """
         size, codec = self._model.chunk_elements, codec_named(codec_name)
         delta_n, feedback = self.part(slot, fragment), self._feedbacks[fragment]
         payloads: list[Payload] = []
         if feedback is not None:
             feedback.open(delta_n, BETA_OF.get(codec_name, 1.0))
+            read(delta_n)
         for start in range(0, delta_n.numel(), size):
             try:
                 if feedback is not None:
                     payloads.append(feedback.encode(codec, start, size))
                 else:
                     payloads.append(codec.encode(delta_n[start : start + size]))
+                    read(delta_n[start : start + size])
             except NonFinite as error:
                 if feedback is not None:
                     feedback.reset()
