@@ -261,7 +261,7 @@ class Agent:
             case Seal(version=version, fragment=fragment):
                 seal = self._events.sealing
                 submit(
-                    lambda: seal(version, lambda: state.seal(fragment)),
+                    lambda: seal(version, fragment, lambda: state.seal(fragment)),
                     lambda digest: self._sealed(effect, digest),
                 )
             case Merge():
