@@ -101,12 +101,25 @@ class Conductor:
         expected = [
             m for m in able if m in ready or (m.beat and min(f.version for f in m.beat.fragments) >= 0)
         ]
+        expected += self._arriving
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
         if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
+
+    @property
+    def _arriving(self) -> list[Member]:
+        """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
+        return [
+            member
+            for member in self.core.members.alive.values()
+            if (standing := self.standing(member)).vouched
+            and not (standing.verified or standing.quarantined)
+            and (beat := self.beat_of(member)) is not None
+            and beat.version >= max(0, self.book.version - 1)
+        ]
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest

@@ -133,7 +133,9 @@ def test_a_round_of_several_fragments_lasts_from_the_first_plan_to_the_last_appl
     reports = [report() for _ in MEMBERS]
     for one in reports:
         later = [
-            dict(e) | {"at": e["at"] + 0.25, "fragment": 1} | ({"round": e["round"] + 100} if "round" in e else {})
+            dict(e)
+            | {"at": e["at"] + 0.25, "fragment": 1}
+            | ({"round": e["round"] + 100} if "round" in e else {})
             for e in one["events"]
             if e["event"] not in ("start", "end")
         ]

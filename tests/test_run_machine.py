@@ -333,6 +333,23 @@ def test_after_a_restart_a_fresh_or_stale_peer_never_founds_the_run_anew(journal
     assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.books[0].digests == before
 
 
+def test_P3_a_peer_that_still_applies_the_newest_commit_is_waited_for_a_while(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, quick, slow = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    digests = hall.machine.core.ledger.books[0].digests
+    for guest in quick:
+        hall.join(guest, model=model, version=2, digest=digests[2])
+    hall.join(slow, model=model, version=1, digest=digests[1])
+    hall.beat(slow, version=1, digest=digests[1])
+    for guest in quick:
+        hall.beat(guest, version=2, digest=digests[2], ready=True)
+    assert hall.machine.conductors[0].round is None, "two of two are ready, but the third will be in a moment"
+    hall.beat(slow, version=2, digest=digests[2], ready=True)
+    flight = hall.machine.conductors[0].round
+    assert flight is not None and slow.peer in flight.plan.members
+
+
 def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
     hall, first, second = Hall(), Guest(1), Guest(2)
     hall.join(first, second)
