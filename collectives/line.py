@@ -57,7 +57,9 @@ class Line:
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
     sent_bytes: int = 0
-    stuck_since: float | None = None  # something waits and nothing has left since then
+    stuck_since: float | None = (
+        None  # since then no connection took what waits (a cap that holds it back is no fault)
+    )
     wanted: int = 1  # connections
     _waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
     _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
@@ -71,12 +73,10 @@ class Line:
     def is_up(self) -> bool:
         return bool(self.routes) or any(connection.up for connection in self.opened)
 
-    def put(self, frame: Frame, now: float) -> None:
+    def put(self, frame: Frame) -> None:
         header = frame.header.pack()
         if header in self._named:
             return  # asked for again while it still waits: once is enough
-        if not self._waiting:
-            self.stuck_since = now
         self._named.add(header)
         self._waiting.append((frame.header.round_no, header, frame.payload))
 
@@ -93,10 +93,11 @@ class Line:
         _, header, payload = self._waiting[0]
         parts: list[Payload] = [header, payload]
         if not (self._over_opened(parts) or self._over_routes(router, parts)):
+            self.stuck_since = now if self.stuck_since is None else self.stuck_since
             return 0
         self._waiting.popleft()
         self._named.discard(header)
-        self.stuck_since = now if self._waiting else None
+        self.stuck_since = None
         size = len(header) + len(payload)
         self.sent_bytes += size
         return size

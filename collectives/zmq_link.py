@@ -195,7 +195,7 @@ class ZmqLink:
         for peer, line in self._lines.items():
             for connection in line.opened:
                 if connection.read_news():
-                    line.put(self.pings.greet(peer, now), now)
+                    line.put(self.pings.greet(peer, now))
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
                 line.close()  # what is in its sockets is lost, and asked for again
@@ -235,7 +235,7 @@ class ZmqLink:
         line = self._lines.get(peer)
         if line is None:
             return False
-        line.put(frame, self._clock())
+        line.put(frame)
         self._dial(line)
         self._flush_lines([line])
         return True
@@ -310,7 +310,7 @@ class ZmqLink:
             now = self._clock()
             answer = self.pings.on_frame(peer, header, now)
             if answer is not None:
-                line.put(answer, now)
+                line.put(answer)
             return None
         return Frame(header, payload)
 
