@@ -260,7 +260,9 @@ def main() -> None:
             )
     if asked.write:
         counts, line = " ".join(map(str, asked.peers)), f" --lab {asked.lab}" if asked.lab.up_mbit else ""
-        command = f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}{line}"
+        command = (
+            f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}{line}"
+        )
         write_page(rows, LAB_MARK if line else MARK, command)
     print(json.dumps([asdict(row) for row in rows]) if asked.json else as_markdown(rows))
 

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 
 from lab.emulator import Host, HostSpec, Lab
 
-EXPECTED = (
-    "--lab: expected RATE_MBIT,ROUND_TRIP_MS or DOWN/UP,ROUND_TRIP_MS, such as 200,100 or 500/100,100"
-)
+EXPECTED = "--lab: expected RATE_MBIT,ROUND_TRIP_MS or DOWN/UP,ROUND_TRIP_MS, such as 200,100 or 500/100,100"
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,11 @@ class Line:
             raise SystemExit(f"{EXPECTED}; found {text!r}") from None
 
     def __str__(self) -> str:
-        both = f"{self.down_mbit:g}" if self.down_mbit == self.up_mbit else f"{self.down_mbit:g}/{self.up_mbit:g}"
+        both = (
+            f"{self.down_mbit:g}"
+            if self.down_mbit == self.up_mbit
+            else f"{self.down_mbit:g}/{self.up_mbit:g}"
+        )
         return f"{both},{self.rtt_ms:g}"
 
     def host(self, name: str) -> HostSpec:

@@ -149,11 +149,15 @@ class LabRun:
         if done.wait(30):
             raise FarflungError(f"this kernel does not let a host use {self.setting.congestion}")
 
-    def _start(self, host: Host, name: str, words: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
+    def _start(
+        self, host: Host, name: str, words: list[str], more: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.log").open("w") as log:
             piped = subprocess.PIPE if name == COORDINATOR else log
             environ = os.environ | {"OMP_NUM_THREADS": "1"} | more
-            return host.popen([sys.executable, "-m", *words], stdout=piped, stderr=log, text=True, env=environ)
+            return host.popen(
+                [sys.executable, "-m", *words], stdout=piped, stderr=log, text=True, env=environ
+            )
 
     def _coordinate(self) -> str:
         data = self.folder / COORDINATOR
@@ -224,7 +228,9 @@ class LabRun:
             if self.aim is not None and aiming:
                 self.aim.look()
             if time.monotonic() >= end:
-                raise FarflungError(f"not done within {self.setting.timeout_s:g} s: {self.log(COORDINATOR)[-500:]}")
+                raise FarflungError(
+                    f"not done within {self.setting.timeout_s:g} s: {self.log(COORDINATOR)[-500:]}"
+                )
             time.sleep(AIM_S if aiming else LOOK_S)
 
     def _complain_of_the_dead(self) -> None:

@@ -199,7 +199,10 @@ def table(result: dict[str, Any]) -> list[str]:
         ),
         ("CPU seconds a peer", f"{result['cpu_seconds_per_peer']}"),
         ("peak memory, MB", f"{result['peak_rss_mb']:.0f}"),
-        ("control answers, median / p99 s", f"{result['control']['median_s']} / {result['control']['p99_s']}"),
+        (
+            "control answers, median / p99 s",
+            f"{result['control']['median_s']} / {result['control']['p99_s']}",
+        ),
         ("error of the mean", "not checked" if result["rel_error"] is None else f"{result['rel_error']:.2e}"),
         ("same bytes everywhere", "yes" if result["identical"] else "NO"),
     ]

@@ -9,6 +9,7 @@ looks and never touches; with the log off every call returns at once.
     progress     round, held, got: in twentieths         rolled    version: every result is applied
     held         round: all contributions that I own     sealed    version, digest
     results      round: every result is here             end       use, peak_rss_bytes
+    beat         up, down: bytes per second that the line was measured to carry, 0 where that is not known
     tick         seconds: from a beat to its answer      apart     the coordinator was lost, or lost us
 
 `use` is what this process has used so far: bytes sent and received by the data plane, and CPU seconds of the
@@ -54,6 +55,7 @@ class RoundEvents:
         """What this peer says to the coordinator."""
         if self._log.is_on and isinstance(message, Beat):
             self._beats[message.seq] = time.monotonic()
+            self._log.write("beat", up=message.up_bytes_per_s, down=message.down_bytes_per_s)
 
     def on_apart(self) -> None:
         self._beats.clear()
@@ -71,7 +73,8 @@ class RoundEvents:
                 new = plan.round_no > self._told[0]
                 self._told = (plan.round_no, plan.epoch)
                 if new:
-                    body = {"version": plan.version, "members": plan.members, "chunks": len(plan.owners)}
+                    body = {"version": plan.version, "members": plan.members}
+                    body["owned"] = [plan.owners.count(index) for index in range(len(plan.members))]
                     self._log.write("plan", round=plan.round_no, **body, use=self._use())
                 else:
                     self._log.write("moved", round=plan.round_no, epoch=plan.epoch)
