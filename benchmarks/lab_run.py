@@ -58,6 +58,7 @@ class Found:
     events: dict[str, list[Event]]  # host -> what its agent wrote
     wire: Wire
     effort: Effort
+    peers: dict[str, str]  # host -> the id of its peer
     log: str  # the coordinator's
 
     def phases(self, host: str) -> Iterator[tuple[float, float, float, float, float]]:
@@ -215,10 +216,14 @@ class LabRun:
             over.set()
             watcher.join()
         victim = self.aim.victim.name if self.aim is not None and self.aim.done else None
-        reports = [party.report() for name, party in self.parties.items() if name != victim]
+        told = {name: party.report() for name, party in self.parties.items() if name != victim}
         killed: Killed | None = self.aim.killed if self.aim is not None else None
         events = {name: self.events(name) for name in self.parties}
-        return Found(result_of(reports, killed), events, wire, self.lab.effort(), self.log(COORDINATOR))
+        result, peers = (
+            result_of(list(told.values()), killed),
+            {name: one["peer"] for name, one in told.items()},
+        )
+        return Found(result, events, wire, self.lab.effort(), peers, self.log(COORDINATOR))
 
     def _wait_for_all(self) -> None:
         end = time.monotonic() + self.setting.timeout_s
