@@ -17,10 +17,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.frames import Frame, Payload
 from farflung.collectives.plan import Contact
+from farflung.collectives.tcp_counts import NEWS, TcpCounts
 from farflung.collectives.zmq_socket import Socket
 
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
-_NEWS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass
@@ -29,22 +29,29 @@ class Connection:
 
     socket: Socket
     monitor: Socket
+    tcp: TcpCounts
     up: bool = False  # connected, and the other side proved its key
+    descriptor: int = -1  # of the TCP connection
 
     @staticmethod
-    def watched(socket: Socket) -> Connection:
+    def watched(socket: Socket, tcp: TcpCounts) -> Connection:
         """Before `socket.connect`: its news are then complete."""
-        return Connection(socket, socket.get_monitor_socket(_NEWS))
+        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp)
 
     def read_news(self) -> bool:
         """True if it came up just now."""
         was_up = self.up
         while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            self.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
+            if news["event"] == zmq.EVENT_CONNECTED:
+                self.descriptor = news["value"]
+            else:
+                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return self.up and not was_up
 
     def close(self) -> None:
+        self.tcp.forget(self.descriptor)
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=0)
