@@ -19,9 +19,15 @@ from msgspec.structs import replace
 from farflung.collectives import shares
 from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
 from farflung.collectives.plan import Commit, Decision, Plan
+from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import ProgressReport, Sent
 
-UNUSABLE = "values that are not finite, or bytes that are not in the round's codec"
+UNUSABLE = {
+    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
+    Verdict.OVERSIZE: "frames that are longer than any of this run",
+    Verdict.UNAUTHORISED: "frames of another run",
+    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
+}
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,9 @@ class InFlight:
 
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
-        for member in set(report.refused) & set(self.plan.members):
-            self.barred.setdefault(member, f"{peer} found its contribution unusable: {UNUSABLE}")
+        for member, verdict in self._refused_by(peer, report).items():
+            what = UNUSABLE.get(verdict, "frames of no use")
+            self.barred.setdefault(member, f"what {peer} got from it was unusable: {what}")
         self._prove_held(peer, report)
         if self.decision is not None and report.decision_no == self.decision.decision_no:
             mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
@@ -125,6 +132,12 @@ class InFlight:
             for chunk, digest in zip(bits(mask), hashes, strict=True):
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
                     self.merged.setdefault(chunk, digest)
+
+    def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
+        """Members that the report refuses.  Who refuses most of the others is not believed (P9)."""
+        others = set(self.plan.members) - {peer}
+        about = {member: why for member, why in report.refused.items() if member in others}
+        return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
     def _prove_held(self, owner: str, report: ProgressReport) -> None:
         """Count only chunks that hash to what their sender says it sent."""
@@ -193,8 +206,10 @@ class InFlight:
             self.held.pop(members[index], None)
         self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
         names = ", ".join(members[index] for index in sorted(lost))
-        how = "is lost" if any(members[i] not in alive for i in lost) else "can't be reached by others"
         unfit = frozenset(members[index] for index in lost) & alive
+        how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
+        why = "; ".join(sorted(self.barred[member] for member in unfit if member in self.barred))
+        how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
     def _decide(self, now: float, alive: set[str]) -> Step:
@@ -210,7 +225,10 @@ class InFlight:
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if len(ready) < self.rules.min_peers:
-            return Failed(f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed")
+            out = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
+            return Failed(
+                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{out}"[:1500]
+            )
         weights = token_weights([self.sent[m].tokens for m in ready], self.rules.weight_cap)
         by_member = dict(zip(ready, weights, strict=True))
         number = 1 if self.decision is None else self.decision.decision_no + 1
