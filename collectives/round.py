@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_of
+from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.collectives.plan import Decision, Plan
@@ -85,12 +85,18 @@ class MemberRound:
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
-        for chunk, owner in enumerate(plan.owners):
-            moved = before.owner_of(chunk) != plan.members[owner]
-            if moved and self.mine:
+        kept = mask_from_bytes(plan.kept)
+        moved = [
+            chunk for chunk, owner in enumerate(plan.owners) if before.owner_of(chunk) != plan.members[owner]
+        ]
+        for chunk in moved:
+            self.merged.pop(chunk, None)
+            if not kept >> chunk & 1:
+                self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
+            if self.mine:
                 effects += self._deliver(chunk)
-            if moved and plan.members[owner] == self.me and chunk in self.results:
-                # I hold a dead owner's result: I answer for those bytes now and do not compute them again.
+            if plan.owner_of(chunk) == self.me and chunk in self.results:
+                # I hold a lost owner's result: I answer for those bytes now and do not compute them again.
                 effects += self._publish(chunk, self.results[chunk])
         return effects + self._merge_ready()
 

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from farflung.collectives import shares
-from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
+from farflung.collectives.digests import (
+    bits,
+    combined,
+    full_mask,
+    mask_from_bytes,
+    mask_of,
+    mask_to_bytes,
+    split_hashes,
+)
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import ProgressReport, Sent
@@ -196,15 +204,20 @@ class InFlight:
         if not heirs:
             return Failed("no living member can be dialled, so nobody can own a chunk")
         owners = list(shares.reassign(self.plan.owners, lost, heirs))
+        kept = mask_from_bytes(self.plan.kept)
         for chunk, owner in enumerate(self.plan.owners):
             holders = [i for i in heirs if chunk in self.merged and self._got(members[i]) >> chunk & 1]
             if owner in lost and holders:
                 owners[chunk] = min(holders, key=lambda index: (owners.count(index), index))
+                kept |= 1 << chunk
             elif owner in lost:
+                kept &= ~(1 << chunk)
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
-        self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
+        self.plan = plan = replace(
+            self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners), kept=mask_to_bytes(kept)
+        )
         names = ", ".join(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"

@@ -46,7 +46,9 @@ CHUNKS, ELEMENTS, ROUND = 6, 5000, 7
 CODEC = codec_named("fp32")
 PAYLOAD_MAX = 8 * ELEMENTS
 WAIT_S = 60.0
-MODEL = ModelSchema((TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32))
+MODEL = ModelSchema(
+    (TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32)
+)
 MANIFEST = Manifest.from_toml('[run]\nname = "hostile"\nmin_peers = 2\n[round]\ncodec = "fp32"\n', "hostile")
 Parts = list[bytes]
 
@@ -79,7 +81,9 @@ class Honest:
 
     def open(self, plan: Plan) -> None:
         new = self.lane.round is None
-        effects = self.part.on_plan(plan, Frozen(slot=0, tokens=100, steps=4, used=(), loss=None), time.monotonic())
+        effects = self.part.on_plan(
+            plan, Frozen(slot=0, tokens=100, steps=4, used=(), loss=None), time.monotonic()
+        )
         if new:
             self.reports.begin_round(0)
         self.do(effects)
@@ -199,7 +203,9 @@ class Swarm:
         owners = (0, 0, 1, 1, 2, 3 if self.fault.owns else 2)
         self.plan = Plan(ROUND, 1, 0, MEMBERS, owners, ("fp32",) * 4)
         # The grace is short where mal is not heard at all, and does not matter where it is.
-        rules = RoundRules(2, scatter_grace_s=20.0, round_timeout_s=WAIT_S, weight_cap=4.0, gather_codec="fp32")
+        rules = RoundRules(
+            2, scatter_grace_s=20.0, round_timeout_s=WAIT_S, weight_cap=4.0, gather_codec="fp32"
+        )
         self.flight = InFlight(self.plan, rules, time.monotonic())
         contacts = [each.contact for each in self.honest.values()]
         for each in self.honest.values():
@@ -225,7 +231,10 @@ class Swarm:
         assert self.decision is not None and self.fault.merges is not None
         included = [m for m, w in zip(MEMBERS, self.decision.weights, strict=True) if w > 0]
         payload = merged_chunk(
-            CODEC, ELEMENTS, [TRUE[m][CHUNKS - 1] for m in included], [w for w in self.decision.weights if w > 0]
+            CODEC,
+            ELEMENTS,
+            [TRUE[m][CHUNKS - 1] for m in included],
+            [w for w in self.decision.weights if w > 0],
         )
         frame = with_payload(self.header(Kind.RESULT, CHUNKS - 1), payload)
         for name in HONEST:
@@ -326,7 +335,9 @@ def bare(swarm: Swarm, kind: Kind, chunk: int, **changes: int) -> Parts:
 
 def garbage(swarm: Swarm, to: str) -> list[Parts]:
     draw = random.Random(to)
-    return [[draw.randbytes(draw.randrange(200)) for _ in range(draw.choice((1, 2, 2, 3)))] for _ in range(50)]
+    return [
+        [draw.randbytes(draw.randrange(200)) for _ in range(draw.choice((1, 2, 2, 3)))] for _ in range(50)
+    ]
 
 
 def replayed(swarm: Swarm, to: str) -> list[Parts]:
@@ -360,7 +371,12 @@ def pings(swarm: Swarm, to: str) -> list[Parts]:
 
 NAN = b"".join([TRUE[MAL][0][:16], b"\xff" * (4 * ELEMENTS)])
 OTHER_CODEC = codec_named("int8").encode(torch.ones(ELEMENTS))
-CUT, HASH, LONG, RUNS = "cut short or no frames", "do not match their hash", "longer than any", "of another run"
+CUT, HASH, LONG, RUNS = (
+    "cut short or no frames",
+    "do not match their hash",
+    "longer than any",
+    "of another run",
+)
 
 FAULTS = [
     Fault("payload truncated", Verdict.MALFORMED, CUT, contributes=lambda h, p: [[h.pack(), p[:-1]]]),
@@ -371,7 +387,9 @@ FAULTS = [
         contributes=lambda h, p: [[dataclasses.replace(h, length=h.length + 1).pack(), p]],
     ),
     Fault("one flipped byte", Verdict.BAD_HASH, HASH, contributes=lambda h, p: [[h.pack(), flipped(p)]]),
-    Fault("oversized frame", Verdict.OVERSIZE, LONG, contributes=lambda h, p: framed(h, bytes(PAYLOAD_MAX + 1))),
+    Fault(
+        "oversized frame", Verdict.OVERSIZE, LONG, contributes=lambda h, p: framed(h, bytes(PAYLOAD_MAX + 1))
+    ),
     Fault("every frame 100 times", Verdict.DUPLICATE, "", contributes=lambda h, p: [[h.pack(), p]] * 100),
     Fault("replay of an earlier round", Verdict.STALE, "", first=replayed),
     Fault(
@@ -393,10 +411,14 @@ FAULTS = [
         "unknown kind",
         Verdict.MALFORMED,
         CUT,
-        first=lambda swarm, _: [[flipped(swarm.header(Kind.STATE, 0).pack(), 4)[:4] + b"\x63" + bytes(91), b""]] * 2,
+        first=lambda swarm, _: (
+            [[flipped(swarm.header(Kind.STATE, 0).pack(), 4)[:4] + b"\x63" + bytes(91), b""]] * 2
+        ),
     ),
     Fault("random garbage", Verdict.MALFORMED, CUT, first=garbage),
-    Fault("wrong codec under its hash", Verdict.MALFORMED, CUT, contributes=lambda h, p: framed(h, OTHER_CODEC)),
+    Fault(
+        "wrong codec under its hash", Verdict.MALFORMED, CUT, contributes=lambda h, p: framed(h, OTHER_CODEC)
+    ),
     Fault("not finite under its hash", Verdict.MALFORMED, CUT, contributes=lambda h, p: framed(h, NAN)),
     Fault("results of a non-owner", Verdict.STALE, "", first=from_no_owner),
     Fault("contributions to non-owners", Verdict.STALE, "", first=not_the_owners),
@@ -466,7 +488,13 @@ def test_P8_frames_in_any_order_are_as_good_as_in_order() -> None:
 OWNERS = [
     Fault("result flipped", Verdict.BAD_HASH, HASH, owns=True, merges=lambda h, p: [[h.pack(), flipped(p)]]),
     Fault("result truncated", Verdict.MALFORMED, CUT, owns=True, merges=lambda h, p: [[h.pack(), p[:-9]]]),
-    Fault("result in another codec", Verdict.MALFORMED, CUT, owns=True, merges=lambda h, p: framed(h, OTHER_CODEC)),
+    Fault(
+        "result in another codec",
+        Verdict.MALFORMED,
+        CUT,
+        owns=True,
+        merges=lambda h, p: framed(h, OTHER_CODEC),
+    ),
     Fault("result not finite", Verdict.MALFORMED, CUT, owns=True, merges=lambda h, p: framed(h, NAN)),
 ]
 

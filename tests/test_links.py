@@ -108,8 +108,12 @@ def test_P8_strangers_and_former_members_are_not_heard(ends: list[End]) -> None:
     ann.link.send("bob", frame())
     until(ends, lambda: bool(bob.got), "bob hears ann")
     bob.link.set_contacts([bob.contact, cid.contact])  # ann left the run
-    ann.link.send("bob", frame())
-    until(ends, lambda: bob.link.counters.as_dict()["unauthorised"] == 1, "ann is counted")
+
+    def ann_is_counted() -> bool:
+        ann.link.send("bob", frame())  # the first may leave over a connection that bob has just closed
+        return bob.link.counters.as_dict()["unauthorised"] >= 1
+
+    until(ends, ann_is_counted, "ann is counted")
     assert len(bob.got) == 1
     assert not bob.link.send("ann", frame())
 
