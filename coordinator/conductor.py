@@ -226,7 +226,10 @@ class Conductor:
                         self._leave_out(peer, why)
                     self._tell_members(Decided, decision=decision)
                     self.reason = reason
-                case Failed(reason):
+                case Failed(reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        self._leave_out(peer, "it owned chunks and did not give their results in time")
                     self.abort(reason)
                 case Done():
                     self._commit(step)

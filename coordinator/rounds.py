@@ -70,6 +70,7 @@ class Done:
 @dataclass(frozen=True)
 class Failed:
     reason: str
+    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ class InFlight:
         if moved is not None:
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
-            return Failed(f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}")
+            late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
+            return Failed(late, self._withheld(alive, dialable))
         if self.decision is None:
             return self._decide(now, alive)
         lost = self._unobtainable(alive)
@@ -190,6 +192,16 @@ class InFlight:
             if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
                 said |= about
         return said
+
+    def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
+        """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
+        if self.decision is None:
+            return frozenset()
+        owing = {
+            self.plan.owner_of(chunk) for chunk in bits(self._every_chunk & ~mask_of(self.merged))
+        } & alive
+        others = (alive & dialable & set(self.plan.members)) - owing
+        return frozenset(owing) if others else frozenset()
 
     def _replace_the_lost(self, alive: set[str], dialable: set[str]) -> Step | None:
         """Owners that died, or that others can't get through to, are replaced."""

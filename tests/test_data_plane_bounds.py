@@ -5,6 +5,8 @@ The bounds of a single frame are in test_frame_limits.py, hostile members over r
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, SPOILED_FORGIVEN, CatchUp
@@ -20,11 +22,13 @@ from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import ProgressReport
-from farflung.coordinator.rounds import InFlight, Moved, RoundRules
+from farflung.coordinator.rounds import Failed, InFlight, Moved, RoundRules
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.status import status_json
 from farflung.peer import participation
 from farflung.peer.participation import EARLY_KEPT, Participation
 from farflung.peer.serving import Serving
+from farflung.peer.simulator import Scenario, World
 
 TAG = bytes(8)
 ALL = ("ann", "bob", "cyd", "dan")
@@ -171,6 +175,35 @@ def test_P9_the_reason_of_a_move_names_what_the_owner_sent() -> None:
     room.on_progress("ann", said({"dan": Verdict.BAD_HASH}, cut_off=("dan",)))
     step = room.next_step(1.0, set(ALL), set(ALL))
     assert isinstance(step, Moved) and step.unfit == {"dan"} and "do not match their hash" in step.reason
+
+
+def test_P3_an_owner_that_gives_no_results_owns_nothing_in_the_next_round() -> None:
+    room = flight()
+    room.decision = Decision(1, 1, (0.25,) * 4, {})
+    room.merged = dict.fromkeys((0, 1, 2), bytes(32))
+    failed = room.next_step(61.0, set(ALL), set(ALL))
+    assert isinstance(failed, Failed) and failed.unfit == {"dan"}
+    room.merged.clear()
+    failed = room.next_step(61.0, set(ALL), set(ALL))
+    assert isinstance(failed, Failed) and failed.unfit == set(), "somebody must own the chunks"
+
+
+def test_the_status_says_who_was_left_out_and_why() -> None:
+    """A run in which one peer spoils all that it sends: the reason is there for `farflung status --json`."""
+    calm = dict.fromkeys(
+        ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s"), 0.0
+    )
+    scenario = Scenario(peers=4, chunks=4, rounds=3, hostile=1.0, hostile_until_s=120.0, **calm)  # type: ignore[arg-type]
+    world = World(3, scenario)
+    world.run()
+    assert world.coordinator is not None
+    status = json.loads(status_json(world.coordinator, world.now))
+    by_id = {member["id"]: member for member in status["members"]}
+    assert "unusable" in by_id[world.hostile]["left_out"]
+    assert {each["left_out"] for peer, each in by_id.items() if peer != world.hostile} == {""}
+    excluded = [out for done in status["rounds"] for out in done["excluded"]]
+    assert excluded and {out["name"] for out in excluded} == {by_id[world.hostile]["name"]}
+    assert all("unusable" in out["reason"] for out in excluded)
 
 
 # ---- donors ----------------------------------------------------------------------------------------------------
