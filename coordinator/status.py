@@ -141,6 +141,7 @@ def _member(core: Core, member: Member) -> dict[str, Any]:
         "tokens_per_s": round(member.rate_tokens_per_s, 1),
         "missed": member.missed,
         "strikes": member.strikes,
+        "left_out": member.left_out[:200],
     }
 
 

@@ -49,6 +49,7 @@ from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Sto
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
+from farflung.peer.serving import Serving, What
 from farflung.peer.state import OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -86,6 +87,7 @@ class Agent:
         self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
+        self._serving = Serving(1)
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._events = RoundEvents(EventLog(options.journal), self._use)
@@ -159,8 +161,8 @@ class Agent:
             now = time.monotonic()
             if isinstance(came, Frame):
                 self._carry_out(machine.on_frame(sender, came, now))
-            elif came.header is not None:
-                self._carry_out(machine.on_spoiled(sender, came.header, now))
+            else:
+                self._carry_out(machine.on_spoiled(sender, came, now))
         self._arithmetic.collect()
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
@@ -209,6 +211,7 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
+            self._serving = Serving(manifest.round.fragments)
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
@@ -280,13 +283,17 @@ class Agent:
                 submit(lambda: state.resolve(shared.slots[slot], used, fragment), _nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
                 header = self._header(Kind.STATE, version, chunk)
-                submit(lambda: with_payload(header, state.chunk_bytes(chunk)), lambda f: self._served(to, f))
+                self._serve(to, header, lambda: state.chunk_bytes(chunk))
             case do.ServeManifest(to=to, chunk=chunk, version=version, fragment=fragment):
                 header = self._header(Kind.MANIFEST, version, chunk)
-                submit(
-                    lambda: with_payload(header, state.manifest_bytes(fragment)),
-                    lambda f: self._served(to, f),
-                )
+                self._serve(to, header, lambda: state.manifest_bytes(fragment))
+
+    def _serve(self, to: str, header: Header, make: Callable[[], Payload]) -> None:
+        what = (header.kind, header.chunk)
+        if self._serving.begin(to, what, self._link.answers_waiting(to)):
+            self._arithmetic.submit(
+                lambda: with_payload(header, make()), lambda frame: self._served(to, what, frame)
+            )
 
     def _header(self, kind: Kind, version: int, chunk: int) -> Header:
         return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
@@ -309,7 +316,8 @@ class Agent:
         self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
         self._events.on_encoded(round_no)
 
-    def _served(self, to: str, frame: object) -> None:
+    def _served(self, to: str, what: What, frame: object) -> None:
+        self._serving.end(to, what)
         self._do(SendFrame(to, frame))  # type: ignore[arg-type]
 
     # ---- the end ---------------------------------------------------------------------------------------------

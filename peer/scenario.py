@@ -30,6 +30,8 @@ class Scenario:
     kill_per_effect: float = 0.004
     cut_per_s: float = 0.05
     trainer_crash_per_s: float = 0.02
+    hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
+    hostile_until_s: float = 8.0
 
     @staticmethod
     def of(seed: int) -> Scenario:

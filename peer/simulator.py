@@ -19,7 +19,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
-from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.collectives.errors import FrameError
+from farflung.collectives.frames import Frame, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
@@ -34,6 +35,7 @@ from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
+from farflung.peer.spoiling import LARGEST_BYTES, spoil
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
@@ -84,6 +86,7 @@ class World:
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
         self._keys = [self._identity() for _ in range(scenario.peers)]
+        self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
     # ---- time -----------------------------------------------------------------------------------------------
 
@@ -261,6 +264,8 @@ class World:
         if not (self._dialable(source) or self._dialable(effect.to)):
             return  # nobody can open a connection between the two
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
+        if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
+            header, payload = spoil(header, payload, self.random)
         for delay_s in self._delays(source, effect.to):
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
@@ -270,9 +275,17 @@ class World:
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         peer = self.peers.get(target)
         if peer is not None and peer.alive and not peer.exit_code:
-            parsed = parse(header, len(payload), RUN_ID[:8], 1 << 20)
-            check_payload(parsed, payload)
-            peer.on_frame(source, Frame(parsed, payload))
+            try:
+                parsed = parse(header, len(payload), RUN_ID[:8], LARGEST_BYTES)
+                check_payload(parsed, payload)
+            except FrameError as error:  # as the data plane does it
+                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
+            else:
+                peer.on_frame(source, Frame(parsed, payload))
+
+    def _is_hostile(self, peer: str) -> bool:
+        """One peer at most; where there is none, nothing is drawn for it, and a seed keeps its course."""
+        return peer == self.hostile and self.now < self.scenario.hostile_until_s
 
     # ---- misfortune -----------------------------------------------------------------------------------------------
 
