@@ -14,6 +14,7 @@ fetched too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.collectives.digests import root_of, split_hashes
@@ -168,28 +169,46 @@ class CatchUp:
             lost = self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * ASKED_OF_ONE_DONOR
             if lost or asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
+        if late:
+            self._all_may_be_asked_again(list(self._shunned))
         trusted = self._trusted()
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
             load[asked.donor] += 1
+        # One question shows whether a silent donor is back; more of them would only wait there.
+        most = {donor: 1 if donor in self._in_vain else ASKED_OF_ONE_DONOR for donor in trusted}
         effects: list[DataEffect] = []
         for key in self._missing():
-            free = [
-                d for d in trusted if load[d] < ASKED_OF_ONE_DONOR and d not in self._shunned.get(key, ())
-            ]
+            free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
             if not free:
                 continue
-            donor = min(free, key=lambda d: (load[d], d))
+            donor = min(free, key=lambda d: (d in self._in_vain, load[d], d))
             load[donor] += 1
             self._asked[key] = Asked(donor, now, self._answers.get(donor, 0))
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
+        if any(not load[donor] for donor in trusted if donor not in self._in_vain):
+            # At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor.
+            for key in [key for key, asked in self._asked.items() if asked.donor in self._in_vain]:
+                self._refused(key)
         return effects
 
     def _trusted(self) -> tuple[str, ...]:
         """Donors that may be asked: not those that kept sending wrong bytes, as long as there are others."""
         good = tuple(d for d in self.donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
         return good or self.donors
+
+    def _all_may_be_asked_again(self, keys: Iterable[Key]) -> None:
+        """Of these, what every donor that answers was asked for in vain, after a pause.  Who fell silent was tried."""
+        trusted = self._trusted()
+        answering = {donor for donor in trusted if donor not in self._in_vain} or set(trusted)
+        for key in keys:
+            if self._shunned.get(key, set()) >= answering:
+                self._shunned.pop(key)
+                self._pause_until[key] = self._now + self._retry_s
+                if key[0] == Kind.WANT_LOGGED:
+                    # The donors themselves came later: none kept this result, but they hold what it led to.
+                    self._stuck.add(key[2])
 
     def _late_donors(self, now: float) -> set[str]:
         """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
@@ -327,11 +346,5 @@ class CatchUp:
         asked = self._asked.pop(key, None)
         if asked is None:
             return
-        shunned = self._shunned.setdefault(key, set())
-        shunned.add(asked.donor)
-        if shunned >= set(self._trusted()):
-            self._shunned.pop(key)
-            self._pause_until[key] = self._now + self._retry_s
-            if key[0] == Kind.WANT_LOGGED:
-                # The donors themselves came later: none kept this result, but they hold what it led to.
-                self._stuck.add(key[2])
+        self._shunned.setdefault(key, set()).add(asked.donor)
+        self._all_may_be_asked_again([key])
