@@ -15,7 +15,8 @@ PROBE_SIZES_BYTES = (
     256 * 1024,
     1024 * 1024,
 )  # one after the other, each only if the last was quick
-PROBE_LONG_S = 0.5  # a probe that takes so long beyond the round trip has told enough
+# A probe tells of the line only if it takes long beyond the round trip: before that it tells how TCP gains speed.
+PROBE_LONG_S, PROBE_LONG_RTTS = 0.5, 8
 ON_WAY_MOST = 16  # pings to one peer that were not answered: the oldest are forgotten
 ANSWERED_PER_S = 32  # pings of one peer: a connection brings one, a probe three
 _GREETING = b"?"
@@ -24,9 +25,8 @@ _GREETING = b"?"
 class Pings:
     def __init__(self, run_tag: bytes, payload_max: int) -> None:
         self.rtt_s: dict[str, float] = {}
-        self.probed: tuple[int, float] | None = (
-            None  # (bytes, seconds) of the best probe of this upload so far
-        )
+        # (bytes, seconds) of a probe of this machine's upload; None: none yet, or the line is too fast for them.
+        self.probed: tuple[int, float] | None = None
         self._run_tag = run_tag
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
         self._number = 0
@@ -74,11 +74,13 @@ class Pings:
             self.rtt_s[peer] = min(took_s, self.rtt_s.get(peer, took_s))
         if size == len(_GREETING) or peer != self._probing:
             return None
-        # Each probe finds the connection's window a little wider: the last one is nearest to the truth.
-        beyond_s = took_s - self.rtt_s.get(peer, 0.0)
-        self.probed = (size, max(beyond_s, 1e-3))
-        if self._probes_sent == len(self._sizes) or beyond_s >= PROBE_LONG_S:
+        rtt_s = self.rtt_s.get(peer, 0.0)
+        beyond_s = took_s - rtt_s
+        if beyond_s >= max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s):
+            self.probed = (size, beyond_s)
             return None
+        if self._probes_sent == len(self._sizes):
+            return None  # the line is too fast for the largest of them, and that is good to know too
         self._probes_sent += 1
         return self._ping(peer, self._sizes[self._probes_sent - 1], now)
 

@@ -15,8 +15,9 @@ low is given less to carry, carries less, and is measured lower still.
 from __future__ import annotations
 
 SETTLE_S = 0.25  # of each busy time that do not count
-WINDOW_S = 0.5  # of busy time, or more, until enough has moved; a last, shorter one counts from half of this
+WINDOW_S = 0.5  # of busy time, or more, until enough has moved; a shorter one would take a burst for the line
 WINDOW_MOVES = 3
+WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line
 WINDOWS_A_GENERATION = 12  # the best of this generation and of the one before it counts
 
 
@@ -32,12 +33,11 @@ class RateMeter:
         self._last_move_bytes = 0
         self._windows = 0  # of this generation
         self._best = self._best_before = 0.0
-        self._probe = 0.0
 
     @property
     def bytes_per_s(self) -> float | None:
         """None until something was seen."""
-        rate = max(self._best, self._best_before) or self._probe
+        rate = max(self._best, self._best_before)
         if not rate:
             return None
         # A line that has gone silent: at best, a move like the last one is just about to be reported.
@@ -54,7 +54,7 @@ class RateMeter:
         backlog = backlog and self._fed_at is not None
         self._fed_at = now
         if not backlog:
-            self._end_window(WINDOW_S / 2)
+            self._end_window()
             self._begin_window()
             self._pending_s, self._settling_s = 0.0, 0.0
         elif self._settling_s is not None:
@@ -66,25 +66,24 @@ class RateMeter:
             if moved_bytes:
                 self._add_move(moved_bytes)
 
-    def feed_probe(self, moved_bytes: int, took_s: float) -> None:
-        """The result of a short test: the estimate until a real transfer tells."""
-        assert moved_bytes > 0 and took_s > 0
-        self._probe = moved_bytes / took_s
-
     def _add_move(self, moved_bytes: int) -> None:
         self._window_s += self._pending_s
         self._window_bytes += moved_bytes
         self._window_moves += 1
         self._pending_s, self._last_move_bytes = 0.0, moved_bytes
-        if self._window_s >= WINDOW_S and self._window_moves >= WINDOW_MOVES:
-            self._end_window(WINDOW_S)
+        if self._window_s >= WINDOW_S and self._window_tells:
+            self._end_window()
             self._begin_window()
+
+    @property
+    def _window_tells(self) -> bool:
+        return self._window_moves >= WINDOW_MOVES and self._window_bytes >= WINDOW_BYTES
 
     def _begin_window(self) -> None:
         self._window_s, self._window_bytes, self._window_moves = 0.0, 0, 0
 
-    def _end_window(self, least_s: float) -> None:
-        if self._window_s < least_s or self._window_moves < WINDOW_MOVES:
+    def _end_window(self) -> None:
+        if self._window_s < WINDOW_S or not self._window_tells:
             return
         self._best = max(self._best, self._window_bytes / self._window_s)
         self._windows += 1

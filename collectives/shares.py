@@ -28,6 +28,7 @@ LEAST_RATE, GREATEST_RATE = (
     1e12,
 )  # bytes/s; keeps nonsense from a peer inside the range of the arithmetic
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
+ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
 FINE = 1 << 40  # so many chunks are as good as fractions
 SLACK = 1e-9  # of a chunk: rounding must not take a chunk from somebody whose share is whole
 TINY = 1e-9  # no phase can be this much shorter than with even shares and matter
@@ -46,6 +47,7 @@ class Rates:
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
     scatter_bits: float = 8.0  # per value, of this member's contribution
+    rough: bool = False  # from no round yet, but from a probe, which may be wrong by a factor
 
 
 def smoothed(rates: Sequence[Rates]) -> list[Rates]:
@@ -59,16 +61,18 @@ def smoothed(rates: Sequence[Rates]) -> list[Rates]:
     return [
         replace(
             line,
-            up_bytes_per_s=_near(_known(line.up_bytes_per_s), usual_up),
-            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down),
+            up_bytes_per_s=_near(_known(line.up_bytes_per_s), usual_up, line.rough),
+            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down, line.rough),
         )
         for line in rates
     ]
 
 
-def _near(rate: float | None, usual: float | None) -> float | None:
+def _near(rate: float | None, usual: float | None, rough: bool) -> float | None:
     if rate is None or usual is None:
         return rate
+    if rough:
+        return rate if rate * ALIKE_ROUGHLY < usual else usual
     return usual if 1 / ALIKE <= rate / usual <= ALIKE else rate
 
 

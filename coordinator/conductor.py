@@ -162,7 +162,8 @@ class Conductor:
         # All fragments may be on their way at once: what counts is the whole model.
         values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
         sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
-        up = {peer: self._rates(peer, LADDER[0]).up_bytes_per_s for peer in peers}
+        lines = shares.smoothed([self._rates(peer, LADDER[0]) for peer in peers])
+        up = {peer: line.up_bytes_per_s for peer, line in zip(peers, lines, strict=True)}
         chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, {}, self._codecs)
         self._codecs |= chosen
         return tuple(chosen[peer] for peer in peers)
@@ -183,7 +184,8 @@ class Conductor:
     def _rates(self, peer: str, codec: str) -> shares.Rates:
         beat = self.core.members.members[peer].beat
         assert beat is not None, "a peer that never spoke is not ready"
-        return shares.Rates(beat.up_bytes_per_s or None, beat.down_bytes_per_s or None, BITS_PER_VALUE[codec])
+        up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
+        return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
 
     # ---- moving on -----------------------------------------------------------------------------------
 

@@ -135,6 +135,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine
+    rough: bool  # the rates come from no round yet: from a probe, or from limits
 
 
 class Sent(_FromMember, frozen=True, kw_only=True):

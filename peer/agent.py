@@ -189,10 +189,11 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
-        self._line.on_tick(now, machine.part is not None and machine.part.expects_bytes)
+        part = machine.part
+        self._line.on_tick(now, part is not None and part.expects_bytes, part is not None and part.in_round)
         machine.on_unreached(self._link.unreached())
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
-        vitals.up_bytes_per_s, vitals.down_bytes_per_s = self._line.rates
+        vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._carry_out(machine.on_timer(now))
 
     # ---- the trainer -----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class DataLine:
         self._settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes())
         self.link = ZmqLink(context, keys, Counters(), self._settings)
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
+        # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
         self._up, self._down = RateMeter(), RateMeter()
         self._courtesy = Courtesy()
         self._moved = (0, 0)  # bytes up and down when the meters were fed last
@@ -58,37 +59,46 @@ class DataLine:
         dialled = _address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
         return f"{dialled}:{bound}"
 
-    def on_tick(self, now: float, expects_bytes: bool) -> None:
+    def on_tick(self, now: float, expects_bytes: bool, in_round: bool) -> None:
         """`expects_bytes`: others have something for this peer, so that what arrives shows what the line takes in."""
         link = self.link
         link.on_tick()
         # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
         # arrived long before.
         crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0)
-        moved = (crossed.sent, crossed.received)
+        sent, received = crossed.sent - self._moved[0], crossed.received - self._moved[1]
+        self._moved = (crossed.sent, crossed.received)
         self._has_more = link.backlog or crossed.waiting > 0
-        self._up.feed(now, moved[0] - self._moved[0], self._has_more)
-        self._down.feed(now, moved[1] - self._moved[1], expects_bytes)
+        self._up.feed(now, sent, self._has_more and in_round)
+        self._down.feed(now, received, in_round)
         if not (self._has_more or expects_bytes):
             link.probe()
-        if link.pings.probed is not None:
-            self._up.feed_probe(*link.pings.probed)
-        self._moved = moved
         self._keep_limits(now)
 
     def on_answer(self, now: float, took_s: float) -> None:
         """The coordinator answered a beat: how long that took shows how full the line is."""
-        self._courtesy.on_answer(now, took_s, self._up.bytes_per_s if self._has_more else None)
+        self._courtesy.on_answer(now, took_s, self._up_bytes_per_s if self._has_more else None)
         self._keep_limits(now)
 
     @property
-    def rates(self) -> tuple[int, int]:
-        """Bytes per second up and down; 0 where nothing is known yet.  What a limit allows is never exceeded."""
+    def _up_bytes_per_s(self) -> float | None:
+        """Measured in rounds; before the first one, what the probe showed of a slow line."""
+        if self._up.bytes_per_s is None and self.link.pings.probed is not None:
+            sent_bytes, took_s = self.link.pings.probed
+            return sent_bytes / took_s
+        return self._up.bytes_per_s
+
+    @property
+    def rates(self) -> tuple[int, int, bool]:
+        """Bytes per second up and down, and whether that is a rough word; 0 where nothing is known yet.
+
+        What a limit allows is never exceeded.
+        """
         found = []
-        for meter, limit in zip((self._up, self._down), self._limits(), strict=True):
-            known = [rate for rate in (meter.bytes_per_s, limit) if rate is not None]
+        for rate, limit in zip((self._up_bytes_per_s, self._down.bytes_per_s), self._limits(), strict=True):
+            known = [each for each in (rate, limit) if each is not None]
             found.append(round(min(known, default=0)))
-        return found[0], found[1]
+        return found[0], found[1], self._up.bytes_per_s is None
 
     def _limits(self) -> tuple[float | None, float | None]:
         """What people allow at this hour, up and down."""

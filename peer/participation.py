@@ -127,6 +127,10 @@ class Participation:
                 lane.round.unreached = peers
 
     @property
+    def in_round(self) -> bool:
+        return any(lane.round is not None for lane in self.lanes)
+
+    @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
         return any(lane.round is not None or not lane.catch.done for lane in self.lanes)

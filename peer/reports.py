@@ -35,6 +35,7 @@ class Vitals:
     rx_bytes: int = 0
     up_bytes_per_s: int = 0
     down_bytes_per_s: int = 0
+    rough: bool = True  # these two
 
 
 @dataclass
@@ -144,6 +145,7 @@ class Reporter:
                 rx_bytes=vitals.rx_bytes,
                 up_bytes_per_s=vitals.up_bytes_per_s,
                 down_bytes_per_s=vitals.down_bytes_per_s,
+                rough=vitals.rough,
                 have=tuple(sorted(training.known_leases)),
                 want=training.want,
                 samples=training.samples,

@@ -96,7 +96,15 @@ def a_beat(seq: int) -> Beat:
     return Beat(
         **dict.fromkeys(("step", "tokens", "tx_bytes", "rx_bytes", "roster_no", "want", "samples"), 0),
         **dict.fromkeys(("up_bytes_per_s", "down_bytes_per_s"), 0),
-        **{"session": bytes(16), "seq": seq, "fragments": (), "phase": "", "loss": None, "have": ()},
+        **{
+            "session": bytes(16),
+            "seq": seq,
+            "fragments": (),
+            "phase": "",
+            "loss": None,
+            "have": (),
+            "rough": False,
+        },
     )
 
 
@@ -165,6 +173,16 @@ def test_a_probe_waits_until_it_is_let_and_grows_while_it_is_quick() -> None:
     assert pong(pings, "bob", 3, 1.5) == PROBE_SIZES_BYTES[2]
     assert pong(pings, "bob", 4, 2.6) is None and pings.probe(9.0) is None
     assert pings.probed == (PROBE_SIZES_BYTES[2], pytest.approx(1.0))
+
+
+def test_a_line_that_is_too_fast_for_the_probes_stays_unknown() -> None:
+    pings = Pings(bytes(8), payload_max=1 << 20)
+    pings.greet("bob", 0.0)
+    pong(pings, "bob", 1, 0.1)
+    assert pings.probe(1.0) is not None
+    sizes = [pong(pings, "bob", number, 1.0 + 0.4 * (number - 1)) for number in (2, 3, 4)]
+    assert sizes == [*PROBE_SIZES_BYTES[1:], None]
+    assert pings.probed is None, "what TCP needs to gain speed would be taken for the line"
 
 
 def test_a_slow_probe_is_the_last_and_a_lost_one_goes_to_somebody_else() -> None:

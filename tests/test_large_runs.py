@@ -56,6 +56,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             have=(),
             want=0,
             samples=0,
+            rough=False,
         )
     return machine
 

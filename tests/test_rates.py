@@ -161,11 +161,8 @@ def test_polling_gives_the_same_as_reporting_each_chunk() -> None:
     assert meter.bytes_per_s == pytest.approx(MBIT)
 
 
-def test_a_probe_counts_until_a_transfer_tells() -> None:
-    line = MadeUpLine(10 * MBIT)
-    line.meter.feed_probe(MIB, 0.05)
-    assert line.estimate == pytest.approx(MIB / 0.05)
-    line.transfer(10.0)
-    assert line.is_right()
-    line.meter.feed_probe(MIB, 0.05)
-    assert line.is_right()
+def test_a_trickle_tells_nothing_of_the_line() -> None:
+    meter = RateMeter()
+    for second in range(100):
+        meter.feed(float(second), 200, backlog=True)
+    assert meter.bytes_per_s is None

@@ -218,6 +218,7 @@ def beat(session: bytes, seq: int) -> Beat:
         have=(),
         want=0,
         samples=0,
+        rough=False,
     )
 
 

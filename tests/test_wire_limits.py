@@ -63,6 +63,7 @@ EXAMPLES: dict[str, m.Message] = {
         have=(1, 2),
         want=64,
         samples=1000,
+        rough=True,
     ),
     "sent": m.Sent(**TO, round_no=7, hashes=H1 + H2, tokens=10, steps=2, loss=None, used=(Used(1, 8),)),
     "progress": m.ProgressReport(
@@ -137,7 +138,7 @@ FROZEN_FIELDS = {
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples",
+    "down_bytes_per_s have want samples rough",
     "sent": "session seq round_no hashes tokens steps loss used",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
     "leave": "session seq reason",
