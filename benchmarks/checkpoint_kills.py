@@ -59,7 +59,7 @@ def write(store: Store, version: int, me: Identity) -> None:
 
 def write_for_ever(store: Store, me: Identity) -> None:
     store.sweep(RUN_ID, me.peer_id)
-    complete = store.list(RUN_ID).complete
+    complete = store.look(RUN_ID).complete
     version = complete[0].manifest.version if complete else 0
     while True:
         version += 1
@@ -81,7 +81,7 @@ def main(kills: int, folder: str) -> int:
         time.sleep(draw.uniform(0, LONGEST_LIFE_S))  # the moment of death is what is tried here
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
-        found = store.list(RUN_ID)
+        found = store.look(RUN_ID)
         problems = found.problems + (
             store.problems_of(found.complete[0]) if found.complete else ["none is left"]
         )
@@ -89,7 +89,7 @@ def main(kills: int, folder: str) -> int:
         if problems:
             print(f"after kill {number + 1}: {'; '.join(problems)}")
             return 1
-    newest = store.list(RUN_ID).complete[0].manifest.version
+    newest = store.look(RUN_ID).complete[0].manifest.version
     print(
         f"{kills} kills, {unfinished} of them in the middle of a checkpoint, {newest} versions: 0 unreadable"
     )

@@ -41,7 +41,7 @@ class ShardFile(Struct, frozen=True, forbid_unknown_fields=True):
     name: FileName
     first: Count
     count: Annotated[int, Meta(ge=1)]
-    bytes: Count
+    size_bytes: Count
     blake3: Hex32
 
 
@@ -92,8 +92,8 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return 8 * self.model.chunk_elements
 
     @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
 
 
 def canonical(manifest: CheckpointManifest) -> bytes:
@@ -139,7 +139,7 @@ def _problem(manifest: CheckpointManifest) -> str:
     at = 0
     for file in manifest.files:
         length = len(shard_header(file.first, file.count, model.chunk_elements))
-        if file.first != at or file.bytes != length + file.count * manifest.chunk_bytes:
+        if file.first != at or file.size_bytes != length + file.count * manifest.chunk_bytes:
             return f"{file.name} does not hold the chunks that it should"
         at += file.count
     return "" if at == model.chunk_count else f"the files hold {at} of {model.chunk_count} chunks"

@@ -48,7 +48,7 @@ class Store:
 
     # ---- looking -----------------------------------------------------------------------------------------
 
-    def list(self, run_id: str = "") -> Listing:
+    def look(self, run_id: str = "") -> Listing:
         """All checkpoints, or those of one run.  Contents are not read: `chunks` and `problems_of` check them."""
         found = Listing()
         for folder in self.files.folders():
@@ -76,8 +76,10 @@ class Store:
         for file in manifest.files:
             if file.name not in sizes:
                 raise CheckpointError(f"{where}{file.name}: missing")
-            if sizes[file.name] != file.bytes:
-                raise CheckpointError(f"{where}{file.name}: {sizes[file.name]} bytes, expected {file.bytes}")
+            if sizes[file.name] != file.size_bytes:
+                raise CheckpointError(
+                    f"{where}{file.name}: {sizes[file.name]} bytes, expected {file.size_bytes}"
+                )
         return Saved(folder, manifest)
 
     def chunks(self, saved: Saved) -> Iterator[tuple[int, bytes]]:
@@ -102,7 +104,7 @@ class Store:
         for file in saved.manifest.files:
             seen = ShardHash()
             try:
-                sizes = [min(16 << 20, file.bytes - at) for at in range(0, file.bytes, 16 << 20)]
+                sizes = [min(16 << 20, file.size_bytes - at) for at in range(0, file.size_bytes, 16 << 20)]
                 for piece in self.files.pieces(saved.folder, file.name, sizes):
                     seen.update(piece)
                 if seen.hex() != file.blake3:
@@ -125,7 +127,7 @@ class Store:
 
     def retain(self, run_id: str, keep: int) -> None:
         """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays."""
-        complete = self.list(run_id).complete
+        complete = self.look(run_id).complete
         ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
         for saved in complete:
             if saved.manifest.age not in ages:
@@ -133,7 +135,7 @@ class Store:
 
     def sweep(self, run_id: str, writer: str) -> None:
         """Remove what this writer left unfinished when it was killed."""
-        for folder in self.list(run_id).unfinished:
+        for folder in self.look(run_id).unfinished:
             if folder.endswith(f"-{writer}"):
                 self.files.remove(folder, MANIFEST_NAME)
 

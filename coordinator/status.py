@@ -48,6 +48,7 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         "phase": _phase(machine),
         "reason": "the run is complete" if core.finished else _least_advanced(machine).reason,
         "version": ledger.version,
+        "era": ledger.era,
         "target": core.manifest.run.rounds,
         "tokens": ledger.tokens,
         "loss": _finite(ledger.loss),
@@ -139,6 +140,7 @@ def _member(core: Core, member: Member) -> dict[str, Any]:
         "tx_bytes": beat.tx_bytes if beat else 0,
         "rx_bytes": beat.rx_bytes if beat else 0,
         "tokens_per_s": round(member.rate_tokens_per_s, 1),
+        "saved": beat.saved if beat else -1,
         "missed": member.missed,
         "strikes": member.strikes,
     }

@@ -38,6 +38,7 @@ from farflung.optim.outer import Nesterov
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
@@ -68,6 +69,10 @@ class Agent:
         self._supervisor = supervisor
         self._say = say
         self._identity = Identity.load_or_create(options.own.identity)
+        self._arithmetic = Arithmetic()
+        self._checkpoints = Checkpointing(
+            options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
+        )
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -81,8 +86,8 @@ class Agent:
         self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._arithmetic = Arithmetic()
         self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
         self._exit: do.Exit | None = None
@@ -242,6 +247,9 @@ class Agent:
                 self._say(text)
             case do.Exit():
                 self._exit = effect
+            case do.SaveFragment() | do.DropSave() | do.Restore():
+                assert self._state is not None, "a state before a trainer attached"
+                self._checkpoints.carry_out(effect, self._machine, self._state, time.monotonic)
             case _:
                 self._calculate(effect)
 
@@ -251,12 +259,12 @@ class Agent:
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
-        submit = self._arithmetic.submit
+        submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
-                submit(lambda: state.install(effect), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.install(effect)), _nothing)
             case Roll():
-                submit(lambda: state.roll(effect), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), _nothing)
             case Seal(version=version, fragment=fragment):
                 seal = self._events.sealing
                 submit(
@@ -313,6 +321,7 @@ class Agent:
 
     def _close(self) -> None:
         self._events.close()
+        self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
         self._local.close()
         self._supervisor.stop()
@@ -349,6 +358,7 @@ def main() -> int:
     parser.add_argument("--upload-limit", action="append", default=[])
     parser.add_argument("--download-limit", action="append", default=[])
     parser.add_argument("--connections", type=int, default=0)
+    parser.add_argument("--checkpoints", default="")
     parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -360,6 +370,7 @@ def main() -> int:
             tuple(asked.upload_limit),
             tuple(asked.download_limit),
             asked.connections,
+            asked.checkpoints,
         )
         agent = Agent(
             AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),

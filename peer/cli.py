@@ -104,6 +104,10 @@ def join(
     connections: Annotated[
         str | None, typer.Option(help="To each peer [as many as the line turns out to need].")
     ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL (s3://...) for checkpoints of the run, to save and to resume."),
+    ] = None,
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
@@ -122,6 +126,7 @@ def join(
             "upload_limit": upload_limit,
             "download_limit": download_limit,
             "connections": connections,
+            "checkpoints": checkpoints,
         }
     )
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)

@@ -263,7 +263,7 @@ class Hall:
         plain = {
             "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": where, "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
-            "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0,
+            "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "era": 0, "saved": -1,
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         return self.machine.on_member(member.contact.key, beat, 0.1)
@@ -352,7 +352,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         session=member.session, seq=1, roster_no=0, fragments=(where,) * most, phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
-        have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0,
+        have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, era=1 << 40, saved=1 << 40,
     )  # fmt: skip
     assert wire.decode(wire.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()

@@ -56,6 +56,8 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             have=(),
             want=0,
             samples=0,
+            era=0,
+            saved=-1,
         )
     return machine
 

@@ -216,6 +216,8 @@ def beat(session: bytes, seq: int) -> Beat:
         have=(),
         want=0,
         samples=0,
+        era=0,
+        saved=-1,
     )
 
 
