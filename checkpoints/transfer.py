@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.collectives.digests import hash_bytes, root_of, split_hashes
+from farflung.collectives.digests import root_of, split_hashes
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, Payload
@@ -34,6 +34,7 @@ Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
 class Asked:
     donor: str
     at: float
+    answers_before: int  # frames that this donor had sent until then
 
 
 class CatchUp:
@@ -56,6 +57,7 @@ class CatchUp:
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
         self._heard_at: dict[str, float] = {}  # when a donor last gave something
+        self._answers: dict[str, int] = {}  # how many frames it gave
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self.fetched_bytes = 0
 
@@ -118,10 +120,10 @@ class CatchUp:
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
 
-    def offer(self, version: int, chunk: int, payload: Payload) -> bool:
-        """A result at hand.  Taken if it is what the commit says."""
+    def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
+        """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
         commit, index = self.commits.get(version), self.fragment.index(chunk)
-        if commit is None or hash_bytes(payload) != commit.hashes[32 * index : 32 * index + 32]:
+        if commit is None or payload_hash != commit.hashes[32 * index : 32 * index + 32]:
             return False
         if self.versions[index] < version:
             self._results[version, chunk] = payload
@@ -153,6 +155,7 @@ class CatchUp:
         for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
                 version += 1
+                self._stuck.discard(chunk)  # somebody had it after all
                 effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
             self.versions[self.fragment.index(chunk)] = version
         reached = self.lowest
@@ -167,7 +170,9 @@ class CatchUp:
         self._now = now
         late = self._late_donors(now)
         for key, asked in list(self._asked.items()):
-            if asked.donor in late or asked.donor not in self.donors:
+            # A few are in flight at most: a donor that answered so much else since then never heard of this one.
+            lost = self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * ASKED_OF_ONE_DONOR
+            if lost or asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
@@ -181,7 +186,7 @@ class CatchUp:
                 continue
             donor = min(free, key=lambda d: (load[d], d))
             load[donor] += 1
-            self._asked[key] = Asked(donor, now)
+            self._asked[key] = Asked(donor, now, self._answers.get(donor, 0))
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
         return effects
@@ -226,6 +231,7 @@ class CatchUp:
         if header.chunk not in self.fragment.chunks:
             return Verdict.MALFORMED, []
         self._heard_at[sender] = self._now
+        self._answers[sender] = self._answers.get(sender, 0) + 1
         self._in_vain.pop(sender, None)
         match header.kind:
             case Kind.MANIFEST:
@@ -274,7 +280,7 @@ class CatchUp:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
         if self.versions[self.fragment.index(header.chunk)] >= header.version:
             return Verdict.STALE
-        if not self.offer(header.version, header.chunk, payload):
+        if not self.offer(header.version, header.chunk, payload, header.hash):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH
         self._asked.pop(key, None)

@@ -130,6 +130,8 @@ class Line:
 
 
 def _offer(socket: Socket, parts: list[Payload]) -> bool:
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        return False
     try:
         socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < COPIED_BELOW_BYTES)
     except zmq.Again:

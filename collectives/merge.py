@@ -12,6 +12,7 @@ import torch
 
 from farflung.collectives.frames import Payload
 from farflung.compression.codec import Codec, codec_of
+from farflung.compression.tiles import scratch
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -23,7 +24,7 @@ def merged_chunk(
 
     Each payload says in which codec it is, and was checked against what the plan gives its sender.
     """
-    total_n = torch.zeros(elements, dtype=torch.float32)
+    total_n = scratch("merge", elements, torch.float32, torch.device("cpu")).zero_()
     for payload, weight in zip(payloads, weights, strict=True):
         # Two roundings on purpose: multiply, then add.  `add(alpha=...)` may fuse them on some machines.
         codec_of(payload).decode_add(payload, weight, total_n)

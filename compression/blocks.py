@@ -140,13 +140,17 @@ class BlockCodec:
                 )
             self._check_codes(codes)
 
-    def decode(self, payload: Bytes, elements: int) -> Tensor:
+    def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
-        compiled = self._choose(self)
+        out_n = torch.empty(elements, dtype=torch.float32) if out_n is None else out_n
+        compiled = self._compiled_for(out_n)
         if compiled:
-            out_n = torch.empty(elements, dtype=torch.float32)
             compiled.decode(payload, out_n)
-            return out_n
+        else:
+            out_n.copy_(self._decode_by_torch(payload, elements))
+        return out_n
+
+    def _decode_by_torch(self, payload: Bytes, elements: int) -> Tensor:
         out_rb = torch.empty(self._blocks(elements), self.format.block, dtype=torch.float32)
         outs = torch.split(out_rb, self._tile_rows(_CPU))
         tiles = self._tiles(payload, elements, _CPU)

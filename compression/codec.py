@@ -38,8 +38,8 @@ class Codec(Protocol):
     def check(self, payload: Bytes, elements: int) -> None:
         """FrameError unless this is the payload of `elements` finite values; the header before anything else."""
 
-    def decode(self, payload: Bytes, elements: int) -> Tensor:
-        """payload -> fp32 [n] on the CPU, after `check`."""
+    def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor:
+        """payload -> fp32 [n] on the CPU, after `check`; into `out_n` where the caller keeps memory for it."""
 
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
         """total_n += weight * decode(payload), after `check`, where fp32 `total_n` [n] lies.

@@ -1,6 +1,7 @@
 /* The arithmetic of the block codecs, compiled on the machine that runs it.
 
-   Owns: one pass over a chunk for each of encode, decode, decode_add and check, for int8, int4, int2 and topk.
+   Owns: one pass over a chunk for each of encode, decode, decode_add and check, for int8, int4, int2 and topk; and the
+   outer step of optim/outer.py, which is here because one library is enough.
    Called by: native.py, which has it compiled, and uses it only where it gives the bytes of the torch path.
    Must not know: Python, headers of payloads, threads.  No memory is taken here and nothing is kept between calls.
 
@@ -370,3 +371,16 @@ CODEC(int8, 256, 256, 127.0f, 0, int8_codes_are_valid)
 CODEC(int4, 64, 32, 127.0f, 0, any_codes_are_valid)
 CODEC(int2, 64, 16, 17.0f, 1, any_codes_are_valid)
 CODEC(topk, ROW, 112, 40.0f, 1, topk_codes_are_valid)
+
+/* m <- mu m + d;  theta <- theta - lr (d + mu m).  In one pass over memory, where torch needs six. */
+void outer_step(float *restrict theta, float *restrict m, const float *restrict d, int64_t elements, float mu, float lr) {
+    for (int64_t i = 0; i < elements; i++) {
+        float moved = m[i] * mu;
+        moved = moved + d[i];
+        m[i] = moved;
+        float update = moved * mu;
+        update = update + d[i];
+        update = update * lr;
+        theta[i] = theta[i] - update;
+    }
+}

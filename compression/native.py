@@ -150,6 +150,25 @@ def loaded() -> ctypes.CDLL | NoLibrary:
         return NoLibrary(f"the compiled library cannot be loaded: {error}")
 
 
+OuterStep = Callable[[Tensor, Tensor, Tensor, float, float], None]
+
+
+def outer_step() -> OuterStep | None:
+    """The compiled outer step (theta, momentum, delta, mu, lr), all contiguous fp32 on the CPU; not checked yet."""
+    functions = loaded() if os.environ.get(SWITCH) != "0" else None
+    if not isinstance(functions, ctypes.CDLL):
+        return None
+    function = functions.outer_step
+    function.restype = None
+    function.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _COUNT, ctypes.c_float, ctypes.c_float)
+
+    def step(theta_n: Tensor, m_n: Tensor, d_n: Tensor, mu: float, lr: float) -> None:
+        assert all(each.is_contiguous() and each.dtype == torch.float32 for each in (theta_n, m_n, d_n))
+        function(theta_n.data_ptr(), m_n.data_ptr(), d_n.data_ptr(), theta_n.numel(), mu, lr)
+
+    return step
+
+
 def compiled_for(codec: Layout) -> Compiled | None:
     return None if os.environ.get(SWITCH) == "0" else _choices.of(codec).compiled
 

@@ -61,9 +61,9 @@ class PlainCodec:
                     Verdict.MALFORMED, f"{self.name} payload with NaN or infinite values after {start}"
                 )
 
-    def decode(self, payload: Bytes, elements: int) -> Tensor:
+    def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
-        out_n = torch.empty(elements, dtype=torch.float32)
+        out_n = torch.empty(elements, dtype=torch.float32) if out_n is None else out_n
         bits_n = self._bits(payload)
         for start, stop in spans(elements, tile_length(_CPU)):
             out_n[start:stop].copy_(self._restored(bits_n[start:stop], _CPU))

@@ -69,7 +69,7 @@ class Conductor:
     def maybe_open(self) -> None:
         if self.round is not None:
             return
-        if self.book.version >= self.core.manifest.run.rounds:
+        if self.core.finished:
             self.reason = "finished"
             return
         able = self.able
@@ -97,12 +97,29 @@ class Conductor:
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
-        if len(ready) < len(able) and now < first + rules.deadline_s:
+        # Who holds nothing of another fragment can't train yet: nobody waits for it.
+        expected = [
+            m for m in able if m in ready or (m.beat and min(f.version for f in m.beat.fragments) >= 0)
+        ]
+        expected += self._arriving
+        if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
-            return f"inner steps: {len(ready)} of {len(able)} ready, at most {left_s:.1f} s more"
+            return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
         if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
+
+    @property
+    def _arriving(self) -> list[Member]:
+        """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
+        return [
+            member
+            for member in self.core.members.alive.values()
+            if (standing := self.standing(member)).vouched
+            and not (standing.verified or standing.quarantined)
+            and (beat := self.beat_of(member)) is not None
+            and beat.version >= max(0, self.book.version - 1)
+        ]
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
@@ -204,6 +221,9 @@ class Conductor:
 
     def advance(self) -> None:
         """Take every transition that is due now."""
+        # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
+        if self.round is not None and self.core.finished:
+            self.abort("the run is complete")
         while self.round is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
             step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))

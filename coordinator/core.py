@@ -64,5 +64,5 @@ class Core:
 
     @property
     def finished(self) -> bool:
-        """Every fragment has had all its rounds."""
+        """Every fragment has had its rounds; some may have had more."""
         return self.ledger.version >= self.manifest.run.rounds

@@ -280,7 +280,7 @@ name = "my-run"           # appears in the join URL; a-z, 0-9 and -
 seed = 0                  # first weights and order of the data; change it to repeat a run independently
 min_peers = 1             # no round opens with fewer; raise it if lonely rounds are worth nothing to you
 max_peers = 64            # further peers are refused
-rounds = 100              # the run is finished after so many committed rounds (of every fragment)
+rounds = 100              # the run is finished after so many committed rounds (by every fragment)
 
 [model]
 builtin = "tiny-gpt"      # "" if every peer brings the same model of its own, through farflung.join(...)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.collectives.digests import HASH_BYTES
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
@@ -23,6 +24,7 @@ from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Fo
 from farflung.coordinator.going_back import GoingBack
 from farflung.coordinator.guidance import Guidance
 from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.lending import Lending
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import (
@@ -62,8 +64,9 @@ class RunMachine:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
         self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
+        self.lending = Lending(self.core, self.conductors[BOOKS_FRAGMENT])
         self.going_back = GoingBack(self.core, self.conductors)
-        self.guidance = Guidance(self.core, self.conductors, self.going_back)
+        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
@@ -157,7 +160,7 @@ class RunMachine:
             closed = member.closed_at is not None
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
             self._lose(member, "lost", why)
-        self.guidance.reclaim_leases()
+        self.lending.reclaim()
         if self.going_back.look():
             self.guidance.recheck_all()
         self._settle(self.conductors)

@@ -11,8 +11,10 @@ computes the same formula but may fuse; it is therefore not used.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -21,14 +23,22 @@ def fp32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
+# (theta, momentum, delta, mu, lr): the same in one pass over memory, in place.
+Fused = Callable[[Tensor, Tensor, Tensor, float, float], None]
+
+
 @dataclass(frozen=True)
 class Nesterov:
     lr: float = 0.7
     momentum: float = 0.9
+    fused: Fused | None = None  # only what `checked` let through
 
     def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
         """In place on theta and m, both fp32 [n]; d is the merged pseudo-gradient, fp32 [n]."""
         mu, lr = fp32(self.momentum), fp32(self.lr)
+        if self.fused is not None:
+            self.fused(theta_n, m_n, d_n, mu, lr)
+            return
         m_n.mul_(mu).add_(d_n)
         update_n = m_n.mul(mu).add_(d_n).mul_(lr)
         theta_n.sub_(update_n)
@@ -43,3 +53,23 @@ class PlainMean:
 
 
 OuterStep = Nesterov | PlainMean
+
+
+def checked(fused: Fused | None) -> Fused | None:
+    """`fused`, if it gives the bits of the plain step for values of all sizes; else None."""
+    if fused is None:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    theta_n, m_n, d_n = (
+        torch.randn(4099, generator=generator) * torch.randn(4099, generator=generator).mul(20).exp()
+        for _ in range(3)
+    )
+    for mu, lr in ((0.9, 0.7), (0.0, 1.0), (1 / 3, 1e-3)):
+        plain, other = (theta_n.clone(), m_n.clone()), (theta_n.clone(), m_n.clone())
+        Nesterov(lr, mu).step(*plain, d_n)
+        Nesterov(lr, mu, fused).step(*other, d_n)
+        if not all(
+            torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(plain, other, strict=True)
+        ):
+            return None
+    return fused

@@ -29,12 +29,13 @@ from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
+from farflung.compression.native import outer_step
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
-from farflung.optim.outer import Nesterov
+from farflung.optim.outer import Nesterov, checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
@@ -44,7 +45,7 @@ from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
 from farflung.peer.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
-from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder
+from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
@@ -213,7 +214,7 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
-            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum)
+            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
@@ -268,7 +269,7 @@ class Agent:
             case Seal(version=version, fragment=fragment):
                 seal = self._events.sealing
                 submit(
-                    lambda: seal(version, lambda: state.seal(fragment)),
+                    lambda: seal(version, fragment, lambda: state.seal(fragment)),
                     lambda digest: self._sealed(effect, digest),
                 )
             case Merge():
@@ -278,7 +279,7 @@ class Agent:
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
                 slot_n = shared.slots[slot]
                 submit(
-                    lambda: state.encode(slot_n, codec, fragment),
+                    lambda: state.encode(slot_n, codec, fragment, unmap_pages),
                     lambda made: self._encoded(round_no, made),
                 )
             case do.Resolve(slot=slot, used=used, fragment=fragment):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.collectives.errors import FarflungError, UserError
-from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.url import JoinUrl
@@ -56,6 +56,7 @@ momentum = 0.0
 [round]
 codec = "{codec}"
 gather_codec = "{gather_codec}"
+fragments = {fragments}
 chunk_kb = {chunk_kb}
 deadline_s = 36000.0
 scatter_grace_s = 36000.0
@@ -74,6 +75,7 @@ class BenchOptions:
     rounds: int = 5
     codec: str = "fp32"
     gather_codec: str = ""
+    fragments: int = 1
     chunk_kb: int = 1024
     serve: str | None = None
     join: str | None = None
@@ -92,7 +94,10 @@ def check(asked: BenchOptions) -> Manifest:
     expect(1 <= asked.mb <= 100_000, "mb", f"1 to 100000, found {asked.mb}")
     expect(1 <= asked.rounds <= 10_000, "rounds", f"1 to 10000, found {asked.rounds}")
     expect(1 <= asked.chunk_kb <= 16384, "chunk-kb", f"1 to 16384, found {asked.chunk_kb}")
-    least_kb = -(-asked.mb * 10**6 // (CHUNKS_PER_FRAGMENT * 1024))
+    chunks = -(-asked.mb * 10**6 // (asked.chunk_kb * 1024))
+    most = min(chunks, FRAGMENTS_MAX)
+    expect(1 <= asked.fragments <= most, "fragments", f"1 to {most} here, found {asked.fragments}")
+    least_kb = -(-asked.mb * 10**6 // (CHUNKS_PER_FRAGMENT * asked.fragments * 1024))
     expect(
         asked.chunk_kb >= least_kb,
         "chunk-kb",
@@ -113,6 +118,7 @@ def check(asked: BenchOptions) -> Manifest:
         codec=asked.codec,
         gather_codec=asked.gather_codec or asked.codec,
         chunk_kb=asked.chunk_kb,
+        fragments=asked.fragments,
     )
     try:
         return Manifest.from_toml(text, "bench")
@@ -131,7 +137,7 @@ def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dic
             reports, killed = (_local if asked.serve is None else _serve)(stage, asked, manifest, announce)
         finally:
             stage.close()
-    shape = {key: getattr(asked, key) for key in ("peers", "mb", "codec", "chunk_kb")}
+    shape = {key: getattr(asked, key) for key in ("peers", "mb", "codec", "chunk_kb", "fragments")}
     return shape | {"gather_codec": manifest.round.gather_codec} | result_of(reports, killed)
 
 

@@ -27,6 +27,9 @@ class AllreduceOptions:
     gather_codec: Annotated[
         str, typer.Option(help="How results travel; the same as --codec if not given.")
     ] = ""
+    fragments: Annotated[
+        int, typer.Option(help="Parts of the vector, each with rounds of its own, all in flight at once.")
+    ] = 1
     chunk_kb: Annotated[int, typer.Option(help="Size of a transferred piece.")] = 1024
     serve: Annotated[
         str | None,

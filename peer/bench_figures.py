@@ -9,6 +9,9 @@ first round only warms up (memory is touched for the first time, connections are
     decide    to decided               gather    to results: every result is here
     commit    to committed             apply     to rolled: every result is applied
     seal      to sealed: hashing the new state; not part of the round's seconds
+
+With several fragments a round is that of all of them, from the first plan to the last applied result; the phases
+are then sums over the fragments, and overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class PeerRound:
     seconds: float
     phases: dict[str, float]
     use: dict[str, float]  # from this plan to the next, or to the end
-    digest: str
+    digests: dict[int, str]  # by fragment
 
 
 @dataclass
@@ -63,7 +66,8 @@ def peer_of(events: list[Event]) -> Peer:
         if made is None:
             peer.aborted += 1
         else:
-            peer.rounds[made.version] = made
+            before = peer.rounds.get(made.version)
+            peer.rounds[made.version] = made if before is None else _together(before, made)
     peer.peak_rss_bytes = next((e["peak_rss_bytes"] for e in events if e["event"] == "end"), 0)
     return peer
 
@@ -71,7 +75,7 @@ def peer_of(events: list[Event]) -> Peer:
 def _round(plan: Event, use: dict[str, float], events: list[Event]) -> PeerRound | None:
     """None for a round that was never applied here."""
     of_round = {"round": plan["round"]}
-    of_version = {"version": plan["version"] + 1}
+    of_version = {"version": plan["version"] + 1, "fragment": plan["fragment"]}
     found: dict[str, Event] = {}
     for event in events:
         key = of_version if event["event"] in ("rolled", "sealed") else of_round
@@ -94,7 +98,22 @@ def _round(plan: Event, use: dict[str, float], events: list[Event]) -> PeerRound
         found["rolled"]["at"] - plan["at"],
         phases,
         {key: use[key] - plan["use"][key] for key in use},
-        found["sealed"]["digest"],
+        {plan["fragment"]: found["sealed"]["digest"]},
+    )
+
+
+def _together(one: PeerRound, other: PeerRound) -> PeerRound:
+    """Rounds of two fragments from the same version: from the first plan to the last applied result."""
+    first, last = min(one.at_s, other.at_s), max(one.at_s + one.seconds, other.at_s + other.seconds)
+    return PeerRound(
+        one.version,
+        one.members,
+        min(one.included, other.included),
+        first,
+        last - first,
+        {phase: one.phases[phase] + other.phases[phase] for phase in PHASES},
+        {key: one.use[key] + other.use[key] for key in one.use},
+        one.digests | other.digests,
     )
 
 
@@ -137,10 +156,11 @@ def result_of(reports: list[dict[str, Any]], killed: Killed | None) -> dict[str,
 
 def is_identical(peers: list[Peer], anchors: list[str]) -> bool:
     """One digest at every version, and the same bytes in everybody's memory at the end."""
-    digests: dict[int, set[str]] = {}
+    digests: dict[tuple[int, int], set[str]] = {}
     for peer in peers:
         for version, one in peer.rounds.items():
-            digests.setdefault(version, set()).add(one.digest)
+            for fragment, digest in one.digests.items():
+                digests.setdefault((version, fragment), set()).add(digest)
     return len(set(anchors)) == 1 and bool(digests) and all(len(found) == 1 for found in digests.values())
 
 

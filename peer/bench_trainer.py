@@ -104,6 +104,7 @@ class BenchTrainer:
         self._check = check
         self._values = values_of(manifest)
         self._shared: SharedState | None = None
+        self._loaded: dict[int, Load] = {}  # the newest of each fragment
         self._written: set[int] = set()  # slots that hold the base
         self._source = block()
         self.before_last: Floats | None = None  # the anchor before the last round
@@ -125,15 +126,20 @@ class BenchTrainer:
                     self.anchor().fill(0.0)
                     channel.send(Provided())
                 case Load():
-                    channel.send(Loaded(version=message.version))
-                    self._freeze(message)
+                    channel.send(Loaded(version=message.version, fragment=message.fragment))
+                    self._loaded[message.fragment] = message
+                    fragments = self._manifest.round.fragments
+                    if {load.version for load in self._loaded.values()} == {message.version}:
+                        if len(self._loaded) == fragments:
+                            self._freeze([self._loaded[number] for number in range(fragments)])
                 case Stop():
                     raise Refused(message.code, message.reason)
                 case Finish():
                     return
 
-    def _freeze(self, load: Load) -> None:
-        rounds = self._manifest.run.rounds
+    def _freeze(self, loads: list[Load]) -> None:
+        """All fragments at once, when all of them are at the same version."""
+        load, rounds = loads[0], self._manifest.run.rounds
         if load.version >= rounds:
             return
         if load.version == 0 or self._manifest.run.min_peers < self._manifest.run.max_peers:
@@ -141,13 +147,23 @@ class BenchTrainer:
         if load.version == rounds - 1 and self._check:
             self.before_last = self.anchor().copy()
         assert self._shared is not None
-        slot = self._shared.slots[load.spare].numpy()[: self._values]
-        if load.spare not in self._written:
-            write_base(slot, self._peer, self._source)
-            self._written.add(load.spare)
-        write_fresh(slot, self._peer, load.version)
-        channel = self._agent.channel
-        channel.send(Frozen(slot=load.spare, tokens=1, steps=1, used=(), loss=None))
+        for spare in {each.spare for each in loads}:
+            slot = self._shared.slots[spare].numpy()[: self._values]
+            if spare not in self._written:
+                write_base(slot, self._peer, self._source)
+                self._written.add(spare)
+            write_fresh(slot, self._peer, load.version)
+        for each in loads:
+            frozen = Frozen(
+                slot=each.spare,
+                tokens=1,
+                steps=1,
+                used=(),
+                loss=None,
+                fragment=each.fragment,
+                more=each is not loads[-1],
+            )
+            self._agent.channel.send(frozen)
 
     def _wait_for_all(self, version: int) -> None:
         """A round opens with whoever is verified and ready: nobody is, before all are verified."""

@@ -7,6 +7,7 @@ the trainer has of it), and decides when a trainer that waits may go on.
 from __future__ import annotations
 
 from farflung.checkpoints.transfer import NO_VERSION
+from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.coordinator.messages import FragmentTick
 from farflung.peer.effects import Effect, Note
 from farflung.peer.lane import Lane
@@ -82,6 +83,7 @@ class Exchange:
         if lane.lost_track:
             lane.lost_track = False
             told = Note("away for too long to know whether my last contribution counted: it is dropped")
+            effects += training.forget_leases() if fragment == BOOKS_FRAGMENT else []
             return [*effects, told, *training.drop_work(fragment, version)]
         if consumed is not None:
             effects += training.on_commit_used({used.lease: used.upto for used in consumed.frozen.used})

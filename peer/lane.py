@@ -90,12 +90,19 @@ class Lane:
             return [*self.round.on_plan(plan, now)]
         stale = plan.round_no <= self.last_round_no or plan.version != self.version or self.sealing
         unfit = self.me not in plan.members or len(plan.owners) != self.fragment.count
-        if stale or unfit or frozen is None:
+        if stale or unfit:
             return []
         self.last_round_no = plan.round_no
         self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, self.fragment.first)
+        if self.contribution is not None:
+            self._resolve(used=False)  # a new round from the same version: the one before was aborted
+        if frozen is None:
+            return []  # dropped since I said that I was ready: I own and receive, and contribute nothing
         self.contribution = Contribution(plan.round_no, plan.version, frozen)
-        return [Encode(plan.round_no, frozen.slot, plan.codec_of(self.me), self.fragment.number)]
+        return [
+            *self.take_resolved(),
+            Encode(plan.round_no, frozen.slot, plan.codec_of(self.me), self.fragment.number),
+        ]
 
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
         return [*self.round.on_decision(decision, now)] if self.round is not None else []
@@ -113,7 +120,7 @@ class Lane:
         if self.round is not None and commit.version > self.round.plan.version:
             if commit.round_no == self.round.plan.round_no:
                 for index, piece in self.round.results.items():
-                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload)
+                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             self.round = None
 
     def on_aborted(self, round_no: int) -> None:
@@ -128,6 +135,9 @@ class Lane:
         if tick.verified and self.version == tick.version:
             self.verified_version = self.version
         self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self._keep_results)
+        if self.catch.lowest == NO_VERSION and not self.sealing:
+            # Too far behind: chunk by chunk it is fetched anew.  Who holds nothing whole says so, and is told commits.
+            self.version, self.digest = NO_VERSION, b""
         known = self.catch.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
@@ -251,7 +261,7 @@ class Lane:
             verdict, moved = self.round.on_frame(sender, frame, now)
             return verdict, [*moved]
         if header.kind == Kind.RESULT and header.round_no == self._committed_round[0]:
-            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload):
+            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload, header.hash):
                 return Verdict.ACCEPTED, []
         return Verdict.STALE, []
 

@@ -11,11 +11,14 @@ Must not know what the messages mean, or who may write to the anchor when.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import math
 import os
+import resource
 import shutil
+import sys
 import tempfile
 from enum import Enum
 from pathlib import Path
@@ -178,6 +181,24 @@ def _place_with_room(folder: Path, bytes_needed: int) -> Path:
 
 def _mapped(path: str, elements: int) -> Tensor:
     return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
+
+
+_MADV_DONTNEED = 4
+_madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def unmap_pages(values_n: Tensor) -> None:
+    """These shared values have been read: this process holds their pages no longer.  The values stay, in the file.
+
+    Without it a slot that was read once would count as this process's memory for ever.
+    """
+    page = resource.getpagesize()
+    first = -(-values_n.data_ptr() // page) * page
+    last = (values_n.data_ptr() + values_n.nbytes) // page * page
+    if _madvise is not None and last > first:
+        _madvise(first, last - first, _MADV_DONTNEED)
 
 
 # ---- messages

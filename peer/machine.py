@@ -173,6 +173,8 @@ class PeerMachine:
         effects = part.on_plan(plan, self.training.works[plan.fragment].frozen, self._now)
         if lane.round is not before:
             self.reports.begin_round(plan.fragment)
+            if lane.contribution is None:
+                effects = [self.reports.sent(plan, b"", None), *effects]
         return effects
 
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
@@ -181,7 +183,12 @@ class PeerMachine:
         told = self.tick.reason if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = []
-        if tick.goal in ("sync", "wait") and tick.reason != told:
+        # Who is one version behind is just applying it: that is no news, and with many fragments it is all the time.
+        behind = any(
+            not 0 <= each.version - lane.version <= 1
+            for lane, each in zip(part.lanes, tick.fragments, strict=True)
+        )
+        if tick.goal in ("sync", "wait") and tick.reason != told and (behind or tick.goal == "wait"):
             effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no

@@ -4,10 +4,10 @@ Called by the agent with the coordinator's words, with finished arithmetic and a
 looks and never touches; with the log off every call returns at once.
 
     start        pid                                     moved     round, epoch: ownership changed
-    plan         round, version, members, use            decided   round, weights
+    plan         round, fragment, version, members, use  decided   round, weights
     encoded      round: the hash list is on its way      committed round, version
-    progress     round, held, got: in twentieths         rolled    version: every result is applied
-    held         round: all contributions that I own     sealed    version, digest
+    progress     round, held, got: in twentieths         rolled    version, fragment: every result is applied
+    held         round: all contributions that I own     sealed    version, fragment, digest
     results      round: every result is here             end       use, peak_rss_bytes
 
 `use` is what this process has used so far: bytes sent and received by the data plane, and CPU seconds of the
@@ -58,6 +58,7 @@ class RoundEvents:
                 self._told = (plan.round_no, plan.epoch)
                 if new:
                     body = {"version": plan.version, "members": plan.members, "chunks": len(plan.owners)}
+                    body["fragment"] = plan.fragment
                     self._log.write("plan", round=plan.round_no, **body, use=self._use())
                 else:
                     self._log.write("moved", round=plan.round_no, epoch=plan.epoch)
@@ -94,11 +95,11 @@ class RoundEvents:
     def on_encoded(self, round_no: int) -> None:
         self._log.write("encoded", round=round_no)
 
-    def sealing(self, version: int, seal: Callable[[], bytes]) -> bytes:
+    def sealing(self, version: int, fragment: int, seal: Callable[[], bytes]) -> bytes:
         """Around the hashing: it is the first job after the last result was applied."""
-        self._log.write("rolled", version=version)
+        self._log.write("rolled", version=version, fragment=fragment)
         digest = seal()
-        self._log.write("sealed", version=version, digest=digest.hex())
+        self._log.write("sealed", version=version, fragment=fragment, digest=digest.hex())
         return digest
 
     def close(self) -> None:

@@ -7,6 +7,9 @@ Knows nothing of the network, of rounds, or of who decided what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +38,9 @@ class OuterState:
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
+        self._delta_n = torch.empty(
+            model.chunk_elements
+        )  # kept: memory that is new each time costs page faults
         self.hashes: list[bytes] = [b""] * model.chunk_count
         self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
 
@@ -52,16 +58,22 @@ class OuterState:
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
-        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements)
+        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
     def seal(self, fragment: int = 0) -> bytes:
         """Hash every chunk of the fragment: its digest is the root of their hashes."""
         chunks = self._fragments[fragment].chunks
-        self.hashes[chunks.start : chunks.stop] = [hash_bytes(self.chunk_bytes(chunk)) for chunk in chunks]
+        self.hashes[chunks.start : chunks.stop] = [self._hash_of(chunk) for chunk in chunks]
         self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
         return self.digests[fragment]
+
+    def _hash_of(self, chunk: int) -> bytes:
+        """Of `chunk_bytes`, without copying them."""
+        return hash_bytes(
+            *(part[chunk].numpy().view(np.uint8).data for part in (self._anchor, self._momentum))
+        )
 
     def restart_momentum(self) -> None:
         """The anchor was written from a model's initial values: version 0."""
@@ -82,19 +94,30 @@ class OuterState:
         size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
         return flat[chunks.start * size : chunks.stop * size]
 
-    def encode(self, slot: Tensor, codec_name: str, fragment: int = 0) -> tuple[list[Payload], str]:
-        """(one payload per chunk of the fragment, why it can't be contributed or "")."""
+    def encode(
+        self,
+        slot: Tensor,
+        codec_name: str,
+        fragment: int = 0,
+        read: Callable[[Tensor], None] = lambda values_n: None,
+    ) -> tuple[list[Payload], str]:
+        """(one payload per chunk of the fragment, why it can't be contributed or "").
+
+        `read` is told which part of the slot is not needed any more, as it goes.
+        """
         size, codec = self._model.chunk_elements, codec_named(codec_name)
         delta_n, feedback = self.part(slot, fragment), self._feedbacks[fragment]
         payloads: list[Payload] = []
         if feedback is not None:
             feedback.open(delta_n, BETA_OF.get(codec_name, 1.0))
+            read(delta_n)
         for start in range(0, delta_n.numel(), size):
             try:
                 if feedback is not None:
                     payloads.append(feedback.encode(codec, start, size))
                 else:
                     payloads.append(codec.encode(delta_n[start : start + size]))
+                    read(delta_n[start : start + size])
             except NonFinite as error:
                 if feedback is not None:
                     feedback.reset()

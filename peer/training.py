@@ -119,6 +119,11 @@ class Training:
         self.leases |= fresh
         return self._tell_leases()
 
+    def forget_leases(self) -> list[Effect]:
+        """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
+        self.leases.clear()
+        return self._tell_leases()
+
     def on_commit_used(self, used: dict[int, int]) -> list[Effect]:
         """A commit acknowledged my samples: the trainer must not name them again."""
         for lease_id, upto in used.items():

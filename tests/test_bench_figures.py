@@ -23,13 +23,15 @@ def use(at: float) -> dict[str, float]:
 def one_round(version: int, at: float, slow: float, digest: str = "d") -> list[dict[str, Any]]:
     """Phases of 1, 2, ... 7 times `slow` seconds."""
     number = version + 1
-    events: list[dict[str, Any]] = [{"event": "plan", "version": version, "members": MEMBERS, "use": use(at)}]
+    events: list[dict[str, Any]] = [
+        {"event": "plan", "version": version, "fragment": 0, "members": MEMBERS, "use": use(at)}
+    ]
     events += [{"event": event} for event in ("encoded", "held", "decided", "results", "committed")]
     events[3]["weights"] = [0.5, 0.5]
     for event in events:
         event["round"] = number
-    events += [{"event": "rolled", "version": number}]
-    events += [{"event": "sealed", "version": number, "digest": f"{digest}{number}"}]
+    events += [{"event": "rolled", "version": number, "fragment": 0}]
+    events += [{"event": "sealed", "version": number, "fragment": 0, "digest": f"{digest}{number}"}]
     passed = 0.0
     for index, event in enumerate(events):
         passed += index * slow
@@ -125,3 +127,19 @@ def test_wrong_options_are_told_in_one_line(wrong: dict[str, Any], words: str) -
     with pytest.raises(UserError) as error:
         check(BenchOptions(**wrong))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_round_of_several_fragments_lasts_from_the_first_plan_to_the_last_applied_result() -> None:
+    reports = [report() for _ in MEMBERS]
+    for one in reports:
+        later = [
+            dict(e)
+            | {"at": e["at"] + 0.25, "fragment": 1}
+            | ({"round": e["round"] + 100} if "round" in e else {})
+            for e in one["events"]
+            if e["event"] not in ("start", "end")
+        ]
+        one["events"] = sorted([*one["events"], *later], key=lambda e: e["at"])
+    alone, both = result_of([report() for _ in MEMBERS], None), result_of(reports, None)
+    assert both["identical"]
+    assert both["seconds"] == pytest.approx([seconds + 0.25 for seconds in alone["seconds"]])

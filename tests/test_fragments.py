@@ -29,7 +29,7 @@ from farflung.peer.effects import Effect as PeerEffect
 from farflung.peer.effects import Resolve
 from farflung.peer.effects import Tell as TellTrainer
 from farflung.peer.exchange import Exchange
-from farflung.peer.local_messages import Frozen, Load, Resume
+from farflung.peer.local_messages import Frozen, LeasesNow, Load, Resume
 from farflung.peer.participation import Participation
 from farflung.peer.simulator import Scenario, World
 from farflung.peer.state import OuterState
@@ -234,6 +234,40 @@ def test_what_was_dropped_while_a_round_used_it_is_not_taken_away_a_second_time(
     assert load.keep == "all"  # type: ignore[attr-defined]
 
 
+def test_P7_who_lost_track_of_the_commit_that_keeps_the_books_asks_anew_how_far_its_samples_are_used() -> (
+    None
+):
+    """The version came as state, and its commit was never seen: samples behind it may be acknowledged by now."""
+    for number, forgotten in ((1, False), (0, True)):
+        desk = Desk()
+        desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
+        desk.freeze()
+        desk.open(number, 1)
+        desk.part.lanes[number].round = None
+        effects = desk.exchange.on_sealed(number, 1, b"e" * 32)
+        [load] = told(effects, Load)
+        assert (load.fragment, load.keep) == (number, "drop")  # type: ignore[attr-defined]
+        assert (desk.training.known_leases == set()) == forgotten
+    [word, *_] = told(effects, LeasesNow)
+    assert word == LeasesNow(leases=())
+
+
+def test_who_dropped_its_work_since_it_said_ready_still_owns_and_receives() -> None:
+    desk = Desk()
+    desk.open(0, 1)
+    lane = desk.part.lanes[0]
+    assert lane.round is not None and lane.contribution is None and not lane.idle
+
+
+def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
+    desk = Desk()
+    lane = desk.part.lanes[1]
+    lane.on_tick(m.FragmentTick(3, (), False, (), 0, False, 0))
+    assert lane.version == 0, "as far as the result logs reach"
+    lane.on_tick(m.FragmentTick(9, (), False, (), 0, False, 0))
+    assert (lane.version, desk.part.lanes[0].version, desk.part.version) == (-1, 0, -1)
+
+
 # ---- the coordinator ---------------------------------------------------------------------------------------------
 
 GENESIS = (hash_bytes(b"first"), hash_bytes(b"second"))
@@ -322,6 +356,41 @@ def test_who_is_behind_in_one_fragment_takes_part_in_the_other() -> None:
     assert {plan.fragment for plan in hall.plans(effects)} == {0}
     assert goal(effects) == "sync"
     assert not hall.machine.core.members.members[late].participating
+
+
+def test_nobody_waits_for_a_member_that_lacks_another_fragment_and_cannot_train() -> None:
+    hall = Hall(members=3)
+    for peer in hall.peers:
+        hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
+    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    *others, joiner = hall.peers
+    for peer in others:
+        effects = hall.beat(peer, at(0, GENESIS[0], ready=True), at(0, GENESIS[1]))
+    assert hall.plans(effects) == [] and "2 of 3 ready" in hall.machine.conductors[0].reason
+    effects = hall.beat(joiner, at(0, GENESIS[0]), nothing)
+    assert {plan.members for plan in hall.plans(effects)} == {tuple(sorted(others))}
+
+
+def test_a_fragment_that_has_had_its_rounds_goes_on_until_all_have() -> None:
+    hall = Hall()
+    core = hall.machine.core
+    for peer in hall.peers:
+        hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
+    for book, digest in zip(core.ledger.books, GENESIS, strict=True):
+        book.version = core.manifest.run.rounds
+        book.digests = {book.version: digest}
+    core.ledger.books[1].version -= 1
+    last = core.manifest.run.rounds
+    for _ in range(2):
+        for peer in hall.peers:
+            hall.beat(peer, at(last, GENESIS[0], ready=True), at(last - 1, b""))
+    flight = hall.machine.conductors[0].round
+    assert flight is not None and flight.plan.version == last and not core.finished
+    core.ledger.books[1].version = last
+    effects = hall.machine.on_timer(0.2)
+    aborted = [e.record for e in effects if isinstance(e, Write) and isinstance(e.record, AbortedRound)]
+    assert [(record.fragment, record.reason) for record in aborted] == [(0, "the run is complete")]
+    assert hall.machine.conductors[0].round is None
 
 
 def test_small_fragments_are_owned_by_different_members() -> None:

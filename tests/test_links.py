@@ -109,7 +109,7 @@ def test_P8_strangers_and_former_members_are_not_heard(ends: list[End]) -> None:
     until(ends, lambda: bool(bob.got), "bob hears ann")
     bob.link.set_contacts([bob.contact, cid.contact])  # ann left the run
     ann.link.send("bob", frame())
-    until(ends, lambda: bob.link.counters.as_dict()["unauthorised"] == 1, "ann is counted")
+    until(ends, lambda: bob.link.counters.as_dict()["unauthorised"] >= 1, "ann is counted")  # pings are, too
     assert len(bob.got) == 1
     assert not bob.link.send("ann", frame())
 

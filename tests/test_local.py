@@ -26,6 +26,7 @@ from farflung.peer.local import (
     make_folder,
     remove_folder,
     sweep_stale,
+    unmap_pages,
 )
 from farflung.peer.local_messages import Bye, Need, Resume, Shared, Stop, to_bytes
 
@@ -236,3 +237,14 @@ def test_last_words_are_delivered_when_the_agent_closes(folder: Path) -> None:
 def test_a_path_too_long_for_a_socket_is_a_mistake_a_person_can_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="set TMPDIR to a shorter path"):
         LocalServer(tmp_path / ("x" * 120))
+
+
+def test_pages_that_were_read_can_be_let_go_and_the_values_stay(folder: Path) -> None:
+    state = SharedState.create(folder, 1 << 20)
+    slot = state.slots[0]
+    slot.copy_(torch.arange(1 << 20))
+    for start, stop in ((0, 1 << 19), (5000, 5001), (1 << 19, 1 << 20)):
+        unmap_pages(slot[start:stop])
+    assert torch.equal(slot, torch.arange(1 << 20).float())
+    slot[7] = -1.0
+    assert SharedState.open(state.as_message()).slots[0][7] == -1.0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.digests import hash_bytes
+from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.collectives.plan import Used
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import messages as m
@@ -99,10 +100,10 @@ class Hall:
     def hello(
         self, guest: Guest, signed_by: Guest | None = None, key: bytes = b"", **changes: object
     ) -> m.ToDoor:
-        challenge = self.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+        challenge = self.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
         assert isinstance(challenge, m.Challenge)
         greeting = {
-            "protocol": 1, "run_id": RUN_ID, "identity": guest.identity, "key": guest.key,
+            "protocol": PROTOCOL_VERSION, "run_id": RUN_ID, "identity": guest.identity, "key": guest.key,
             "address": f"host:{guest.number + 1}", "software": "test", "manifest": self.manifest.digest,
             "model": MODEL, "version": -1, "digest": b"", "process": guest.process, "signature": b"",
         }  # fmt: skip
@@ -154,17 +155,19 @@ def with_tensor(**changes: object) -> ModelSchema:
 
 def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
-    wrong = hall.door(guest.key, guest.key, m.Knock(protocol=2, run="demo"))
-    hall.refuses("protocol", "2 here, 1 in the run", wrong)
+    wrong = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION + 1, run="demo"))
+    hall.refuses("protocol", "3 here, 2 in the run", wrong)
     hall.refuses(
-        "run", "'demo', not 'other'", hall.door(guest.key, guest.key, m.Knock(protocol=1, run="other"))
+        "run",
+        "'demo', not 'other'",
+        hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="other")),
     )
 
 
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", "protocol version is 7 here, 1 in the run", {"protocol": 7}),
+        ("protocol", "protocol version is 7 here, 2 in the run", {"protocol": 7}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
@@ -196,7 +199,7 @@ def test_a_hello_signed_by_somebody_else_is_refused() -> None:
 def test_a_hello_that_was_changed_after_signing_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
     hall.hello(guest, signed_by=Guest(2))
-    challenge = hall.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+    challenge = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
     assert isinstance(challenge, m.Challenge)
     signed = replace(hall.last, signature=guest.signer.sign(signed_part(hall.last, challenge.nonce)))
     hall.refuses("signature", "", hall.door(guest.key, guest.key, replace(signed, address="elsewhere:1")))
@@ -206,7 +209,7 @@ def test_a_replayed_hello_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
     hall.join(guest)
     hall.refuses("challenge", "knock first", hall.door(guest.key, guest.key, hall.last))
-    hall.door(guest.key, guest.key, m.Knock(protocol=1, run="demo"))
+    hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
     hall.refuses("signature", "", hall.door(guest.key, guest.key, hall.last))
 
 
@@ -328,6 +331,23 @@ def test_after_a_restart_a_fresh_or_stale_peer_never_founds_the_run_anew(journal
             assert tick.goal == "wait" and tick.fragments[0].donors == () and "no living peer" in tick.reason
         hall.machine.on_timer(hall.now)
     assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.books[0].digests == before
+
+
+def test_P3_a_peer_that_still_applies_the_newest_commit_is_waited_for_a_while(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, quick, slow = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    digests = hall.machine.core.ledger.books[0].digests
+    for guest in quick:
+        hall.join(guest, model=model, version=2, digest=digests[2])
+    hall.join(slow, model=model, version=1, digest=digests[1])
+    hall.beat(slow, version=1, digest=digests[1])
+    for guest in quick:
+        hall.beat(guest, version=2, digest=digests[2], ready=True)
+    assert hall.machine.conductors[0].round is None, "two of two are ready, but the third will be in a moment"
+    hall.beat(slow, version=2, digest=digests[2], ready=True)
+    flight = hall.machine.conductors[0].round
+    assert flight is not None and slow.peer in flight.plan.members
 
 
 def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:

@@ -213,6 +213,8 @@ def beat(session: bytes, seq: int) -> Beat:
         loss=None,
         tx_bytes=0,
         rx_bytes=0,
+        up_bytes_per_s=0,
+        down_bytes_per_s=0,
         have=(),
         want=0,
         samples=0,

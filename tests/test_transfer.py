@@ -6,6 +6,7 @@ is checked is which bytes end up where, and who is asked for what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -84,6 +85,7 @@ class Joiner:
         self.bytes: list[bytes] = [b""] * CHUNKS
         self.sealed: list[int] = []
         self.verdicts: list[Verdict] = []
+        self.arrives: Callable[[SendFrame], bool] = lambda want: True
         self.word(target, known if known is not None else {target: digest(target)})
 
     def word(self, target: int, known: dict[int, bytes]) -> None:
@@ -106,7 +108,7 @@ class Joiner:
         asked = self.carry_out([*self.catch.roll(), *self.catch.ask(self.now)])
         for send in asked:
             answer = self.donors[send.to].answer(send.frame.header)
-            if answer is not None:
+            if answer is not None and self.arrives(send):
                 verdict, effects = self.catch.on_frame(send.to, answer)
                 self.verdicts.append(verdict)
                 self.carry_out(effects)
@@ -204,6 +206,22 @@ def test_a_lie_is_counted_and_never_installed() -> None:
     assert joiner.bytes == states(4)
 
 
+def test_an_answer_that_got_lost_is_asked_for_again_though_the_donor_gives_other_things() -> None:
+    joiner = Joiner({"ann": Donor(2)}, target=2)
+    lost = []
+
+    def deliver(want: SendFrame) -> bool:
+        """The first manifest and the first answer for chunk 3 never arrive."""
+        key = (want.frame.header.kind, want.frame.header.chunk)
+        first = key in ((Kind.WANT_MANIFEST, 0), (Kind.WANT_STATE, 3)) and key not in lost
+        lost.extend([key] if first else [])
+        return not first
+
+    joiner.arrives = deliver
+    joiner.turns(60)
+    assert len(lost) == 2 and joiner.arrived
+
+
 def test_when_all_donors_failed_they_are_asked_again_after_a_pause() -> None:
     only = Donor(4, empty=True)
     joiner = Joiner({"ann": only}, target=4)
@@ -278,11 +296,13 @@ def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() 
 def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
     joiner = Joiner({}, target=3)
     joiner.catch.versions = [3] * CHUNKS
-    assert not joiner.catch.offer(4, 0, result(4, 0)), "a result without a commit is worth nothing (P2)"
+    assert not joiner.catch.offer(4, 0, result(4, 0), hash_bytes(result(4, 0))), (
+        "a result without a commit is worth nothing (P2)"
+    )
     joiner.catch.on_commit(commit(4))
-    assert not joiner.catch.offer(4, 0, result(4, 1))
+    assert not joiner.catch.offer(4, 0, result(4, 1), hash_bytes(result(4, 1)))
     for chunk in range(CHUNKS):
-        assert joiner.catch.offer(4, chunk, result(4, chunk))
+        assert joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns(count=1)
     assert joiner.arrived and joiner.sealed == [4]
 
@@ -312,6 +332,23 @@ def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> No
     assert joiner.arrived and joiner.bytes == states(9)
 
 
+def test_a_chunk_that_was_stuck_once_waits_for_its_next_result_like_any_other() -> None:
+    ann = Donor(3)
+    joiner = Joiner({"ann": ann}, target=4)
+    joiner.catch.versions, joiner.bytes = [3] * CHUNKS, states(3)
+    joiner.catch.on_commit(commit(4))
+    joiner.turns(8)  # nobody has the result: from now on its state would do as well
+    ann.version = 4
+    for chunk in range(CHUNKS):
+        joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
+    joiner.turns()
+    assert joiner.arrived
+    ann.version, before = 5, len(ann.asked)
+    joiner.word(5, {5: digest(5)})
+    joiner.turns()
+    assert ann.asked[before:] == [], "its commit has not been told yet"
+
+
 # ---- one of several fragments ------------------------------------------------------------------------------
 
 
@@ -339,7 +376,7 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
     catch.on_run_state(5, {}, ("ann",), KEEP)
     wanted = [e.frame.header.chunk for e in catch.ask(1.0) if isinstance(e, SendFrame)]
     assert wanted == [10, 11, 12]
-    assert all(catch.offer(5, chunk, result(5, chunk)) for chunk in here.chunks)
+    assert all(catch.offer(5, chunk, result(5, chunk), hash_bytes(result(5, chunk))) for chunk in here.chunks)
     assert catch.roll() == [*(Roll(chunk, 5, result(5, chunk)) for chunk in here.chunks), Seal(5, fragment=2)]
 
 
