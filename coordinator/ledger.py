@@ -145,7 +145,8 @@ class Ledger:
         for used in record.used.values():
             self.leases.acknowledge(used)
         self.marks[book.version] = Mark(self.leases.copy(), self.tokens, self.loss)
-        for old in [v for v in self.marks if not self._is_kept(v, book.version)]:
+        # Not one that a digest is kept of, and the digest of this version is not settled yet.
+        for old in [v for v in self.marks if not self._is_kept(v, book.version - 1)]:
             del self.marks[old]
 
     def is_saved(self, version: int) -> bool:

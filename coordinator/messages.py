@@ -211,9 +211,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
     leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
     void: LeaseIds
-    era: Count = (
-        0  # how often the run went back to an older state: what is newer than it, of an older era, is void
-    )
+    era: Count  # how often the run went back to an older state: what peers say of an older era is void
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -183,13 +183,9 @@ class PeerMachine:
         told = self.tick.reason if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = []
-        # Who is one version behind is just applying it: that is no news, and with many fragments it is all the time.
-        behind = any(
-            not 0 <= each.version - lane.version <= 1
-            for lane, each in zip(part.lanes, tick.fragments, strict=True)
-        )
-        if tick.goal in ("sync", "wait") and tick.reason != told and (behind or tick.goal == "wait"):
-            effects.append(do.Note(tick.reason))
+        if tick.goal in ("sync", "wait") and tick.reason != told:
+            if tick.goal == "wait" or part.is_behind(tick.fragments):
+                effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
             effects.append(do.Contacts(tick.roster))
