@@ -1,12 +1,15 @@
 """The all-reduce beside others': farflung, torch.distributed (gloo), hivemind's averager; loopback or a made-up WAN.
 
     python benchmarks/allreduce.py [--peers 2 4 8] [--mb 100] [--rounds 5] [--hivemind-python PATH] [--json] [--write]
+    python benchmarks/allreduce.py --peers 4 --lab 200,100       # Mbit/s each way, round trip in ms
+    python benchmarks/allreduce.py --peers 4 --lab 500/100,100   # Mbit/s down/up
 
 Every row is one process per peer on this machine, medians over the rounds, the first round left out.  A round of
 farflung encrypts, hashes, decides, commits durably and applies an outer step; gloo's does none of these, so gloo is
 the floor and no rival.  hivemind needs an environment of its own (numpy < 2.4): name its Python.
 
 `ideal` is 2 (n - 1) / n times the payload, over the rate of a line; on loopback there is no rate and no ideal.
+`--lab` gives each peer a host of its own (docs/lab.md); the first one's also holds the coordinator.
 `--write` puts the table into docs/performance.md, between its two markers.
 """
 
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import socket
 import statistics
@@ -24,9 +26,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hosts import Hosts, Line, hosts_for
+
 HERE = Path(__file__).resolve()
 PAGE = HERE.parent.parent / "docs" / "performance.md"
-BEGIN, END = "<!-- allreduce: begin -->", "<!-- allreduce: end -->"
+MARK, LAB_MARK = "allreduce", "allreduce in the lab"
 BYTES_A_VALUE = {"fp32": 4.0, "bf16": 2.0, "int8": 258 / 256, "int4": 4.25 / 8, "none": 4.0, "8-bit": 1.0}
 TIMEOUT_S = 900.0
 
@@ -43,49 +47,6 @@ class Row:
     cpu_s: float | None = None
     error: float | None = None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """What lies between the hosts; a rate of 0 is this machine's loopback."""
-
-    rate_mbit: float = 0.0
-    delay_ms: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Line:
-        rate, _, delay = text.partition(",")
-        return cls(float(rate), float(delay or 0))
-
-    def ideal_s(self, peers: int, mb: int, codec: str) -> float | None:
-        if not self.rate_mbit:
-            return None
-        sent = 2 * (peers - 1) / peers * mb * 1e6 * BYTES_A_VALUE[codec] / 4
-        return 8 * sent / (self.rate_mbit * 1e6) + 4 * self.delay_ms / 1000
-
-
-class Hosts:
-    """Starts one process per host.  On loopback all hosts are this machine.
-
-    A lab with real delays plugs in here: a class with the same two methods, whose `start` runs the command inside the
-    host's network namespace and whose `address` is the one that the other hosts dial.
-    """
-
-    def __init__(self, line: Line) -> None:
-        if line.rate_mbit:
-            raise SystemExit("--lab: no lab is part of this checkout yet; leave the option out")
-
-    def address(self, host: int) -> str:
-        return "127.0.0.1"
-
-    def start(self, host: int, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        )
 
 
 def free_port(count: int = 1) -> int:
@@ -240,7 +201,9 @@ def measured(hosts: Hosts, row: Row, rounds: int, python: str | None) -> Row:
 def rows_for(peers: int, mb: int, line: Line) -> list[Row]:
     kinds = [("farflung", c) for c in ("fp32", "int8", "int4")]
     kinds += [("gloo", c) for c in ("fp32", "bf16")] + [("hivemind", c) for c in ("none", "8-bit")]
-    return [Row(s, c, peers, mb, ideal_s=line.ideal_s(peers, mb, c)) for s, c in kinds]
+    return [
+        Row(s, c, peers, mb, ideal_s=line.ideal_s(peers, mb * 1e6 / 4 * BYTES_A_VALUE[c])) for s, c in kinds
+    ]
 
 
 def as_markdown(rows: list[Row]) -> str:
@@ -259,12 +222,12 @@ def shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def write_page(rows: list[Row], command: str) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE}: the markers {BEGIN} and {END} are not there")
+def write_page(rows: list[Row], mark: str, command: str) -> None:
+    text, begin, end = PAGE.read_text(encoding="utf-8"), f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise SystemExit(f"{PAGE}: the markers {begin} and {end} are not there")
     body = f"{begin}\n`{command}`: {rows[0].mb} MB of fp32 a peer.\n\n{as_markdown(rows)}\n{end}"
     PAGE.write_text(before + body + after, encoding="utf-8")
 
@@ -278,26 +241,29 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--mb", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lab", type=Line.parse, default=Line(), metavar="RATE_MBIT,DELAY_MS")
+    parser.add_argument("--lab", type=Line.parse, default=Line(), metavar="MBIT,RTT_MS")
     parser.add_argument("--hivemind-python", help="the Python of an environment with hivemind")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes started so far end with us
-    hosts, rows = Hosts(asked.lab), []
+    rows: list[Row] = []
     for peers in asked.peers:
         for row in rows_for(peers, asked.mb, asked.lab):
-            rows.append(measured(hosts, row, asked.rounds, asked.hivemind_python))
+            # A lab for each row: no row inherits what an earlier one left in its queues.
+            with hosts_for(peers, asked.lab) as hosts:
+                rows.append(measured(hosts, row, asked.rounds, asked.hivemind_python))
             print(
                 f"{row.system} {row.codec} {peers}: {row.note or shown(row.seconds, 3)}",
                 file=sys.stderr,
                 flush=True,
             )
     if asked.write:
-        counts = " ".join(map(str, asked.peers))
-        write_page(
-            rows, f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}"
+        counts, line = " ".join(map(str, asked.peers)), f" --lab {asked.lab}" if asked.lab.up_mbit else ""
+        command = (
+            f"python benchmarks/allreduce.py --peers {counts} --mb {asked.mb} --rounds {asked.rounds}{line}"
         )
+        write_page(rows, LAB_MARK if line else MARK, command)
     print(json.dumps([asdict(row) for row in rows]) if asked.json else as_markdown(rows))
 
 

@@ -17,10 +17,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.frames import Frame, Payload
 from farflung.collectives.plan import Contact
+from farflung.collectives.tcp_counts import NEWS, TcpCounts
 from farflung.collectives.zmq_socket import Socket
 
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
-_NEWS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass
@@ -29,22 +29,29 @@ class Connection:
 
     socket: Socket
     monitor: Socket
+    tcp: TcpCounts
     up: bool = False  # connected, and the other side proved its key
+    descriptor: int = -1  # of the TCP connection
 
     @staticmethod
-    def watched(socket: Socket) -> Connection:
+    def watched(socket: Socket, tcp: TcpCounts) -> Connection:
         """Before `socket.connect`: its news are then complete."""
-        return Connection(socket, socket.get_monitor_socket(_NEWS))
+        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp)
 
     def read_news(self) -> bool:
         """True if it came up just now."""
         was_up = self.up
         while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            self.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
+            if news["event"] == zmq.EVENT_CONNECTED:
+                self.descriptor = news["value"]
+            else:
+                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return self.up and not was_up
 
     def close(self) -> None:
+        self.tcp.forget(self.descriptor)
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=0)
@@ -57,7 +64,9 @@ class Line:
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
     sent_bytes: int = 0
-    stuck_since: float | None = None  # something waits and nothing has left since then
+    stuck_since: float | None = (
+        None  # since then no connection took what waits (a cap that holds it back is no fault)
+    )
     wanted: int = 1  # connections
     _waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
     _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
@@ -71,12 +80,10 @@ class Line:
     def is_up(self) -> bool:
         return bool(self.routes) or any(connection.up for connection in self.opened)
 
-    def put(self, frame: Frame, now: float) -> None:
+    def put(self, frame: Frame) -> None:
         header = frame.header.pack()
         if header in self._named:
             return  # asked for again while it still waits: once is enough
-        if not self._waiting:
-            self.stuck_since = now
         self._named.add(header)
         self._waiting.append((frame.header.round_no, header, frame.payload))
 
@@ -93,10 +100,11 @@ class Line:
         _, header, payload = self._waiting[0]
         parts: list[Payload] = [header, payload]
         if not (self._over_opened(parts) or self._over_routes(router, parts)):
+            self.stuck_since = now if self.stuck_since is None else self.stuck_since
             return 0
         self._waiting.popleft()
         self._named.discard(header)
-        self.stuck_since = now if self._waiting else None
+        self.stuck_since = None
         size = len(header) + len(payload)
         self.sent_bytes += size
         return size

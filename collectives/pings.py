@@ -23,7 +23,7 @@ class Pings:
     def __init__(self, run_tag: bytes, payload_max: int) -> None:
         self.rtt_s: dict[str, float] = {}
         self.probed: tuple[int, float] | None = (
-            None  # (bytes, seconds) of the last probe of this machine's upload
+            None  # (bytes, seconds) of the best probe of this upload so far
         )
         self._run_tag = run_tag
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
@@ -57,8 +57,9 @@ class Pings:
             return None
         beyond_s = took_s - self.rtt_s.get(peer, 0.0)
         if self._probes_sent:
-            # Each probe finds the connection's window a little wider: the last one is nearest to the truth.
-            self.probed = (size, max(beyond_s, 1e-3))
+            # No probe can be faster than the line, but whoever answers may be busy: the best is nearest to the truth.
+            probed = (size, max(beyond_s, 1e-3))
+            self.probed = max(probed, self.probed or probed, key=lambda one: one[0] / one[1])
         self._probes_sent += 1
         if self._probes_sent > len(self._sizes) or beyond_s >= PROBE_LONG_S:
             self._probes_sent = len(self._sizes) + 1

@@ -5,19 +5,19 @@ Must not know: sockets, clocks, which peer the bytes were for.
 
 Only time in which bytes were waiting counts: a line that idles tells nothing of what it could carry.  The first
 moments of such a time do not count either, since bytes then vanish into buffers faster than any line is, or a
-connection has not yet gained its speed.  The rate is bytes over seconds, both fading with the time that the line
-was busy, and bytes and time are added together, when something moved: a chunk of 1 MiB that is reported as a whole
-after many seconds is no burst.
+connection has not yet gained its speed.  Busy time is cut into windows, from one move of bytes to another.
+
+Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.  So
+the best of the last windows is the estimate, never their mean.  A mean would feed on itself: who was measured too
+low is given less to carry, carries less, and is measured lower still.
 """
 
 from __future__ import annotations
 
 SETTLE_S = 0.25  # of each busy time that do not count
-HALF_LIFE_S = 10.0  # busy seconds after which an observation counts half
-IDLE_HALF_LIFE_S = 1800.0  # the line may be another one after a night
-KNOWN_AFTER_S = 1.0  # busy seconds until there is an estimate
-KNOWN_AFTER_MOVES = 3
-PROBE_COUNTS_S = 2.0  # a short probe counts as much as so many busy seconds
+WINDOW_S = 0.5  # of busy time, or more, until enough has moved; a last, shorter one counts from half of this
+WINDOW_MOVES = 3
+WINDOWS_A_GENERATION = 12  # the best of this generation and of the one before it counts
 
 
 class RateMeter:
@@ -25,25 +25,24 @@ class RateMeter:
 
     def __init__(self) -> None:
         self._fed_at: float | None = None
-        self._busy_s = 0.0  # both fade
-        self._busy_bytes = 0.0
-        self._observed_s = 0.0  # does not fade
-        self._moves = 0
-        self._probed = False
-        self._last_move_bytes = 0
-        self._pending_s = 0.0  # busy, but nothing has moved yet
         self._settling_s: float | None = 0.0  # seconds of this busy time so far; None once it has settled
+        self._window_s = 0.0
+        self._window_bytes = self._window_moves = 0
+        self._pending_s = 0.0  # busy, but nothing has moved yet
+        self._last_move_bytes = 0
+        self._windows = 0  # of this generation
+        self._best = self._best_before = 0.0
+        self._probe = 0.0
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None until enough was seen."""
-        seen = self._observed_s >= KNOWN_AFTER_S and self._moves >= KNOWN_AFTER_MOVES
-        if not (seen or self._probed):
+        """None until something was seen."""
+        rate = max(self._best, self._best_before) or self._probe
+        if not rate:
             return None
-        rate = self._busy_bytes / self._busy_s
         # A line that has gone silent: at best, a move like the last one is just about to be reported.
-        at_best = (self._busy_bytes + self._last_move_bytes) / (self._busy_s + self._pending_s)
-        return min(rate, at_best)
+        at_best_bytes = rate * WINDOW_S + self._last_move_bytes
+        return min(rate, at_best_bytes / self._pending_s) if self._pending_s > WINDOW_S else rate
 
     def feed(self, now: float, moved_bytes: int, backlog: bool) -> None:
         """`moved_bytes` moved since the last call; `backlog`: more was waiting during all of that time.
@@ -55,39 +54,39 @@ class RateMeter:
         backlog = backlog and self._fed_at is not None
         self._fed_at = now
         if not backlog:
-            self._fade(span_s / IDLE_HALF_LIFE_S, least_s=PROBE_COUNTS_S)
+            self._end_window(WINDOW_S / 2)
+            self._begin_window()
             self._pending_s, self._settling_s = 0.0, 0.0
         elif self._settling_s is not None:
             self._settling_s += span_s
             if self._settling_s >= SETTLE_S and moved_bytes:
-                self._settling_s = (
-                    None  # counting starts with a move, so that none is counted with half its time
-                )
+                self._settling_s = None  # counting starts with a move: none is counted with half its time
         else:
             self._pending_s += span_s
             if moved_bytes:
                 self._add_move(moved_bytes)
 
     def feed_probe(self, moved_bytes: int, took_s: float) -> None:
-        """The result of a short test at full speed: gives a first estimate, which real transfers soon outweigh."""
+        """The result of a short test: the estimate until a real transfer tells."""
         assert moved_bytes > 0 and took_s > 0
-        self._fade(PROBE_COUNTS_S / HALF_LIFE_S)
-        self._busy_s += PROBE_COUNTS_S
-        self._busy_bytes += PROBE_COUNTS_S * moved_bytes / took_s
-        self._probed = True
+        self._probe = moved_bytes / took_s
 
     def _add_move(self, moved_bytes: int) -> None:
-        self._fade(self._pending_s / HALF_LIFE_S)
-        self._busy_s += self._pending_s
-        self._busy_bytes += moved_bytes
-        self._observed_s += self._pending_s
-        self._moves += 1
-        self._last_move_bytes = moved_bytes
-        self._pending_s = 0.0
+        self._window_s += self._pending_s
+        self._window_bytes += moved_bytes
+        self._window_moves += 1
+        self._pending_s, self._last_move_bytes = 0.0, moved_bytes
+        if self._window_s >= WINDOW_S and self._window_moves >= WINDOW_MOVES:
+            self._end_window(WINDOW_S)
+            self._begin_window()
 
-    def _fade(self, half_lives: float, least_s: float = 0.0) -> None:
-        """The estimate stays, its weight falls, though not below `least_s` busy seconds."""
-        if self._busy_s > least_s:
-            factor = max(0.5**half_lives, least_s / self._busy_s)
-            self._busy_s *= factor
-            self._busy_bytes *= factor
+    def _begin_window(self) -> None:
+        self._window_s, self._window_bytes, self._window_moves = 0.0, 0, 0
+
+    def _end_window(self, least_s: float) -> None:
+        if self._window_s < least_s or self._window_moves < WINDOW_MOVES:
+            return
+        self._best = max(self._best, self._window_bytes / self._window_s)
+        self._windows += 1
+        if self._windows == WINDOWS_A_GENERATION:
+            self._windows, self._best_before, self._best = 0, self._best, 0.0

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 LEAST_RATE, GREATEST_RATE = (
     1.0,
     1e12,
 )  # bytes/s; keeps nonsense from a peer inside the range of the arithmetic
+ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 FINE = 1 << 40  # so many chunks are as good as fractions
 SLACK = 1e-9  # of a chunk: rounding must not take a chunk from somebody whose share is whole
 TINY = 1e-9  # no phase can be this much shorter than with even shares and matter
@@ -45,6 +46,30 @@ class Rates:
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
     scatter_bits: float = 8.0  # per value, of this member's contribution
+
+
+def smoothed(rates: Sequence[Rates]) -> list[Rates]:
+    """Measured rates with those that are near the median set to it.
+
+    What was measured is uncertain by tens of percent, and depends on the shares themselves: who is given less to
+    carry is measured lower.  Among lines that are about equal, even shares are better than chasing that noise.
+    """
+    usual_up = _median(_known(line.up_bytes_per_s) for line in rates)
+    usual_down = _median(_known(line.down_bytes_per_s) for line in rates)
+    return [
+        replace(
+            line,
+            up_bytes_per_s=_near(_known(line.up_bytes_per_s), usual_up),
+            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down),
+        )
+        for line in rates
+    ]
+
+
+def _near(rate: float | None, usual: float | None) -> float | None:
+    if rate is None or usual is None:
+        return rate
+    return usual if 1 / ALIKE <= rate / usual <= ALIKE else rate
 
 
 def assign(

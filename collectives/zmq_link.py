@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
@@ -24,6 +25,7 @@ from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.line import Connection, Line
 from farflung.collectives.pings import Pings
 from farflung.collectives.plan import Contact
+from farflung.collectives.tcp_counts import NEWS, TcpCounts
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.collectives.widening import connections_wanted
 from farflung.collectives.zmq_socket import Socket, bulk_socket
@@ -70,12 +72,14 @@ class ZmqLink:
         self.tx_bytes = self.rx_bytes = 0
         self.stalls = 0
         self.pings = Pings(bytes(8), 0)
+        self.tcp = TcpCounts()
         self._clock = self.settings.clock
         self._context = context
         self._public, self._secret = keys
         self._lines: dict[str, Line] = {}
         self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
+        self._router_news: Socket | None = None
         self._run_tag = bytes(8)
         self._payload_max = 0
         self._me = ""
@@ -91,7 +95,7 @@ class ZmqLink:
         router.zap_domain = ZAP_DOMAIN
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router = router
+        self._router, self._router_news = router, router.get_monitor_socket(NEWS)
         try:
             router.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -129,8 +133,11 @@ class ZmqLink:
     def close(self) -> None:
         for peer in list(self._lines):
             self._drop(peer)
-        if self._router is not None:
+        if self._router is not None and self._router_news is not None:
+            self._router.disable_monitor()
+            self._router_news.close(linger=0)
             self._router.close(linger=0)
+        self.tcp.close()
 
     def _drop(self, peer: str) -> None:
         line = self._lines.pop(peer)
@@ -151,7 +158,7 @@ class ZmqLink:
             dealer = self._socket(zmq.DEALER)
             dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
             dealer.curve_serverkey = z85.encode(line.contact.key)
-            connection = Connection.watched(dealer)
+            connection = Connection.watched(dealer, self.tcp)
             try:
                 dealer.connect(f"tcp://{line.contact.address}")
             except (
@@ -192,10 +199,13 @@ class ZmqLink:
     def on_tick(self) -> None:
         """Now and then: what became of connections, and whether lines need more of them."""
         now = self._clock()
+        while self._router_news is not None and self._router_news.poll(0):
+            news = parse_monitor_message(self._router_news.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
         for peer, line in self._lines.items():
             for connection in line.opened:
                 if connection.read_news():
-                    line.put(self.pings.greet(peer, now), now)
+                    line.put(self.pings.greet(peer, now))
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
                 line.close()  # what is in its sockets is lost, and asked for again
@@ -235,7 +245,7 @@ class ZmqLink:
         line = self._lines.get(peer)
         if line is None:
             return False
-        line.put(frame, self._clock())
+        line.put(frame)
         self._dial(line)
         self._flush_lines([line])
         return True
@@ -310,7 +320,7 @@ class ZmqLink:
             now = self._clock()
             answer = self.pings.on_frame(peer, header, now)
             if answer is not None:
-                line.put(answer, now)
+                line.put(answer)
             return None
         return Frame(header, payload)
 

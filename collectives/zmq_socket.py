@@ -9,7 +9,7 @@ import zmq
 
 from farflung.collectives.limits import BULK_SLACK_BYTES
 
-BYTES_IN_SOCKET = 4 * 1024 * 1024  # per connection and direction, in frames of the largest size, but ...
+BYTES_IN_SOCKET = 1024 * 1024  # per connection and direction, in frames of the largest size, but ...
 LEAST_FRAMES, MOST_FRAMES = 2, 64  # ... at least and at most so many
 CAPPED_RECEIVE_BYTES = 128 * 1024
 

@@ -170,7 +170,7 @@ class Conductor:
     def _owners(self, peers: list[str], codecs: tuple[str, ...]) -> tuple[int, ...]:
         """Each fragment begins with another peer: small fragments must not all end up with the first one."""
         core, turn = self.core, self.fragment % len(peers)
-        rates = [self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)]
+        rates = shares.smoothed([self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)])
         owners = shares.assign(
             self._chunks.count,
             peers[turn:] + peers[:turn],

@@ -64,6 +64,7 @@ class Guidance:
         core.tell(
             member,
             Tick,
+            answers=beat.seq,
             fragments=self._fragment_ticks(member),
             goal=goal,
             reason=reason,

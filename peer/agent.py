@@ -232,12 +232,14 @@ class Agent:
             case do.ToDoor(message=message):
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
+                self._events.on_said(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
                 self._say("in touch with the coordinator")
             case do.LeaveMembers():
                 self._control.leave_members()
+                self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
             case SendFrame(to=to, frame=frame):

@@ -287,7 +287,7 @@ class Stage:
         self._coordinator: Party | None = None
 
     def coordinate(self, manifest: Manifest, listen: str) -> JoinUrl:
-        (self.folder / "run.toml").write_text(_toml(manifest), encoding="utf-8")
+        (self.folder / "run.toml").write_text(as_toml(manifest), encoding="utf-8")
         words = ["-m", "farflung", "coordinate", str(self.folder / "run.toml"), "--listen", listen]
         words += ["--data", str(self.folder), "--json", "--exit-when-done"]
         self._coordinator = self._start("coordinator", words, {}, subprocess.PIPE)
@@ -364,7 +364,7 @@ class Stage:
         sweep_stale()  # the memory of a peer that was killed
 
 
-def _toml(manifest: Manifest) -> str:
+def as_toml(manifest: Manifest) -> str:
     lines = []
     for section, keys in manifest.model_dump(mode="json").items():
         lines.append(f"[{section}]")

@@ -54,6 +54,8 @@ class Killed:
 class Peer:
     rounds: dict[int, PeerRound] = field(default_factory=dict)
     aborted: int = 0
+    answered_s: list[float] = field(default_factory=list)  # from each beat to its tick, after the first round
+    apart: int = 0  # how often it lost the coordinator, or the coordinator gave it up
     peak_rss_bytes: int = 0
 
 
@@ -68,6 +70,10 @@ def peer_of(events: list[Event]) -> Peer:
         else:
             before = peer.rounds.get(made.version)
             peer.rounds[made.version] = made if before is None else _together(before, made)
+    begun_at = plans[1]["at"] if len(plans) > 1 else float("inf")
+    ticks = [e for e in events if e["event"] == "tick"]
+    peer.answered_s = [e["seconds"] for e in ticks if e["at"] >= begun_at]
+    peer.apart = sum(1 for e in events if e["event"] == "apart")
     peer.peak_rss_bytes = next((e["peak_rss_bytes"] for e in events if e["event"] == "end"), 0)
     return peer
 
@@ -140,6 +146,8 @@ def result_of(reports: list[dict[str, Any]], killed: Killed | None) -> dict[str,
         "rel_error": next((r["rel_error"] for r in reports if "rel_error" in r), None),
         "identical": bool(reports) and is_identical(peers, [r["anchor"] for r in reports]),
         "aborted_rounds": max((p.aborted for p in peers), default=0),
+        "control": control_of([s for p in peers for s in p.answered_s]),
+        "lost_contact": sum(p.apart for p in peers),
     }
     if killed is not None:
         row = [p.rounds[killed.version] for p in peers if killed.version in p.rounds]
@@ -152,6 +160,16 @@ def result_of(reports: list[dict[str, Any]], killed: Killed | None) -> dict[str,
             "included": row[0].included if row else None,
         }
     return result
+
+
+def control_of(answered_s: list[float]) -> dict[str, float | int | None]:
+    """How long the coordinator's answers took while the line was busy."""
+    if not answered_s:
+        return {"beats": 0, "median_s": None, "p99_s": None, "most_s": None}
+    in_order = sorted(answered_s)
+    p99 = in_order[min(len(in_order) - 1, len(in_order) * 99 // 100)]
+    figures = {"median_s": statistics.median(in_order), "p99_s": p99, "most_s": in_order[-1]}
+    return {"beats": len(in_order)} | {name: round(value, 4) for name, value in figures.items()}
 
 
 def is_identical(peers: list[Peer], anchors: list[str]) -> bool:
@@ -201,6 +219,10 @@ def table(result: dict[str, Any]) -> list[str]:
         ),
         ("CPU seconds a peer", f"{result['cpu_seconds_per_peer']}"),
         ("peak memory, MB", f"{result['peak_rss_mb']:.0f}"),
+        (
+            "control answers, median / p99 s",
+            f"{result['control']['median_s']} / {result['control']['p99_s']}",
+        ),
         ("error of the mean", "not checked" if result["rel_error"] is None else f"{result['rel_error']:.2e}"),
         ("same bytes everywhere", "yes" if result["identical"] else "NO"),
     ]

@@ -1,9 +1,7 @@
-"""The agent's hand for checkpoints: copies the state beside the training, writes and reads it in a thread of its own.
+"""The agent's hand for checkpoints: a thread of its own that writes and reads them, and never holds up training.
 
-Owned by the agent, which hands it the peer machine's effects.  The state changes only in the arithmetic thread, and
-there each change of a chunk goes through `change`: a chunk that a checkpoint still needs is copied first.  The
-other chunks are copied one at a time between two jobs of that thread, as the writer gets to them.  So nobody waits
-for the store, and a slow one costs memory: at most one more copy of the state.
+Owned by the agent, which hands it the peer machine's effects, and every change of a chunk of the state: a chunk that
+a checkpoint still needs is copied first (capture.py).
 Must not know when a checkpoint is due, nor which state is the run's.
 """
 
@@ -11,19 +9,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from farflung.checkpoints.manifest import FORMAT, CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.store import Draft, Saved, Store
+from farflung.checkpoints.manifest import CheckpointManifest
+from farflung.checkpoints.store import Saved, Store
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.digests import root_of
 from farflung.collectives.effects import Install
 from farflung.collectives.errors import CheckpointError, FarflungError, StoreError
-from farflung.collectives.fragments import Fragment, fragments_of
-from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer import effects as do
+from farflung.peer.capture import Capture, GivenUp, Submit, nothing
+from farflung.peer.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.identity import Identity
 from farflung.peer.machine import PeerMachine
 from farflung.peer.state import OuterState
@@ -31,70 +27,6 @@ from farflung.peer.state import OuterState
 READ_AHEAD = 8  # chunks read from a store and not yet in the state
 LEAVE_S = 5.0  # a checkpoint that is being written when the peer leaves is given up after so long
 FINISH_S = 120.0  # the one at the end of the run is worth more patience
-
-Submit = Callable[[Callable[[], object], Callable[[object], None]], None]
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What a checkpoint says of its run."""
-
-    manifest: Manifest
-    run_id: bytes
-    incarnation: int
-    model: ModelSchema
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        return fragments_of(self.model.chunk_count, self.manifest.round.fragments)
-
-
-class GivenUp(FarflungError):
-    """The checkpoint is not wanted any more."""
-
-
-class Capture:
-    """The chunks of a fragment as they are at one version, copied when they are wanted or about to change."""
-
-    def __init__(self, chunks: range, read: Callable[[int], bytes], submit: Submit) -> None:
-        self.wanted = set(chunks)  # touched in the arithmetic thread only
-        self._read, self._submit = read, submit
-        self._ready: dict[int, bytes] = {}
-        self._news = threading.Condition()
-        self._dropped = False
-
-    def copy(self, chunk: int) -> None:
-        """In the arithmetic thread."""
-        if chunk not in self.wanted:
-            return
-        self.wanted.discard(chunk)
-        raw = self._read(chunk)
-        with self._news:
-            self._ready[chunk] = raw
-            self._news.notify_all()
-
-    def take(self, chunk: int) -> bytes:
-        """In the writing thread."""
-        with self._news:
-            copied = chunk in self._ready
-        if not copied:
-            self._submit(lambda: self.copy(chunk), _nothing)
-        with self._news:
-            self._news.wait_for(lambda: self._dropped or chunk in self._ready)
-            if self._dropped:
-                raise GivenUp("given up")
-            return self._ready.pop(chunk)
-
-    def drop(self) -> None:
-        """From any thread: what was copied is freed, and who waits for a chunk gives up."""
-        with self._news:
-            self._dropped = True
-            self._ready.clear()
-            self._news.notify_all()
-
-    @property
-    def over(self) -> bool:
-        return self._dropped or not self.wanted
 
 
 class Checkpointing:
@@ -109,7 +41,7 @@ class Checkpointing:
         self._current: list[Capture] = []  # of the checkpoint that is being written: the agent's loop only
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._writing: _Writing | None = None  # the thread's own, and so is the next
+        self._writing: CheckpointWriter | None = None  # the thread's own, and so is the next
         self._failed = (0, NO_VERSION)
         self._thread: threading.Thread | None = None
 
@@ -154,7 +86,7 @@ class Checkpointing:
         self, effect: do.SaveFragment, facts: RunFacts, machine: PeerMachine, state: OuterState
     ) -> None:
         capture = Capture(facts.fragments[effect.fragment].chunks, state.chunk_bytes, self._submit)
-        self._submit(lambda: self._captures.append(capture), _nothing)
+        self._submit(lambda: self._captures.append(capture), nothing)
         self._current.append(capture)
         self._jobs.put(lambda: self._write(effect, facts, capture, machine))
 
@@ -192,7 +124,7 @@ class Checkpointing:
             return
         try:
             if self._writing is None or self._writing.key != (effect.era, version):
-                self._writing = _Writing(self._store, facts, effect, self._identity)
+                self._writing = CheckpointWriter(self._store, facts, effect, self._identity)
             whole = self._writing.add(effect, capture)
         except GivenUp:
             return
@@ -257,7 +189,7 @@ class Checkpointing:
                 self.change(install.chunk, lambda: state.install(install))
                 room.release()
 
-            self._submit(job, _nothing)
+            self._submit(job, nothing)
 
 
 def fits(
@@ -272,72 +204,6 @@ def fits(
             for digest, digests in zip(manifest.digests, known, strict=True)
         )
     )
-
-
-class _Writing:
-    """One checkpoint on its way into the store."""
-
-    def __init__(self, store: Store, facts: RunFacts, first: do.SaveFragment, identity: Identity) -> None:
-        self.key = (first.era, first.version)
-        self._store, self._facts, self._identity = store, facts, identity
-        self._saved: dict[int, SavedFragment] = {}
-        self._seen: set[int] = set()  # fragments that need not be written
-        run_id = facts.run_id.hex()
-        store.sweep(run_id, identity.peer_id)
-        # In a shared store another peer may have been faster: its checkpoint of this version is as good as mine.
-        self._there = {
-            d for s in store.look(run_id).complete if s.manifest.age == self.key for d in s.manifest.digests
-        }
-        self._draft: Draft = store.draft(run_id, first.era, first.version, identity.peer_id)
-
-    def add(self, effect: do.SaveFragment, capture: Capture) -> bool:
-        """Write a fragment; True when that made the checkpoint whole."""
-        facts, fragment = self._facts, self._facts.fragments[effect.fragment]
-        if effect.digest in self._there:
-            self._seen.add(effect.fragment)
-            capture.drop()
-            return len(self._seen) == len(facts.fragments)
-        elements = facts.model.chunk_elements
-
-        def copies(first: int, count: int) -> Iterator[bytes]:
-            return (capture.take(chunk) for chunk in range(first, first + count))
-
-        for first, count in shards_of(fragment.first, fragment.count, elements):
-            self._draft.write_shard(first, count, elements, copies(first, count))
-        hashes = tuple(self._draft.hashes[chunk] for chunk in fragment.chunks)
-        if root_of(bytes.fromhex(each) for each in hashes) != effect.digest:
-            raise CheckpointError(
-                f"the copy of fragment {effect.fragment} is not the state that was confirmed"
-            )
-        self._saved[effect.fragment] = SavedFragment(
-            effect.version, effect.digest.hex(), effect.round_no, hashes
-        )
-        if len(self._saved) < len(facts.fragments):
-            return False
-        self._draft.publish(self._manifest().signed(self._identity.sign))
-        self._store.retain(facts.run_id.hex(), facts.manifest.checkpoint.keep)
-        return True
-
-    def _manifest(self) -> CheckpointManifest:
-        facts, (era, version) = self._facts, self.key
-        return CheckpointManifest(
-            format=FORMAT,
-            run=facts.manifest.run.name,
-            run_id=facts.run_id.hex(),
-            manifest=facts.manifest.digest.hex(),
-            era=era,
-            version=version,
-            incarnation=facts.incarnation,
-            model=facts.model,
-            fragments=tuple(self._saved[number] for number in sorted(self._saved)),
-            files=tuple(sorted(self._draft.shards, key=lambda file: file.first)),
-            writer=self._identity.peer_id,
-            key=self._identity.public.hex(),
-        )
-
-
-def _nothing(_: object) -> None:
-    """Nobody waits for the end of this job."""
 
 
 def _no_work() -> None:

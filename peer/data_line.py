@@ -15,6 +15,7 @@ import zmq
 from farflung.collectives.caps import parse_cap
 from farflung.collectives.errors import UserError
 from farflung.collectives.rates import RateMeter
+from farflung.collectives.tcp_counts import Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import LinkSettings, ZmqLink
 from farflung.coordinator.manifest import NetSection
@@ -58,10 +59,13 @@ class DataLine:
         """`expects_bytes`: others have something for this peer, so that what arrives shows what the line takes in."""
         link = self.link
         link.on_tick()
-        moved = (link.tx_bytes, link.rx_bytes)
-        self._up.feed(now, moved[0] - self._moved[0], link.backlog)
+        # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
+        # arrived long before.
+        crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0)
+        moved = (crossed.sent, crossed.received)
+        self._up.feed(now, moved[0] - self._moved[0], link.backlog or crossed.waiting > 0)
         self._down.feed(now, moved[1] - self._moved[1], expects_bytes)
-        if self._up.bytes_per_s is None and link.pings.probed is not None:
+        if link.pings.probed is not None:
             self._up.feed_probe(*link.pings.probed)
         self._moved = moved
         self._keep_limits(now)

@@ -4,11 +4,14 @@ Called by the agent with the coordinator's words, with finished arithmetic and a
 looks and never touches; with the log off every call returns at once.
 
     start        pid                                     moved     round, epoch: ownership changed
-    plan         round, fragment, version, members, use  decided   round, weights
+    plan         round, fragment, version,               decided   round, weights
+                 members, owned (chunks of each), use
     encoded      round: the hash list is on its way      committed round, version
     progress     round, held, got: in twentieths         rolled    version, fragment: every result is applied
     held         round: all contributions that I own     sealed    version, fragment, digest
     results      round: every result is here             end       use, peak_rss_bytes
+    beat         up, down: bytes per second that the line was measured to carry, 0 where that is not known
+    tick         seconds: from a beat to its answer      apart     the coordinator was lost, or lost us
 
 `use` is what this process has used so far: bytes sent and received by the data plane, and CPU seconds of the
 loop, of the arithmetic and of the whole process (what is left is mostly libzmq's, which encrypts).
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Aborted, Committed, Decided, OpenRound
+from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound, Tick
 from farflung.peer.events import EventLog
 
 STEPS = 20  # of a phase: as fine as progress is told
@@ -46,19 +49,33 @@ class RoundEvents:
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
         self._seen: dict[int, Seen] = {}  # by round
+        self._beats: dict[int, float] = {}  # seq -> when it was handed to the socket
         log.write("start", pid=os.getpid())
+
+    def on_said(self, message: object) -> None:
+        """What this peer says to the coordinator."""
+        if self._log.is_on and isinstance(message, Beat):
+            self._beats[message.seq] = time.monotonic()
+            self._log.write("beat", up=message.up_bytes_per_s, down=message.down_bytes_per_s)
+
+    def on_apart(self) -> None:
+        self._beats.clear()
+        self._log.write("apart")
 
     def on_control(self, message: object) -> None:
         """The coordinator repeats what it thinks is not known: only what is new is written."""
         if not self._log.is_on:
             return
         match message:
+            case Tick(answers=seq) if seq in self._beats:
+                self._log.write("tick", seconds=time.monotonic() - self._beats[seq])
+                self._beats = {later: at for later, at in self._beats.items() if later > seq}
             case OpenRound(plan=plan) if (plan.round_no, plan.epoch) > self._told:
                 new = plan.round_no > self._told[0]
                 self._told = (plan.round_no, plan.epoch)
                 if new:
-                    body = {"version": plan.version, "members": plan.members, "chunks": len(plan.owners)}
-                    body["fragment"] = plan.fragment
+                    body = {"version": plan.version, "members": plan.members, "fragment": plan.fragment}
+                    body["owned"] = [plan.owners.count(index) for index in range(len(plan.members))]
                     self._log.write("plan", round=plan.round_no, **body, use=self._use())
                 else:
                     self._log.write("moved", round=plan.round_no, epoch=plan.epoch)

@@ -57,6 +57,16 @@ def test_a_round_lasts_as_long_as_its_slowest_peer_and_the_first_only_warms_up()
     assert any("same bytes everywhere" in line and "yes" in line for line in table(shown))
 
 
+def test_control_answers_count_from_the_first_measured_round_on() -> None:
+    told = report()
+    told["events"] += [{"event": "tick", "at": 5.0 + n / 10, "seconds": n / 1000} for n in range(300)]
+    told["events"].append({"event": "apart", "at": 25.0})
+    result = result_of([told], None)
+    # The first measured round begins at 20.0, so 0.150 to 0.299 s count.
+    assert result["control"] == {"beats": 150, "median_s": 0.2245, "p99_s": 0.298, "most_s": 0.299}
+    assert result["lost_contact"] == 1
+
+
 def test_other_bytes_or_another_digest_are_not_identical() -> None:
     assert not result_of([report(), report(anchor="b")], None)["identical"]
     assert not result_of([report(), report(digest="e")], None)["identical"]

@@ -265,7 +265,9 @@ def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
     lane.on_tick(m.FragmentTick(3, (), False, (), 0, False, 0))
     assert lane.version == 0, "as far as the result logs reach"
     lane.on_tick(m.FragmentTick(9, (), False, (), 0, False, 0))
-    assert lane.version == 0, "while there is nobody to ask, what is held may yet become the run's newest state"
+    assert lane.version == 0, (
+        "while there is nobody to ask, what is held may yet become the run's newest state"
+    )
     lane.on_tick(m.FragmentTick(9, (), False, ("bob",), 0, False, 0))
     assert (lane.version, desk.part.lanes[0].version, desk.part.version) == (-1, 0, -1)
 

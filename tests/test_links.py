@@ -13,10 +13,18 @@ import pytest
 import zmq
 from zmq.utils import z85
 
+from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import ZAP_DOMAIN, Spoiled, ZmqLink
+from farflung.collectives.zmq_link import (
+    STALL_S,
+    UNREACHED_AFTER_S,
+    ZAP_DOMAIN,
+    LinkSettings,
+    Spoiled,
+    ZmqLink,
+)
 from farflung.coordinator.zap import ZapHandler
 
 RUN = b"run-tag!"
@@ -30,6 +38,7 @@ class End:
 
     name: str
     dialable: bool = True
+    settings: LinkSettings = field(default_factory=LinkSettings)
     contact: Contact = field(init=False)
     got: list[tuple[str, Frame]] = field(default_factory=list)
     spoiled: list[tuple[str, Spoiled]] = field(default_factory=list)
@@ -39,7 +48,7 @@ class End:
         self.zap = ZapHandler(self.context)
         self.zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self.link = ZmqLink(self.context, keys, Counters())
+        self.link = ZmqLink(self.context, keys, Counters(), self.settings)
         self.link.expect(self.name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}" if self.dialable else ""
         self.contact = Contact(self.name, self.name, z85.decode(keys[0]), address)
@@ -83,13 +92,27 @@ def ends() -> Iterator[list[End]]:
         end.close()
 
 
-def test_frames_arrive_whole_in_order_and_with_their_sender(ends: list[End]) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_kernel_counts_what_crossed_the_line(ends: list[End]) -> None:
+    ann, bob, _ = ends
+    for n in range(20):
+        ann.link.send("bob", frame(payload=bytes([n]) * 50_000))
+    until(ends, lambda: len(bob.got) == 20 and ann.link.tcp.totals.sent > 1_000_000, "all is acknowledged")
+    sent, received = ann.link.tcp.totals.sent, bob.link.tcp.totals.received
+    assert 1_000_000 < sent < 1_100_000 and 1_000_000 < received < 1_100_000
+    ann.link.set_contacts([])
+    assert ann.link.tcp.totals.sent >= sent, "what is closed still counts"
+
+
+def test_frames_arrive_whole_and_with_their_sender(ends: list[End]) -> None:
     ann, bob, _ = ends
     sent = [frame(payload=bytes([n]) * 50_000) for n in range(40)]  # more than the sockets hold
     for each in sent:
         assert ann.link.send("bob", each)
     until(ends, lambda: len(bob.got) == 40, "all frames are there")
-    assert [f for _, f in bob.got] == sent and {s for s, _ in bob.got} == {"ann"}
+    # There are two connections between them, each with its own order.
+    assert sorted(f.payload for _, f in bob.got) == [f.payload for f in sent]
+    assert {f.header for _, f in bob.got} == {f.header for f in sent} and {s for s, _ in bob.got} == {"ann"}
     assert ann.link.tx_bytes == bob.link.rx_bytes - len(b"") or ann.link.tx_bytes > 0
 
 
@@ -138,6 +161,53 @@ def test_P8_an_oversized_frame_is_cut_before_memory_is_taken(ends: list[End]) ->
     cid.link.send("bob", frame(payload=b"meanwhile"))
     until(ends, lambda: bool(bob.got), "others are heard")
     assert [s for s, _ in bob.got] == ["cid"]
+
+
+def test_P10_a_capped_upload_lets_a_frame_go_when_all_before_it_is_paid() -> None:
+    now = [1000.0]
+    ann = End("ann", settings=LinkSettings(clock=lambda: now[0], upload=Pacer(1000.0)))
+    bob = End("bob")
+    both = [ann, bob]
+    for end in both:
+        end.link.set_contacts([ann.contact, bob.contact])
+
+    def paid_and_all_said() -> bool:
+        now[0] += 100.0  # what greetings and the probe cost is paid
+        return ann.link.pings.probed is not None and bool(bob.link.pings.rtt_s) and not ann.link.backlog
+
+    until(both, paid_and_all_said, "they know each other")
+    now[0] += 10_000.0
+    before = ann.link.tx_bytes
+    for number in range(3):
+        ann.link.send("bob", frame(payload=bytes([number]) * 5000))
+    assert ann.link.tx_bytes - before == 5096, "one is let go, whatever its size; the others wait"
+    for _ in range(20):
+        ann.turn()
+    assert ann.link.tx_bytes - before == 5096 and 4.5 < ann.link.idle_s() <= 5.096
+    now[0] += STALL_S + UNREACHED_AFTER_S
+    ann.link.on_tick()
+    assert ann.link.stalls == 0 and ann.link.unreached() == set(), "what a cap holds back is nobody's fault"
+    until(both, lambda: len(bob.got) >= 2, "the second arrives once its time has come")
+    now[0] += 10.0
+    until(both, lambda: [len(f.payload) for _, f in bob.got].count(5000) == 3, "and the third")
+    for end in both:
+        end.close()
+
+
+def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_waits() -> None:
+    now = [0.0]
+    ann, bob = End("ann", settings=LinkSettings(clock=lambda: now[0])), End("bob")
+    ann.link.set_contacts([ann.contact, bob.contact])
+    bob.close()  # nobody is there
+    now[0] = 10.0
+    ann.turn()
+    assert ann.link.unreached() == set()
+    ann.link.send("bob", frame())
+    assert ann.link.unreached() == set()
+    now[0] += UNREACHED_AFTER_S
+    ann.turn()
+    assert ann.link.unreached() == {"bob"}
+    ann.close()
 
 
 @pytest.mark.slow

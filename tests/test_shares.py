@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.shares import Rates, assign, reassign, round_time
+from farflung.collectives.shares import Rates, assign, reassign, round_time, smoothed
 
 MBIT = 125_000.0  # bytes/s
 
@@ -174,3 +174,24 @@ def test_a_fast_heir_takes_more() -> None:
     rates = mbit((100, 100), (10, 10), (90, 90))
     moved = reassign((0,) * 50, {0}, [1, 2], rates)
     assert counts_of(moved, 3) == [0, 5, 45]
+
+
+# --- uncertain rates ---
+
+
+def test_lines_that_are_about_equal_get_even_shares() -> None:
+    rates = mbit((160, 130), (200, 200), (250, 210), (190, 300))
+    assert owned(80, rates) != [20, 20, 20, 20]
+    assert owned(80, smoothed(rates)) == [20, 20, 20, 20]
+
+
+def test_a_line_that_is_clearly_slower_or_faster_keeps_its_rate() -> None:
+    rates = mbit((20, 20), (200, 200), (220, 180), (1000, 1000))
+    found = smoothed(rates)
+    assert found[0] == rates[0] and found[3] == rates[3]
+    assert found[1].up_bytes_per_s == found[2].up_bytes_per_s
+
+
+def test_unknown_rates_stay_unknown() -> None:
+    rates = [Rates(), Rates(MBIT), Rates(None, MBIT)]
+    assert smoothed(rates) == rates and smoothed([]) == []

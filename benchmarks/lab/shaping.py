@@ -156,7 +156,9 @@ class Line:
         starts_s = max(self._busy_until_s, now_s)
         room_bytes = self._queue_bytes - (starts_s - now_s) * self._byte_s
         if parcel.wire_bytes > room_bytes:
-            fitting = int(room_bytes * parcel.segments / parcel.wire_bytes)
+            # The last segment may be a short one: then what fits by this measure is a little more than the room, and
+            # the next parcel finds less than none.
+            fitting = max(0, int(room_bytes * parcel.segments / parcel.wire_bytes))
             self.counters.dropped += parcel.segments - fitting
             if not fitting:
                 return

@@ -121,6 +121,17 @@ def test_jitter_stays_in_its_range_and_keeps_the_order() -> None:
     assert all(after - before >= -0.0005 for before, after in itertools.pairwise(extra_s))
 
 
+def test_a_queue_that_is_more_than_full_drops_a_small_packet() -> None:
+    """Two of three segments are let in by their mean size, but they are longer than the third: no room is left."""
+    one = line(queue_bytes=2900)
+    large, small = Parcel(3), Parcel(1)
+    large.wire_bytes, small.wire_bytes = 3100, 52
+    one.push(large, 0.0)
+    one.push(small, 0.0)
+    assert [parcel.segments for _, parcel in arrivals(one)] == [2]
+    assert one.counters.dropped == 2
+
+
 def test_a_new_rate_holds_for_what_is_queued() -> None:
     one = line(delay_s=0.1)  # one packet takes 0.12 ms
     for _ in range(10):

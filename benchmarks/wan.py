@@ -1,0 +1,277 @@
+"""The data plane over long lines, in the lab: what rounds take, beside what the lines alone would take.
+
+    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--congestion cubic] [--buffers] [--json]
+    python benchmarks/wan.py --list
+
+Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
+left out.  `ideal` is 2 (n - 1) / n times the payload over the rate; the goal of a round is 1.15 times that and six
+round trips.  All hosts, their peers and the router share this machine: `late` is by how long the router was ever late
+with a packet.  Where that is many milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round,
+the machine is measured and not the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from farflung.peer.bench import BenchOptions
+from lab.emulator import HostSpec
+from lab_run import Found, Setting, run
+
+RTT_MS = 100.0
+FAST_MBIT = 1000.0
+BYTES_A_VALUE = {"fp32": 4.0, "int8": 258 / 256}
+COORDINATOR = HostSpec("coordinator", FAST_MBIT, FAST_MBIT, RTT_MS / 4)
+
+
+@dataclass(frozen=True)
+class Asked:
+    rounds: int
+    mb: int | None
+    peers: int | None
+    congestion: str
+    kernel_buffers: bool
+
+
+@dataclass
+class Row:
+    name: str
+    what: str
+    got: str
+    ideal: str
+    goal: str
+    met: bool
+    late_ms: float = 0.0
+    cpu_s: float = 0.0
+
+
+def setting(
+    asked: Asked, hosts: list[HostSpec], mb: int, codec: str = "int8", kill_at: float | None = None
+) -> Setting:
+    options = BenchOptions(
+        peers=len(hosts), mb=asked.mb or mb, rounds=asked.rounds, codec=codec, kill_at=kill_at
+    )
+    buffers = None if asked.kernel_buffers else 64 << 20
+    return Setting(options, hosts, COORDINATOR, congestion=asked.congestion, tcp_buffer_bytes=buffers)
+
+
+def equal(asked: Asked, peers: int, down: float, up: float | None = None, **more: float) -> list[HostSpec]:
+    return [
+        HostSpec(f"peer-{number}", up or down, down, RTT_MS / 4, **more)
+        for number in range(asked.peers or peers)
+    ]
+
+
+def ideal_s(of: Setting, mbit: float) -> float:
+    peers, options = len(of.hosts), of.options
+    payload = options.mb * 1e6 / 4 * BYTES_A_VALUE[options.codec]
+    return 8 * 2 * (peers - 1) / peers * payload / (mbit * 1e6)
+
+
+def row_of(name: str, what: str, found: Found, got: str, ideal: str, goal: str, met: bool) -> Row:
+    late_ms = 1000 * found.effort.worst_late_s
+    return Row(name, what, got, ideal, goal, met, late_ms, found.result["cpu_seconds_per_peer"] or 0.0)
+
+
+def shape(of: Setting) -> str:
+    spec = of.hosts[0]
+    loss = f", {100 * spec.loss:g} % loss" if spec.loss else ""
+    kind = f", {of.congestion}" if of.congestion else ""
+    line = f"{spec.down_mbit:g}/{spec.up_mbit:g} Mbit/s, {4 * spec.delay_ms:g} ms{loss}{kind}"
+    return f"{len(of.hosts)} peers, {line}, {of.options.mb} MB {of.options.codec}"
+
+
+def a_round(name: str, of: Setting, mbit: float) -> list[Row]:
+    found = run(of)
+    seconds, least = found.result["median_seconds"], ideal_s(of, mbit)
+    goal = 1.15 * least + 6 * RTT_MS / 1000
+    phases = ", ".join(
+        f"{k} {v:.2f}" for k, v in found.result["phases"].items() if k not in ("seal", "commit")
+    )
+    met = seconds <= goal
+    return [
+        row_of(name, shape(of), found, f"{seconds:.2f} s ({phases})", f"{least:.2f} s", f"{goal:.2f} s", met)
+    ]
+
+
+# ---- what passed the line ------------------------------------------------------------------------------------------
+
+
+def shares_of_line(found: Found, of: Setting) -> list[float]:
+    """Of each transfer of each peer, scatter and gather, the busier direction's share of the line while it lasted."""
+    shares = []
+    for spec in of.hosts:
+        for _, encoded, held, decided, results in found.phases(spec.name):
+            for begin, end in ((encoded, held), (decided, results)):
+                if end - begin > 2 * RTT_MS / 1000:
+                    up = found.wire.rate_mbit(spec.name, 0, begin, end) / spec.up_mbit
+                    down = found.wire.rate_mbit(spec.name, 1, begin, end) / spec.down_mbit
+                    shares.append(max(up, down))
+    return shares
+
+
+def share_row(name: str, of: Setting) -> list[Row]:
+    found = run(of)
+    shares = shares_of_line(found, of)
+    median = statistics.median(shares) if shares else 0.0
+    what = shape(of) + (", the kernel's own buffers" if of.tcp_buffer_bytes is None else "")
+    got = f"{100 * median:.0f} % of the line (best {100 * max(shares, default=0):.0f} %)"
+    return [row_of(name, what, found, got, "100 %", "80 %", median >= 0.8)]
+
+
+def loss(asked: Asked) -> list[Row]:
+    rows: list[Row] = []
+    for congestion in [asked.congestion] if asked.congestion else ["bbr", "cubic"]:
+        clean = replace(setting(asked, equal(asked, 2, 200), 200), congestion=congestion)
+        lossy = replace(clean, hosts=[replace(spec, loss=0.0025) for spec in clean.hosts])
+        medians = []
+        for of in (clean, lossy):
+            found = run(of)
+            medians.append(statistics.median(shares_of_line(found, of)))
+        share = medians[1] / medians[0]
+        got = f"{100 * share:.0f} % ({100 * medians[1]:.0f} % of the line, lossless {100 * medians[0]:.0f} %)"
+        rows.append(
+            row_of("loss", shape(lossy), found, got, "100 %", "60 % of the lossless rate", share >= 0.6)
+        )
+    return rows
+
+
+def death(name: str, asked: Asked, kill_at: float) -> list[Row]:
+    undisturbed = run(setting(asked, equal(asked, 4, 100), 60)).result["median_seconds"]
+    of = setting(replace(asked, rounds=max(3, asked.rounds)), equal(asked, 4, 100), 60, kill_at=kill_at)
+    found = run(of)
+    killed, goal = found.result["killed"], 1.6 * undisturbed + 1
+    got = (
+        f"{killed['seconds']:.2f} s (killed at {killed['at']:.2f}, {found.result['aborted_rounds']} aborted)"
+    )
+    return [
+        row_of(
+            name, shape(of), found, got, f"{undisturbed:.2f} s", f"{goal:.2f} s", killed["seconds"] <= goal
+        )
+    ]
+
+
+def slow(asked: Asked) -> list[Row]:
+    """One line ten times slower.  It must at least send and fetch its own vector: that is the ideal."""
+    rows = []
+    hosts = equal(asked, 8, 200)
+    hosts[-1] = replace(hosts[-1], up_mbit=20, down_mbit=20)
+    for codec in ("int8", "auto"):
+        of = setting(asked, hosts, 40, codec)
+        if codec == "auto":
+            of = replace(of, options=replace(of.options, gather_codec="int8"))
+        found = run(of)
+        payload = of.options.mb * 1e6 / 4 * BYTES_A_VALUE["int8"]
+        own_s = 2 * 8 * payload / 20e6
+        even_s = ideal_s(replace(of, options=replace(of.options, codec="int8")), 20) * (len(hosts) / 2)
+        seconds, goal = found.result["median_seconds"], 1.15 * own_s + 6 * RTT_MS / 1000
+        owned = [e["owned"] for e in found.events["peer-0"] if e["event"] == "plan"]
+        got = f"{seconds:.2f} s {found.result['seconds']} (slowest owns {min(owned[-1])} of {sum(owned[-1])} chunks)"
+        what = f"{shape(of)}, the last at 20/20"
+        ideal = f"{own_s:.2f} s (with even shares {even_s:.1f} s)"
+        rows.append(row_of("slow", what, found, got, ideal, f"{goal:.2f} s", seconds <= goal))
+    return rows
+
+
+def cap(name: str, asked: Asked, way: int) -> list[Row]:
+    variable = ("FARFLUNG_UPLOAD_LIMIT", "FARFLUNG_DOWNLOAD_LIMIT")[way]
+    of = setting(asked, equal(asked, 2, 200), 80)
+    of = replace(of, environ={"peer-1": {variable: "20 Mbit/s"}})
+    found = run(of)
+    rates = []
+    for _, encoded, held, decided, results in found.phases("peer-1" if way else "peer-0"):
+        for begin, end in ((encoded, held), (decided, results)):
+            rates.append(found.wire.rate_mbit("peer-1", way, begin, end))
+    median = statistics.median(rates)
+    got = f"{median:.1f} Mbit/s ({min(rates):.1f} to {max(rates):.1f})"
+    what = f"{shape(of)}, one peer's {('upload', 'download')[way]} capped at 20"
+    return [row_of(name, what, found, got, "20 Mbit/s", "19 to 21", 19 <= median <= 21)]
+
+
+def control(asked: Asked) -> list[Row]:
+    rows = []
+    for congestion in [asked.congestion] if asked.congestion else ["bbr", "cubic"]:
+        for queue_s in (0.1, 1.0):
+            hosts = equal(asked, 3, 10, queue_kb=queue_s * 1250)
+            of = replace(setting(asked, hosts, 24), congestion=congestion)
+            found = run(of)
+            told, goal_s = found.result["control"], 0.25 + RTT_MS / 1000
+            p99, median, most = (round(1000 * told[key]) for key in ("p99_s", "median_s", "most_s"))
+            got = f"{p99} ms (median {median}, most {most}"
+            got += f", {told['beats']} beats, contact lost {found.result['lost_contact']} times)"
+            what = f"{shape(of)}, queues of {queue_s:g} s"
+            met = told["p99_s"] <= goal_s and not found.result["lost_contact"]
+            ideal = f"{RTT_MS:g} ms"
+            rows.append(row_of("control", what, found, got, ideal, f"p99 {1000 * goal_s:.0f} ms", met))
+    return rows
+
+
+ROWS: dict[str, Callable[[Asked], list[Row]]] = {
+    "even": lambda asked: a_round("even", setting(asked, equal(asked, 4, 200), 100), 200),
+    "asymmetric": lambda asked: a_round("asymmetric", setting(asked, equal(asked, 8, 500, 100), 100), 100),
+    "gigabit": lambda asked: share_row("gigabit", setting(asked, equal(asked, 2, 1000), 400, "fp32")),
+    "loss": loss,
+    "death-scatter": lambda asked: death("death-scatter", asked, 0.5),
+    "death-gather": lambda asked: death("death-gather", asked, 1.5),
+    "slow": slow,
+    "cap-up": lambda asked: cap("cap-up", asked, 0),
+    "cap-down": lambda asked: cap("cap-down", asked, 1),
+    "control": control,
+}
+
+
+def as_markdown(rows: list[Row]) -> str:
+    lines = [
+        "| row | what | measured | ideal | goal | met | late ms | cpu s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        met = "yes" if row.met else "**no**"
+        cells = (
+            row.name,
+            row.what,
+            row.got,
+            row.ideal,
+            row.goal,
+            met,
+            f"{row.late_ms:.0f}",
+            f"{row.cpu_s:.2f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"which; all if none is named: {', '.join(ROWS)}"
+    )
+    parser.add_argument("--list", action="store_true", help="the names of the rows")
+    parser.add_argument("--rounds", type=int, default=4, help="to measure; one more warms up")
+    parser.add_argument("--mb", type=int, help="of fp32 a peer, instead of the row's own")
+    parser.add_argument("--peers", type=int, help="instead of the row's own")
+    parser.add_argument("--congestion", default="", help="of TCP in every host, such as cubic")
+    parser.add_argument("--buffers", action="store_true", help="keep the kernel's own bounds of TCP buffers")
+    parser.add_argument("--json", action="store_true")
+    words = parser.parse_args()
+    unknown = set(words.rows) - set(ROWS)
+    if unknown:
+        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    if words.list:
+        print("\n".join(ROWS))
+        return
+    asked = Asked(words.rounds, words.mb, words.peers, words.congestion, words.buffers)
+    rows: list[Row] = []
+    for name in words.rows or ROWS:
+        rows += ROWS[name](asked)
+        print(f"{name}: {rows[-1].got}", file=sys.stderr, flush=True)
+    print(json.dumps([asdict(row) for row in rows]) if words.json else as_markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

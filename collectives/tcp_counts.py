@@ -1,0 +1,79 @@
+"""What the kernel knows of the TCP connections behind the data plane: bytes that really crossed the line.
+
+Owned by zmq_link.py and line.py, which pass on the news of their sockets' monitors.  A frame that a socket took is not
+yet sent, and may wait for seconds in buffers; a frame that was read may have arrived long before.  What the other side
+acknowledged, and what arrived here, the kernel counts for each connection.  It tells so on Linux; elsewhere
+`is_known` is false.  Must not know peers, frames or rates.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
+import zmq
+
+OPENED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
+NEWS = OPENED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+# struct tcp_info of linux/tcp.h: bytes_acked, bytes_received, (segments out and in), notsent_bytes
+_FIELDS = struct.Struct("=120xQQ8xI")
+
+
+class Crossed(NamedTuple):
+    sent: int  # and acknowledged
+    received: int
+    waiting: int  # in the kernel's queues, because the line takes no more at once
+
+
+class TcpCounts:
+    """The connections of one or several ZeroMQ sockets, by their file descriptors."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, socket.socket] = {}
+        self._of_closed = Crossed(0, 0, 0)
+        self.is_known = sys.platform == "linux"
+
+    def on_news(self, event: int, descriptor: int) -> None:
+        """An event of a socket's monitor, and its value."""
+        if event & OPENED and self.is_known:
+            self.forget(descriptor)
+            try:
+                # A descriptor of our own: the number may belong to something else by the time we look.
+                watched = socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
+            except OSError:
+                return  # closed already
+            if _read(watched) is None:
+                watched.close()
+            else:
+                self._open[descriptor] = watched
+        elif event & (zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED):
+            self.forget(descriptor)
+
+    @property
+    def totals(self) -> Crossed:
+        """Since the beginning, connections that are gone included."""
+        found = [self._of_closed, *(_read(each) or Crossed(0, 0, 0) for each in self._open.values())]
+        return Crossed(*map(sum, zip(*found, strict=True)))
+
+    def close(self) -> None:
+        for descriptor in list(self._open):
+            self.forget(descriptor)
+
+    def forget(self, descriptor: int) -> None:
+        watched = self._open.pop(descriptor, None)
+        if watched is not None:
+            last = _read(watched) or Crossed(0, 0, 0)
+            self._of_closed = Crossed(
+                self._of_closed.sent + last.sent, self._of_closed.received + last.received, 0
+            )
+            watched.close()
+
+
+def _read(watched: socket.socket) -> Crossed | None:
+    try:
+        raw = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FIELDS.size)
+    except OSError:
+        return None  # no TCP, or no such kernel
+    return Crossed(*_FIELDS.unpack(raw)) if len(raw) == _FIELDS.size else None
