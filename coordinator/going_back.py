@@ -86,6 +86,8 @@ class GoingBack:
         lost = f"no living peer holds version {newest}{core.of(conductor.fragment)}"
         patience_s = core.manifest.checkpoint.go_back_after_s
         offer = self._held[conductor.fragment] if self._held else -1
+        if offer >= newest:
+            return f"waiting for the peers that hold version {newest}{core.of(conductor.fragment)} to show it"
         if core.finished:
             return f"the run is complete, and {lost}: waiting for one that does"
         if min(self._held, default=-1) < 0:

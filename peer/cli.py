@@ -17,6 +17,7 @@ from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes
 from farflung.peer.bench_cli import app as bench_app
+from farflung.peer.checkpoint_cli import app as checkpoint_app
 
 app = typer.Typer(
     name="farflung",
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(checkpoint_app, name="checkpoint")
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
