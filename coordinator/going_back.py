@@ -21,10 +21,9 @@ class GoingBack:
     def __init__(self, core: Core, conductors: list[Conductor]) -> None:
         self._core = core
         self._conductors = conductors
-        self._held: list[
-            int
-        ] = []  # of each fragment the newest version that somebody holds, at the last look
-        self._since = 0.0  # so long it has been like that
+        # Of each fragment: the newest version that somebody held at the last look, and since when it is not the newest.
+        self._held = [-1] * len(conductors)
+        self._lost_since: list[float | None] = [None] * len(conductors)
 
     def in_this_era(self, beat: Beat) -> Beat:
         """Who has not heard yet that the run went back holds nothing of it, whatever the numbers say."""
@@ -35,21 +34,22 @@ class GoingBack:
     def look(self) -> bool:
         """True if the run went back now."""
         core = self._core
-        held = [self._newest_held(conductor) for conductor in self._conductors]
-        if held != self._held:
-            self._held, self._since = held, core.now
+        may = core.ledger.learned and not (core.finished and core.ledger.delivered)
+        for at, conductor in enumerate(self._conductors):
+            held, before = self._newest_held(conductor), self._held[at]
+            if held >= conductor.book.version or not may:
+                self._lost_since[at] = None
+            elif self._lost_since[at] is None or held != before:
+                self._lost_since[at] = core.now
+            self._held[at] = held
+        lost_s = [core.now - since for since in self._lost_since if since is not None]
         patience_s = core.manifest.checkpoint.go_back_after_s
-        if not self._is_lost or min(held) < 0 or not patience_s or core.now < self._since + patience_s:
+        if not lost_s or min(self._held) < 0 or not patience_s or max(lost_s) < patience_s:
             return False
+        if min(lost_s) < min(patience_s, core.members.dead_after_s):
+            return False  # some fragment's newest version is just being applied: it shall not be lost as well
         self._go_back()
         return True
-
-    @property
-    def _is_lost(self) -> bool:
-        """Of some fragment, nobody who is here holds the newest version."""
-        if not self._core.ledger.learned or self._core.finished:
-            return False
-        return any(h < c.book.version for h, c in zip(self._held, self._conductors, strict=False))
 
     def _newest_held(self, conductor: Conductor) -> int:
         book, newest = conductor.book, -1
@@ -70,6 +70,7 @@ class GoingBack:
         for conductor in self._conductors:
             if conductor.round is not None:
                 conductor.abort("the run goes back to an older state")
+        self._lost_since = [None] * len(self._conductors)
         reason = f"no living peer held version {was}; version {now} was the newest that one did"
         core.write(RolledBack(versions=tuple(self._held), reason=reason))
         core.note(f"the run went back from version {was} to {now}: nobody held anything newer")
@@ -85,12 +86,12 @@ class GoingBack:
         core, newest = self._core, conductor.book.version
         lost = f"no living peer holds version {newest}{core.of(conductor.fragment)}"
         patience_s = core.manifest.checkpoint.go_back_after_s
-        offer = self._held[conductor.fragment] if self._held else -1
+        offer = self._held[conductor.fragment]
         if offer >= newest:
             return f"waiting for the peers that hold version {newest}{core.of(conductor.fragment)} to show it"
-        if core.finished:
-            return f"the run is complete, and {lost}: waiting for one that does"
-        if min(self._held, default=-1) < 0:
+        if core.finished and core.ledger.delivered:
+            return f"the run is complete, and {lost}: its model was handed out already"
+        if min(self._held) < 0:
             return f"{lost}: waiting for one that does, or for one with a checkpoint (join --checkpoints)"
         if not patience_s:
             return f"{lost}, the newest held is {offer}; go_back_after_s = 0: waiting for one that holds {newest}"

@@ -32,6 +32,7 @@ from farflung.coordinator.records import (
 )
 from farflung.coordinator.schema import ModelSchema
 
+FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kept for longer
@@ -65,6 +66,7 @@ class Ledger:
     every_rounds: int = 0  # the versions that are saved as checkpoints; 0: none
     incarnation: int = 0
     era: int = 0  # how often the run went back to an older state
+    delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
     model: ModelSchema | None = None
     founder: str = ""
     round_no: int = 0  # of the newest round of all fragments
@@ -126,7 +128,9 @@ class Ledger:
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
-            case Departed() | DecidedOn():
+            case Departed(reason=reason):
+                self.delivered = self.delivered or reason == FINISHED
+            case DecidedOn():
                 pass  # kept for the audit; nothing durable follows from them
 
     def _commit(self, record: CommittedRound) -> None:
