@@ -51,6 +51,11 @@ class GoingBack:
         self._go_back()
         return True
 
+    def is_lost(self, conductor: Conductor) -> bool:
+        """Nobody holds its newest version, and it is not just being applied."""
+        since = self._lost_since[conductor.fragment]
+        return since is not None and self._core.now - since >= self._core.members.dead_after_s
+
     def _newest_held(self, conductor: Conductor) -> int:
         book, newest = conductor.book, -1
         for member in self._core.members.alive.values():

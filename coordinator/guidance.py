@@ -193,7 +193,7 @@ class Guidance:
         return "finish", f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
-        if self._donors(member, conductor):
+        if self._donors(member, conductor) and not self._going_back.is_lost(conductor):
             return "sync", reason
         return "wait", self._going_back.reason(conductor)
 

@@ -73,6 +73,7 @@ def export(
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
     import safetensors.torch
+    from safetensors import SafetensorError
 
     from farflung.checkpoints.export import as_state_dict, tensors_of
 
@@ -92,8 +93,8 @@ def export(
         }
         try:
             safetensors.torch.save_file(as_state_dict(exported, tied_once), out, {"format": "pt"} | facts)
-        except OSError as error:
-            raise UserError(f"{out}: cannot write: {error.strerror or error}") from error
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{out}: cannot write: {error}") from error
         if exported.frozen:
             _tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
         typer.echo(f"wrote version {saved.manifest.version} of {saved.manifest.run} to {out}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -29,6 +30,7 @@ from farflung.collectives.digests import root_of
 from farflung.collectives.errors import CheckpointError, StoreError, UserError
 from farflung.collectives.fragments import fragments_of
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.peer import cli
 from farflung.peer.identity import Identity
 from farflung.peer.layout import ModelLayout
 
@@ -306,3 +308,81 @@ def test_export_is_the_model(store: Store) -> None:
         assert torch.equal(tensor, again.state_dict()[name]), name
     once = as_state_dict(exported, tied_once=True)
     assert len(once) == len(model.state_dict()) - 1 and exported.frozen == ()
+
+
+# ---- the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def say(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["farflung", "checkpoint", *map(str, words)])
+        code = cli.main()
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_ls_lists_the_newest_first_and_names_what_is_none(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]]
+) -> None:
+    store = Store(str(tmp_path / "there"))
+    save(store, 10)
+    change(store, save(store, 20), "chunks-00000.safetensors", cut=3)
+    save(store, 30)
+    code, out, err = say("ls", tmp_path / "there")
+    assert code == 0 and [line.split()[1] for line in out.splitlines()] == ["30", "10"]
+    assert err.count("\n") == 1 and "chunks-00000.safetensors" in err
+    found = json.loads(say("ls", tmp_path / "there", "--json")[1])
+    assert [each["version"] for each in found["checkpoints"]] == [30, 10] and len(found["problems"]) == 1
+
+
+def test_verify_reads_everything_and_its_exit_code_tells(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]]
+) -> None:
+    store = Store(str(tmp_path))
+    save(store, 10)
+    assert say("verify", tmp_path)[0] == 0
+    change(store, save(store, 20), "chunks-00000.safetensors", at=300)
+    code, out, err = say("verify", tmp_path)
+    assert code == 2 and out.startswith("damaged  version 20") and "good     version 10" in out
+    assert "chunks-00000.safetensors: damaged" in err and "Traceback" not in err
+    assert [e["good"] for e in json.loads(say("verify", tmp_path, "--json")[1])["checkpoints"]] == [
+        False,
+        True,
+    ]
+
+
+def test_export_takes_the_newest_that_is_whole(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]]
+) -> None:
+    store, out = Store(str(tmp_path / "there")), tmp_path / "model.safetensors"
+    save(store, 10)
+    change(store, save(store, 20), "chunks-00000.safetensors", at=300)
+    code, said, err = say("export", tmp_path / "there", "--out", out)
+    assert code == 0 and "wrote version 10" in said and "not used" in err and "damaged" in err
+    expected = b"".join(raw[: len(raw) // 2] for raw in state(10))
+    assert safetensors.torch.load_file(out)["w"].numpy().tobytes() == expected
+    code, _, err = say("export", tmp_path / "there", "--out", out)
+    assert code == 2 and "--force" in err and err.count("\n") == 1
+    assert say("export", tmp_path / "there", "--out", out, "--force")[0] == 0
+    assert say("export", tmp_path / "there", "--out", tmp_path / "no" / "where")[0] == 2
+
+
+@pytest.mark.parametrize("words", [["ls"], ["verify"], ["export"]])
+def test_mistakes_are_one_line(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]], words: list[str]
+) -> None:
+    for place in (tmp_path / "nowhere", "s3x://there"):
+        code, _, err = say(*words, place)
+        assert code == 2 and err.count("\n") == 1 and str(place) in err
+    store = Store(str(tmp_path / "there"))
+    save(store, 10)
+    code, _, err = say("ls", tmp_path / "there", "--run", "ffff")
+    assert code == 2 and "no checkpoints of run ffff" in err
+    save(store, 10, run_id="f" * 32)
+    code, _, err = say("export", tmp_path / "there", "--out", tmp_path / "m")
+    assert code == 2 and "choose one with --run" in err and err.count("\n") == 1
