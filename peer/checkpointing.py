@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from farflung.checkpoints.manifest import CheckpointManifest
 from farflung.checkpoints.store import Saved, Store
@@ -109,7 +110,10 @@ class Checkpointing:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None and not self._closed.is_set():
-            job()
+            try:
+                job()
+            except Exception as error:  # the thread's outermost loop: a bug, not a store that fails
+                self._submit(partial(_raise, error), nothing)  # as any error there, it ends the agent
 
     def _later(self, event: Callable[[], list[do.Effect]]) -> None:
         """An event for the machine, in the agent's loop."""
@@ -204,6 +208,10 @@ def fits(
             for digest, digests in zip(manifest.digests, known, strict=True)
         )
     )
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _no_work() -> None:

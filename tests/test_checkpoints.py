@@ -26,7 +26,7 @@ from farflung.checkpoints.manifest import (
     shards_of,
 )
 from farflung.checkpoints.store import Saved, Store
-from farflung.collectives.digests import root_of
+from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.errors import CheckpointError, StoreError, UserError
 from farflung.collectives.fragments import fragments_of
 from farflung.coordinator.schema import ModelSchema, TensorSpec
@@ -121,6 +121,12 @@ def test_what_was_saved_is_read_again_newest_first(store: Store) -> None:
     assert newest.manifest.digests == tuple(
         root_of(bytes.fromhex(chunk) for chunk in each.chunks) for each in newest.manifest.fragments
     )
+
+
+def test_the_form_of_a_manifest_is_fixed(store: Store) -> None:
+    """A change here makes all checkpoints that were ever written unreadable: it must be on purpose."""
+    fixed = msgspec.structs.replace(save(store, 3).manifest, writer="w", key="0" * 64, signature="0" * 128)
+    assert hash_bytes(canonical(fixed)).hex().startswith("6f2a112d")
 
 
 def test_a_shard_is_a_safetensors_file(store: Store) -> None:

@@ -47,6 +47,16 @@ def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: An
     assert f"read the checkpoint of version {before['version']}" in stage.log("ann") + stage.log("bob")
 
 
+def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
+    stage.write_run(rounds=4, min_peers=1, every_rounds=2)
+    stage.coordinate("--exit-when-done")
+    (stage.folder / "no-folder").write_text("a file")
+    stage.join("ann", "--checkpoints", str(stage.folder / "no-folder"))
+    assert stage.wait("ann") == 0 and stage.wait("coordinator") == 0
+    assert "no checkpoint of version 2: " in stage.log("ann") and "training goes on" in stage.log("ann")
+    assert "Traceback" not in stage.log("ann")
+
+
 def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(stage: Any) -> None:
     stage.write_run(rounds=2000, every_rounds=7)
     begin(stage, "shared", "shared")
