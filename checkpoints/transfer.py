@@ -14,6 +14,7 @@ fetched too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.collectives.digests import root_of, split_hashes
@@ -24,6 +25,7 @@ from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
 
 ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
 BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
 NO_VERSION = -1
 
@@ -59,6 +61,7 @@ class CatchUp:
         self._heard_at: dict[str, float] = {}  # when a donor last gave something
         self._answers: dict[str, int] = {}  # how many frames it gave
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
+        self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
         self.fetched_bytes = 0
 
     # ---- what the peer machine tells it -----------------------------------------------------------------
@@ -117,6 +120,7 @@ class CatchUp:
         if self.done:
             self._manifests.clear()
             self._bases.clear()
+            self._spoiled.clear()
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
 
@@ -174,22 +178,46 @@ class CatchUp:
             lost = self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * ASKED_OF_ONE_DONOR
             if lost or asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
+        if late:
+            self._all_may_be_asked_again(list(self._shunned))
+        trusted = self._trusted()
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
             load[asked.donor] += 1
+        # One question shows whether a silent donor is back; more of them would only wait there.
+        most = {donor: 1 if donor in self._in_vain else ASKED_OF_ONE_DONOR for donor in trusted}
         effects: list[DataEffect] = []
         for key in self._missing():
-            free = [
-                d for d in self.donors if load[d] < ASKED_OF_ONE_DONOR and d not in self._shunned.get(key, ())
-            ]
+            free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
             if not free:
                 continue
-            donor = min(free, key=lambda d: (load[d], d))
+            donor = min(free, key=lambda d: (d in self._in_vain, load[d], d))
             load[donor] += 1
             self._asked[key] = Asked(donor, now, self._answers.get(donor, 0))
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
+        if any(not load[donor] for donor in trusted if donor not in self._in_vain):
+            # At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor.
+            for key in [key for key, asked in self._asked.items() if asked.donor in self._in_vain]:
+                self._refused(key)
         return effects
+
+    def _trusted(self) -> tuple[str, ...]:
+        """Donors that may be asked: not those that kept sending wrong bytes, as long as there are others."""
+        good = tuple(d for d in self.donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
+        return good or self.donors
+
+    def _all_may_be_asked_again(self, keys: Iterable[Key]) -> None:
+        """Of these, what every donor that answers was asked for in vain, after a pause.  Who fell silent was tried."""
+        trusted = self._trusted()
+        answering = {donor for donor in trusted if donor not in self._in_vain} or set(trusted)
+        for key in keys:
+            if self._shunned.get(key, set()) >= answering:
+                self._shunned.pop(key)
+                self._pause_until[key] = self._now + self._retry_s
+                if key[0] == Kind.WANT_LOGGED:
+                    # The donors themselves came later: none kept this result, but they hold what it led to.
+                    self._stuck.add(key[2])
 
     def _late_donors(self, now: float) -> set[str]:
         """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
@@ -230,19 +258,42 @@ class CatchUp:
         header = frame.header
         if header.chunk not in self.fragment.chunks:
             return Verdict.MALFORMED, []
-        self._heard_at[sender] = self._now
-        self._answers[sender] = self._answers.get(sender, 0) + 1
-        self._in_vain.pop(sender, None)
+        waited_for = len(self._asked)
+        effects: list[DataEffect] = []
         match header.kind:
             case Kind.MANIFEST:
-                return self._on_manifest(sender, header, frame.payload), []
+                verdict = self._on_manifest(sender, header, frame.payload)
             case Kind.STATE:
-                return self._on_state(sender, header, frame.payload)
+                verdict, effects = self._on_state(sender, header, frame.payload)
             case Kind.LOGGED:
-                return self._on_logged(sender, header, frame.payload), []
+                verdict = self._on_logged(sender, header, frame.payload)
             case _:
                 self._on_missing(sender, header)
-                return Verdict.ACCEPTED, []
+                verdict = Verdict.ACCEPTED
+        if verdict == Verdict.BAD_HASH:
+            self._strike(sender)
+        elif len(self._asked) < waited_for:
+            # Only an answer that was waited for buys patience: noise must not keep a question open for ever.
+            self._heard_at[sender] = self._now
+            self._answers[sender] = self._answers.get(sender, 0) + 1
+            self._in_vain.pop(sender, None)
+        return verdict, effects
+
+    def on_spoiled(self, sender: str, header: Header) -> None:
+        """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
+        wants = {
+            Kind.STATE: Kind.WANT_STATE,
+            Kind.LOGGED: Kind.WANT_LOGGED,
+            Kind.MANIFEST: Kind.WANT_MANIFEST,
+        }
+        kind = wants[header.kind]
+        self._strike(sender)
+        self._refused_by(sender, (kind, 0 if kind == Kind.WANT_STATE else header.version, header.chunk))
+
+    def _strike(self, donor: str) -> None:
+        self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
+        if self._spoiled[donor] == SPOILED_FORGIVEN + 1:
+            self._shunned.clear()  # with one donor less, those that are left are all asked again
 
     def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
         key = (Kind.WANT_MANIFEST, header.version, self.fragment.first)
@@ -304,11 +355,5 @@ class CatchUp:
         asked = self._asked.pop(key, None)
         if asked is None:
             return
-        shunned = self._shunned.setdefault(key, set())
-        shunned.add(asked.donor)
-        if shunned >= set(self.donors):
-            self._shunned.pop(key)
-            self._pause_until[key] = self._now + self._retry_s
-            if key[0] == Kind.WANT_LOGGED:
-                # The donors themselves came later: none kept this result, but they hold what it led to.
-                self._stuck.add(key[2])
+        self._shunned.setdefault(key, set()).add(asked.donor)
+        self._all_may_be_asked_again([key])

@@ -44,6 +44,8 @@ class Kind(IntEnum):
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
+ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
+_KINDS = frozenset(Kind)
 _BARE = WANTS | {Kind.MISSING, Kind.PONG}
 
 
@@ -99,6 +101,16 @@ def parse(raw: Payload, payload_bytes: int, run_tag: bytes, payload_max: int) ->
     return Header(known, tag, round_no, decision_no, version, chunk, length, digest)
 
 
+def claimed(raw: Payload, run_tag: bytes) -> Header | None:
+    """What a frame that was refused says of itself: enough to ask for it again, and for nothing else."""
+    if len(raw) != BULK_HEADER_BYTES:
+        return None
+    magic, kind, protocol, tag, round_no, decision_no, version, chunk, length, digest = _LAYOUT.unpack(raw)
+    if magic != _MAGIC or protocol != 1 or tag != run_tag or kind not in _KINDS:
+        return None
+    return Header(Kind(kind), tag, round_no, decision_no, version, chunk, length, digest)
+
+
 def check_payload(header: Header, payload: Payload) -> None:
     if header.length and hash_bytes(payload) != header.hash:
         raise FrameError(
@@ -112,6 +124,14 @@ class Frame:
 
     header: Header
     payload: Payload = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """A frame of a contact that is not what it claims to be; `header` is None if not even that could be read."""
+
+    verdict: Verdict
+    header: Header | None
 
 
 def with_payload(header: Header, payload: Payload, payload_hash: bytes | None = None) -> Frame:

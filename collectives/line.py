@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.frames import Frame, Payload
+from farflung.collectives.frames import ANSWERS, Frame, Kind, Payload
 from farflung.collectives.plan import Contact
 from farflung.collectives.tcp_counts import NEWS, TcpCounts
 from farflung.collectives.zmq_socket import Socket
 
+# What answers the other side: it waits for a few answers at a time (checkpoints/transfer.py) and takes them.
+ANSWERS_WAITING = 256
+ANSWER_BYTES_WAITING = 128 * 1024 * 1024
+_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG}
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
 
@@ -57,6 +61,18 @@ class Connection:
         self.socket.close(linger=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    round_no: int
+    header: bytes
+    payload: Payload
+    answer: bool  # drawn by the other side's question
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.payload)
+
+
 @dataclass
 class Line:
     contact: Contact
@@ -64,11 +80,12 @@ class Line:
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
     sent_bytes: int = 0
-    stuck_since: float | None = (
-        None  # since then no connection took what waits (a cap that holds it back is no fault)
-    )
+    # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
+    stuck_since: float | None = None
     wanted: int = 1  # connections
-    _waiting: deque[tuple[int, bytes, Payload]] = field(default_factory=deque)  # (round, header, payload)
+    answers: int = 0  # of what waits
+    answer_bytes: int = 0
+    _waiting: deque[Waiting] = field(default_factory=deque)
     _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
     _turn: int = 0
 
@@ -84,30 +101,40 @@ class Line:
         header = frame.header.pack()
         if header in self._named:
             return  # asked for again while it still waits: once is enough
+        answer = not frame.header.round_no and frame.header.kind in _ANSWERS
+        item = Waiting(frame.header.round_no, header, frame.payload, answer)
+        if answer:
+            # Who asks without end and takes nothing must not fill our memory.  An honest asker asks again.
+            if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
+                return
+            self.answers += 1
+            self.answer_bytes += item.size
         self._named.add(header)
-        self._waiting.append((frame.header.round_no, header, frame.payload))
+        self._waiting.append(item)
 
     def forget_rounds_before(self, round_no: int) -> None:
-        kept = [item for item in self._waiting if item[0] == 0 or item[0] >= round_no]
+        kept = [item for item in self._waiting if item.round_no == 0 or item.round_no >= round_no]
         if len(kept) < len(self._waiting):
-            self._waiting, self._named = deque(kept), {header for _, header, _ in kept}
+            self._waiting, self._named = deque(kept), {item.header for item in kept}
             self.stuck_since = self.stuck_since if kept else None
 
     def send_one(self, router: Socket | None, now: float) -> int:
         """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
         if not self._waiting:
             return 0
-        _, header, payload = self._waiting[0]
-        parts: list[Payload] = [header, payload]
+        item = self._waiting[0]
+        parts: list[Payload] = [item.header, item.payload]
         if not (self._over_opened(parts) or self._over_routes(router, parts)):
             self.stuck_since = now if self.stuck_since is None else self.stuck_since
             return 0
         self._waiting.popleft()
-        self._named.discard(header)
+        self._named.discard(item.header)
+        if item.answer:
+            self.answers -= 1
+            self.answer_bytes -= item.size
         self.stuck_since = None
-        size = len(header) + len(payload)
-        self.sent_bytes += size
-        return size
+        self.sent_bytes += item.size
+        return item.size
 
     def _over_opened(self, parts: list[Payload]) -> bool:
         for _ in self.opened:

@@ -16,6 +16,8 @@ PROBE_SIZES_BYTES = (
     1024 * 1024,
 )  # one after the other, each only if the last was quick
 PROBE_LONG_S = 0.5  # a probe that takes so long beyond the round trip has told enough
+ON_WAY_MOST = 16  # pings to one peer that were not answered: the oldest are forgotten
+ANSWERED_PER_S = 32  # pings of one peer: a connection brings one, a probe three
 _GREETING = b"?"
 
 
@@ -29,6 +31,7 @@ class Pings:
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
         self._number = 0
         self._on_way: dict[tuple[str, int], tuple[float, int]] = {}  # (peer, number) -> (sent at, bytes)
+        self._answered: dict[str, tuple[float, int]] = {}  # peer -> (since, answers)
         self._probing = ""  # the peer that is being probed: one in the life of a link
         self._probes_sent = 0
 
@@ -37,6 +40,7 @@ class Pings:
 
     def forget(self, peer: str) -> None:
         self.rtt_s.pop(peer, None)
+        self._answered.pop(peer, None)
         self._on_way = {key: sent for key, sent in self._on_way.items() if key[0] != peer}
         if self._probing == peer and self.probed is None:
             self._probing, self._probes_sent = "", 0
@@ -44,6 +48,12 @@ class Pings:
     def on_frame(self, peer: str, header: Header, now: float) -> Frame | None:
         """What to answer to a PING or a PONG, if anything."""
         if header.kind == Kind.PING:
+            since, answers = self._answered.get(peer, (now, 0))
+            if now - since >= 1.0:
+                since, answers = now, 0
+            self._answered[peer] = (since, answers + 1)
+            if answers >= ANSWERED_PER_S:
+                return None
             return Frame(Header(Kind.PONG, self._run_tag, chunk=header.chunk))
         sent = self._on_way.pop((peer, header.chunk), None)
         return self._on_pong(peer, *sent, now) if sent is not None else None
@@ -69,5 +79,8 @@ class Pings:
     def _ping(self, peer: str, size: int, now: float) -> Frame:
         self._number += 1
         self._on_way[peer, self._number] = (now, size)
+        unanswered = [key for key in self._on_way if key[0] == peer]
+        for key in unanswered[:-ON_WAY_MOST]:
+            del self._on_way[key]
         payload = _GREETING if size == len(_GREETING) else bytes(size)
         return with_payload(Header(Kind.PING, self._run_tag, chunk=self._number), payload)

@@ -34,6 +34,9 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
     ]  # of each member's contribution
     fragment: Count = 0
+    # Chunks that moved to a member whose result for them is proven: it answers for those bytes.  Results of all other
+    # chunks that moved are made again, since whoever made them may have told others otherwise.
+    kept: Mask = b""
 
     def codec_of(self, peer: str) -> str:
         return self.codecs[self.members.index(peer)]

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_of
+from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame
-from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
 
 ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
-SPOILED_FORGIVEN = (
-    1  # frames of a member that do not match their hash: asked for again; one more and it is out
-)
+SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Progress:
     """What this member can prove to hold; the coordinator compares the combined hashes."""
 
     held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
-    refused: tuple[str, ...]  # members that sent something unusable
+    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
     cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
     merged: dict[int, bytes]  # chunk -> hash of the result I answer for
     got: tuple[int, bytes]  # (mask, combined hash) of results
@@ -65,10 +63,11 @@ class MemberRound:
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
-        self.refused: set[str] = set()  # members that sent bytes which are no contribution
+        self.refused: dict[str, Verdict] = {}  # members that sent bytes of no use, and why
         self.unreached: set[str] = set()  # the data plane's word: something waits for them and can't leave
         self._faulty: set[str] = set()  # owners whose results do not match their hash
         self._spoiled: dict[str, int] = {}
+        self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
         self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
         self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
@@ -86,12 +85,18 @@ class MemberRound:
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
-        for chunk, owner in enumerate(plan.owners):
-            moved = before.owner_of(chunk) != plan.members[owner]
-            if moved and self.mine:
+        kept = mask_from_bytes(plan.kept)
+        moved = [
+            chunk for chunk, owner in enumerate(plan.owners) if before.owner_of(chunk) != plan.members[owner]
+        ]
+        for chunk in moved:
+            self.merged.pop(chunk, None)
+            if not kept >> chunk & 1:
+                self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
+            if self.mine:
                 effects += self._deliver(chunk)
-            if moved and plan.members[owner] == self.me and chunk in self.results:
-                # I hold a dead owner's result: I answer for those bytes now and do not compute them again.
+            if plan.owner_of(chunk) == self.me and chunk in self.results:
+                # I hold a lost owner's result: I answer for those bytes now and do not compute them again.
                 effects += self._publish(chunk, self.results[chunk])
         return effects + self._merge_ready()
 
@@ -102,6 +107,7 @@ class MemberRound:
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
         self._merging.clear()
+        self._answered_at.clear()
         self._heard_at = dict.fromkeys(self.plan.members, now)
         return self._merge_ready()
 
@@ -147,15 +153,25 @@ class MemberRound:
                 return self._on_contribution(sender, frame, now)
             case Kind.RESULT:
                 return self._on_result(sender, frame, now)
-            case Kind.WANT_CONTRIBUTION:
-                piece = self.mine[index] if self.mine else None
-                return Verdict.ACCEPTED, self._answer(sender, Kind.CONTRIBUTION, index, piece)
-            case Kind.WANT_RESULT:
-                if self.decision is None or header.decision_no != self.decision.decision_no:
-                    return Verdict.STALE, []
-                return Verdict.ACCEPTED, self._answer(sender, Kind.RESULT, index, self.results.get(index))
+            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT:
+                return self._on_want(sender, header, now)
             case _:
                 return Verdict.MALFORMED, []
+
+    def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
+        index = header.chunk - self.first_chunk
+        result = header.kind == Kind.WANT_RESULT
+        if result and (self.decision is None or header.decision_no != self.decision.decision_no):
+            return Verdict.STALE, []
+        key = (sender, header.kind, index)
+        if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
+            # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
+            return Verdict.DUPLICATE, []
+        piece = self.results.get(index) if result else self.mine[index] if self.mine else None
+        if piece is not None:
+            self._answered_at[key] = now
+        kind = Kind.RESULT if result else Kind.CONTRIBUTION
+        return Verdict.ACCEPTED, self._answer(sender, kind, index, piece)
 
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
@@ -178,23 +194,28 @@ class MemberRound:
             self._heard_at[sender] = now
             self._asked_times.pop(sender, None)
 
-    def refuse(self, sender: str) -> None:
-        """It sent something that can't be merged: nothing of it counts here, and it is not asked again (P9)."""
-        if sender in self.plan.members:
-            self.refused.add(sender)
+    def refuse(self, sender: str, why: Verdict) -> None:
+        """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
+        if sender in self.plan.members and sender != self.me:
+            self.refused.setdefault(sender, why)
+            self._faulty.add(sender)
 
-    def on_spoiled(self, sender: str, header: Header) -> list[DataEffect]:
-        """A frame of this round arrived damaged.  It is asked for once more; then its sender is out (P8)."""
-        wants = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.RESULT: Kind.WANT_RESULT}
-        if sender not in self.plan.members or header.kind not in wants or sender in self.refused:
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
+        """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
+        if sender not in self.plan.members or sender in self.refused:
             return []
         self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
         if self._spoiled[sender] > SPOILED_FORGIVEN:
-            self.refuse(sender)
-            self._faulty.add(sender)
+            self.refuse(sender, spoiled.verdict)
             return []
-        again = self._header(wants[header.kind], header.chunk - self.first_chunk)
-        return [SendFrame(sender, Frame(again))]
+        wants = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.RESULT: Kind.WANT_RESULT}
+        header = spoiled.header
+        if header is None or header.kind not in wants:
+            return []  # it does not say what it should have been: what is missing is asked for when time has passed
+        index = header.chunk - self.first_chunk
+        if not 0 <= index < len(self.plan.owners):
+            return []
+        return [SendFrame(sender, Frame(self._header(wants[header.kind], index)))]
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
@@ -253,7 +274,7 @@ class MemberRound:
         got = {chunk: piece.hash for chunk, piece in self.results.items()}
         return Progress(
             held,
-            tuple(sorted(self.refused)),
+            dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
             dict(self.merged),
             (mask_of(got), combined(got.items())),

@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.frames import Frame, Header, Kind, check_payload, parse
+from farflung.collectives.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.line import Connection, Line
 from farflung.collectives.pings import Pings
@@ -37,14 +37,6 @@ UNREACHED_AFTER_S = 2.5
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ZAP_DOMAIN = b"data"
-
-
-@dataclass(frozen=True)
-class Spoiled:
-    """A frame of a contact that is not what it claims to be; `header` is None if not even that could be read."""
-
-    verdict: Verdict
-    header: Header | None
 
 
 @dataclass
@@ -234,6 +226,11 @@ class ZmqLink:
             if line.stuck_since is not None and not line.is_up and now - line.stuck_since >= UNREACHED_AFTER_S
         }
 
+    def answers_waiting(self, peer: str) -> int:
+        """Answers to this peer's questions that have not left yet."""
+        line = self._lines.get(peer)
+        return line.answers if line is not None else 0
+
     @property
     def backlog(self) -> bool:
         return any(line.waits for line in self._lines.values())
@@ -301,7 +298,6 @@ class ZmqLink:
                 yield peer, arrived
 
     def _accept(self, peer: str, parts: list[zmq.Frame], routed: bool) -> Frame | Spoiled | None:
-        header = None
         try:
             if len(parts) != (3 if routed else 2):
                 raise FrameError(Verdict.MALFORMED, f"a bulk frame has two parts, this one {len(parts)}")
@@ -311,7 +307,9 @@ class ZmqLink:
             check_payload(header, payload)
         except FrameError as error:
             self.counters.count(error.verdict)
-            return Spoiled(error.verdict, header)
+            # Of three parts none can be trusted to be the header.
+            whole = len(parts) == (3 if routed else 2)
+            return Spoiled(error.verdict, claimed(parts[-2].bytes, self._run_tag) if whole else None)
         line = self._lines[peer]
         if routed and parts[0].bytes not in line.routes:
             line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]

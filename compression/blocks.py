@@ -1,8 +1,9 @@
 """What the block codecs share: one 16-bit step for each block of values, then the blocks' codes.
 
 Owns: the payload `header | steps u16[blocks] | codes u8[blocks * code_bytes]`, the form of a step, and the passes
-over a chunk.  The arithmetic of one tile is a `Kernel`, which each codec brings.  On a CPU native.py may know a
-compiled way to the same bits; what is written in torch is the reference, the fallback, and what words every refusal.
+over a chunk.  The arithmetic of one tile is a `Kernel`, which each codec brings.  native.py on a CPU and triton_path.py
+on a GPU may know a faster way to the same bits; what is written in torch is the reference, the fallback, and what
+words every refusal.
 Called by: int8, int4, int2, topk.
 Must not know: peers, rounds, how many bits a code has.
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from farflung.collectives.errors import FrameError
 from farflung.collectives.verdicts import Verdict
-from farflung.compression.native import Compiled, Layout, compiled_for
+from farflung.compression.native import FastPath, compiled_for
 from farflung.compression.tiles import (
     flat,
     fp32_rows,
@@ -38,6 +39,7 @@ from farflung.compression.tiles import (
     tile_length,
     to_bytes,
 )
+from farflung.compression.triton_path import DeviceLayout, device_path_for
 from farflung.compression.wire import HEADER_BYTES, Bytes, Format, check_header
 
 MIN_STEP = 2.0**-125
@@ -80,31 +82,36 @@ class Kernel(Protocol):
         """fp32 [rows], u8 [rows, code_bytes] -> fp32 [rows, block]"""
 
 
+def fast_path(codec: DeviceLayout, device: torch.device) -> FastPath | None:
+    return compiled_for(codec) if device.type == "cpu" else device_path_for(codec, device)
+
+
 class BlockCodec:
     format: ClassVar[Format]
     code_bytes: ClassVar[int]  # of one block
     largest_level: ClassVar[int]
     may_be_zero: ClassVar[bool] = False  # a step of 0 is a block of zeros
+    levels: ClassVar[tuple[int, ...]] = ()  # of each code, in steps; none where a code is its own level
 
-    def __init__(self, choose: Callable[[Layout], Compiled | None] = compiled_for) -> None:
+    def __init__(self, choose: Callable[[DeviceLayout, torch.device], FastPath | None] = fast_path) -> None:
         self._choose = choose
 
     @property
     def name(self) -> str:
         return self.format.name
 
-    def using(self, compiled: Compiled | None) -> Self:
+    def using(self, fast: FastPath | None) -> Self:
         """The same codec on this path only; None is the torch path."""
-        return type(self)(lambda _: compiled)
+        return type(self)(lambda codec, device: fast)
 
     def payload_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self._blocks(elements) * (2 + self.code_bytes)
 
     def encode(self, chunk_n: Tensor) -> bytes:
         flat_n = flat(chunk_n)
-        compiled = self._compiled_for(flat_n)
+        fast = self._fast_path_for(flat_n)
         # None where a value is not finite: the way through torch finds out which.
-        payload = compiled.encode(flat_n, self.format.header(flat_n.numel())) if compiled else None
+        payload = fast.encode(flat_n, self.format.header(flat_n.numel())) if fast else None
         return payload or self._encode_by_torch(flat_n)
 
     def _encode_by_torch(self, flat_n: Tensor) -> bytes:
@@ -124,8 +131,8 @@ class BlockCodec:
 
     def check(self, payload: Bytes, elements: int) -> None:
         check_header(payload, self.format, elements, self.payload_bytes(elements))
-        compiled = self._choose(self)
-        if compiled and compiled.check(payload, elements):
+        fast = self._choose(self, _CPU)
+        if fast and fast.check(payload, elements):
             return
         bits, codes = self._parts(payload, elements)
         if elements:
@@ -143,9 +150,9 @@ class BlockCodec:
     def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
         out_n = torch.empty(elements, dtype=torch.float32) if out_n is None else out_n
-        compiled = self._compiled_for(out_n)
-        if compiled:
-            compiled.decode(payload, out_n)
+        fast = self._fast_path_for(out_n)
+        if fast:
+            fast.decode(payload, out_n)
         else:
             out_n.copy_(self._decode_by_torch(payload, elements))
         return out_n
@@ -160,9 +167,9 @@ class BlockCodec:
 
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
         self.check(payload, total_n.numel())
-        compiled = self._compiled_for(total_n)
-        if compiled:
-            compiled.decode_add(payload, weight, total_n)
+        fast = self._fast_path_for(total_n)
+        if fast:
+            fast.decode_add(payload, weight, total_n)
         else:
             self._decode_add_by_torch(payload, weight, total_n)
 
@@ -183,9 +190,9 @@ class BlockCodec:
             values_n.mul_(factor)
             part_n.add_(values_n)
 
-    def _compiled_for(self, values_n: Tensor) -> Compiled | None:
-        compiled = self._choose(self)
-        return compiled if compiled and compiled.can_use(values_n) else None
+    def _fast_path_for(self, values_n: Tensor) -> FastPath | None:
+        fast = self._choose(self, values_n.device)
+        return fast if fast and fast.can_use(values_n) else None
 
     def _tiles(
         self, payload: Bytes, elements: int, device: torch.device

@@ -32,6 +32,7 @@ class Int4Codec(BlockCodec):
     format = Format("int4", number=4, version=1, block=64)
     code_bytes = 32
     largest_level = TOP
+    levels = LEVELS
 
     def _kernel(self, rows: int, filled: int, device: torch.device) -> Kernel:
         return _Int4Kernel(rows, self.format.block, device)

@@ -37,12 +37,27 @@ class Layout(Protocol):
     format: ClassVar[Format]
     code_bytes: ClassVar[int]
 
-    def using(self, compiled: Compiled | None) -> Self:
+    def using(self, fast: FastPath | None) -> Self:
         """The same codec on this path only; None is the torch path."""
 
     def encode(self, chunk_n: Tensor) -> bytes: ...
     def check(self, payload: Bytes, elements: int) -> None: ...
-    def decode(self, payload: Bytes, elements: int) -> Tensor: ...
+    def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor: ...
+    def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
+
+
+class FastPath(Protocol):
+    """Another way to the torch path's bits, for the tensors that it can use: compiled here, in Triton on a GPU."""
+
+    def can_use(self, values_n: Tensor) -> bool: ...
+
+    def encode(self, flat_n: Tensor, header: bytes) -> bytes | None:
+        """The payload; None where a value is not finite."""
+
+    def check(self, payload: Bytes, elements: int) -> bool:
+        """True where the payload is known to be good; the torch path words what is wrong with any other."""
+
+    def decode(self, payload: Bytes, out_n: Tensor) -> None: ...
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
 
 

@@ -1,6 +1,6 @@
-"""Is a codec's compiled path the same as its torch path, bit for bit?  A fixed set of awkward inputs tells.
+"""Is a codec's fast path the same as its torch path, bit for bit?  A fixed set of awkward inputs tells.
 
-Called by: native.py, once for each codec and process, before the compiled path is used.
+Called by: native.py and triton_path.py, once for each codec, device and process, before a fast path is used.
 Must not know: what the codecs compute, how the library came about.
 
 A compiler or a processor with another idea of rounding shows here.  It takes about a tenth of a second, so the
@@ -32,12 +32,16 @@ class Path(Protocol):
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
 
 
-def first_difference(reference: Path, candidate: Path) -> str:
+def first_difference(
+    reference: Path, candidate: Path, inputs: tuple[torch.dtype, ...] = (torch.float32,)
+) -> str:
     """The first input that they treat differently, in words; "" if there is none."""
     for name, vector in awkward_vectors().items():
+        for dtype in inputs:
+            narrow = vector.to(dtype)
+            if _encoded(candidate, narrow) != _encoded(reference, narrow):
+                return f"encoding {name} as {dtype}"
         payload = _encoded(reference, vector)
-        if _encoded(candidate, vector) != payload:
-            return f"encoding {name}"
         if payload:
             for kind, body in _bodies(payload, seed=vector.numel()):
                 difference = _decodes_differently(reference, candidate, body, vector.numel())

@@ -233,6 +233,9 @@ class Conductor:
                     return
                 case Moved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        why = self.round.barred.get(peer, "others could not get through to it")
+                        self._leave_out(peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self._tell_members(OpenRound, plan=plan)
@@ -240,9 +243,13 @@ class Conductor:
                     self.core.write(DecidedOn(decision=decision))
                     for peer, why in decision.reasons.items():
                         self.core.note(f"{self.core.name(peer)} is not in round {decision.round_no}: {why}")
+                        self._leave_out(peer, why)
                     self._tell_members(Decided, decision=decision)
                     self.reason = reason
-                case Failed(reason):
+                case Failed(reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        self._leave_out(peer, "it owned chunks and did not give their results in time")
                     self.abort(reason)
                 case Done():
                     self._commit(step)
@@ -250,12 +257,21 @@ class Conductor:
     def abort(self, reason: str) -> None:
         assert self.round is not None
         number = self.round.plan.round_no
+        for peer, why in self.round.barred.items():
+            self._leave_out(peer, why)
         self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment))
         self.core.note(f"round {number} aborted: {reason}; local work is kept")
         self._tell_members(Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
         self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def _leave_out(self, peer: str, why: str) -> None:
+        """For the status: the member's owner wants to know, also when the round itself is forgotten."""
+        assert self.round is not None
+        member = self.core.members.members.get(peer)
+        if member is not None:
+            member.left_out = f"round {self.round.plan.round_no}: {why}"
 
     def _commit(self, done: Done) -> None:
         assert self.round is not None

@@ -44,6 +44,7 @@ class Member:
     alive: bool = True
     state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
     strikes: int = 0
+    left_out: str = ""  # the last round that went without it or took its chunks away, and why
     rate_tokens_per_s: float = 0.0
     rated_at: float = 0.0
     rated_tokens: int = 0
@@ -98,7 +99,7 @@ class Membership:
         member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
         old = self.members.get(contact.peer)
         if old is not None:
-            member.strikes = old.strikes
+            member.strikes, member.left_out = old.strikes, old.left_out
             self._by_session.pop(old.session, None)
         self.members[contact.peer] = member
         self._by_session[session] = contact.peer

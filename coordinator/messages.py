@@ -31,6 +31,7 @@ from farflung.collectives.plan import (
     Reason,
     Used,
 )
+from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.schema import ModelSchema
 
 Bytes32 = Hash
@@ -156,8 +157,8 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     decision_no: Count
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=64)]
     refused: Annotated[
-        tuple[PeerName, ...], Meta(max_length=64)
-    ]  # members whose bytes are no contribution (P9)
+        dict[PeerName, Verdict], Meta(max_length=64)
+    ]  # whose bytes are of no use, and why (P9)
     cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=64)]  # members that should own nothing
     merged: Mask
     merged_hashes: HashList

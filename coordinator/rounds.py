@@ -17,11 +17,25 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from farflung.collectives import shares
-from farflung.collectives.digests import bits, combined, full_mask, mask_from_bytes, mask_of, split_hashes
+from farflung.collectives.digests import (
+    bits,
+    combined,
+    full_mask,
+    mask_from_bytes,
+    mask_of,
+    mask_to_bytes,
+    split_hashes,
+)
 from farflung.collectives.plan import Commit, Decision, Plan
+from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import ProgressReport, Sent
 
-UNUSABLE = "values that are not finite, or bytes that are not in the round's codec"
+UNUSABLE = {
+    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
+    Verdict.OVERSIZE: "frames that are longer than any of this run",
+    Verdict.UNAUTHORISED: "frames of another run",
+    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class Done:
 @dataclass(frozen=True)
 class Failed:
     reason: str
+    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,9 @@ class InFlight:
 
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
-        for member in set(report.refused) & set(self.plan.members):
-            self.barred.setdefault(member, f"{peer} found its contribution unusable: {UNUSABLE}")
+        for member, verdict in self._refused_by(peer, report).items():
+            what = UNUSABLE.get(verdict, "frames of no use")
+            self.barred.setdefault(member, f"what {peer} got from it was unusable: {what}")
         self._prove_held(peer, report)
         if self.decision is not None and report.decision_no == self.decision.decision_no:
             mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
@@ -125,6 +141,12 @@ class InFlight:
             for chunk, digest in zip(bits(mask), hashes, strict=True):
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
                     self.merged.setdefault(chunk, digest)
+
+    def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
+        """Members that the report refuses.  Who refuses most of the others is not believed (P9)."""
+        others = set(self.plan.members) - {peer}
+        about = {member: why for member, why in report.refused.items() if member in others}
+        return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
     def _prove_held(self, owner: str, report: ProgressReport) -> None:
         """Count only chunks that hash to what their sender says it sent."""
@@ -147,7 +169,8 @@ class InFlight:
         if moved is not None:
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
-            return Failed(f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}")
+            late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
+            return Failed(late, self._withheld(alive, dialable))
         if self.decision is None:
             return self._decide(now, alive)
         lost = self._unobtainable(alive)
@@ -170,6 +193,16 @@ class InFlight:
                 said |= about
         return said
 
+    def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
+        """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
+        if self.decision is None:
+            return frozenset()
+        owing = {
+            self.plan.owner_of(chunk) for chunk in bits(self._every_chunk & ~mask_of(self.merged))
+        } & alive
+        others = (alive & dialable & set(self.plan.members)) - owing
+        return frozenset(owing) if others else frozenset()
+
     def _replace_the_lost(self, alive: set[str], dialable: set[str]) -> Step | None:
         """Owners that died, or that others can't get through to, are replaced."""
         members, cut_off = self.plan.members, self.cut_off(alive)
@@ -183,18 +216,25 @@ class InFlight:
         if not heirs:
             return Failed("no living member can be dialled, so nobody can own a chunk")
         owners = list(shares.reassign(self.plan.owners, lost, heirs))
+        kept = mask_from_bytes(self.plan.kept)
         for chunk, owner in enumerate(self.plan.owners):
             holders = [i for i in heirs if chunk in self.merged and self._got(members[i]) >> chunk & 1]
             if owner in lost and holders:
                 owners[chunk] = min(holders, key=lambda index: (owners.count(index), index))
+                kept |= 1 << chunk
             elif owner in lost:
+                kept &= ~(1 << chunk)
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
-        self.plan = plan = replace(self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners))
+        self.plan = plan = replace(
+            self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners), kept=mask_to_bytes(kept)
+        )
         names = ", ".join(members[index] for index in sorted(lost))
-        how = "is lost" if any(members[i] not in alive for i in lost) else "can't be reached by others"
         unfit = frozenset(members[index] for index in lost) & alive
+        how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
+        why = "; ".join(sorted(self.barred[member] for member in unfit if member in self.barred))
+        how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
     def _decide(self, now: float, alive: set[str]) -> Step:
@@ -210,7 +250,10 @@ class InFlight:
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if len(ready) < self.rules.min_peers:
-            return Failed(f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed")
+            out = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
+            return Failed(
+                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{out}"[:1500]
+            )
         weights = token_weights([self.sent[m].tokens for m in ready], self.rules.weight_cap)
         by_member = dict(zip(ready, weights, strict=True))
         number = 1 if self.decision is None else self.decision.decision_no + 1

@@ -143,6 +143,7 @@ def _member(core: Core, member: Member) -> dict[str, Any]:
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
         "strikes": member.strikes,
+        "left_out": member.left_out[:200],
     }
 
 

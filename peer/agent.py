@@ -39,6 +39,7 @@ from farflung.optim.outer import Nesterov, checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
@@ -50,6 +51,7 @@ from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Sto
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
+from farflung.peer.serving import Serving, What
 from farflung.peer.state import OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -91,6 +93,7 @@ class Agent:
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
+        self._serving = Serving(1)
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._events = RoundEvents(EventLog(options.journal), self._use)
@@ -164,8 +167,8 @@ class Agent:
             now = time.monotonic()
             if isinstance(came, Frame):
                 self._carry_out(machine.on_frame(sender, came, now))
-            elif came.header is not None:
-                self._carry_out(machine.on_spoiled(sender, came.header, now))
+            else:
+                self._carry_out(machine.on_spoiled(sender, came, now))
         self._arithmetic.collect()
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
@@ -214,6 +217,7 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
+            self._serving = Serving(manifest.round.fragments)
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
@@ -265,9 +269,9 @@ class Agent:
         submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
-                submit(lambda: change(effect.chunk, lambda: state.install(effect)), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.install(effect)), nothing)
             case Roll():
-                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
             case Seal(version=version, fragment=fragment):
                 seal = self._events.sealing
                 submit(
@@ -285,16 +289,20 @@ class Agent:
                     lambda made: self._encoded(round_no, made),
                 )
             case do.Resolve(slot=slot, used=used, fragment=fragment):
-                submit(lambda: state.resolve(shared.slots[slot], used, fragment), _nothing)
+                submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
                 header = self._header(Kind.STATE, version, chunk)
-                submit(lambda: with_payload(header, state.chunk_bytes(chunk)), lambda f: self._served(to, f))
+                self._serve(to, header, lambda: state.chunk_bytes(chunk))
             case do.ServeManifest(to=to, chunk=chunk, version=version, fragment=fragment):
                 header = self._header(Kind.MANIFEST, version, chunk)
-                submit(
-                    lambda: with_payload(header, state.manifest_bytes(fragment)),
-                    lambda f: self._served(to, f),
-                )
+                self._serve(to, header, lambda: state.manifest_bytes(fragment))
+
+    def _serve(self, to: str, header: Header, make: Callable[[], Payload]) -> None:
+        what = (header.kind, header.chunk)
+        if self._serving.begin(to, what, self._link.answers_waiting(to)):
+            self._arithmetic.submit(
+                lambda: with_payload(header, make()), lambda frame: self._served(to, what, frame)
+            )
 
     def _header(self, kind: Kind, version: int, chunk: int) -> Header:
         return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
@@ -317,7 +325,8 @@ class Agent:
         self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
         self._events.on_encoded(round_no)
 
-    def _served(self, to: str, frame: object) -> None:
+    def _served(self, to: str, what: What, frame: object) -> None:
+        self._serving.end(to, what)
         self._do(SendFrame(to, frame))  # type: ignore[arg-type]
 
     # ---- the end ---------------------------------------------------------------------------------------------
@@ -337,10 +346,6 @@ class Agent:
             remove_folder(self._shared.place)
 
 
-def _nothing(_: object) -> None:
-    """What follows an Install or a Roll: the Seal after them reports."""
-
-
 def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
 
@@ -355,26 +360,12 @@ def main() -> int:
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
-    parser.add_argument("--identity", type=Path)
-    parser.add_argument("--listen", default="")
-    parser.add_argument("--advertise", default="")
-    parser.add_argument("--upload-limit", action="append", default=[])
-    parser.add_argument("--download-limit", action="append", default=[])
-    parser.add_argument("--connections", type=int, default=0)
-    parser.add_argument("--checkpoints", default="")
+    OwnConfig.add_arguments(parser)
     parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        own = OwnConfig(
-            asked.identity,
-            asked.listen,
-            asked.advertise,
-            tuple(asked.upload_limit),
-            tuple(asked.download_limit),
-            asked.connections,
-            asked.checkpoints,
-        )
+        own = OwnConfig.from_arguments(asked)
         agent = Agent(
             AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
             ParentTrainer(asked.parent),

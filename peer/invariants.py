@@ -18,6 +18,7 @@ from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
 from farflung.compression.codec import Codec
+from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
 from farflung.coordinator.schema import ModelSchema
@@ -238,3 +239,12 @@ class Invariants:
         self.checks += 1
         if not holds:
             raise Broken(f"{promise} is broken: {text}")
+
+
+def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
+    """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
+    parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
+    return not ledger.learned or all(
+        any(part.lanes[fragment].version >= book.version for part in parts)
+        for fragment, book in enumerate(ledger.books)
+    )

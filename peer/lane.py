@@ -265,10 +265,10 @@ class Lane:
                 return Verdict.ACCEPTED, []
         return Verdict.STALE, []
 
-    def refuse(self, sender: str, round_no: int) -> None:
-        """What it contributed to this round can't be used."""
+    def refuse(self, sender: str, round_no: int, why: Verdict) -> None:
+        """What it sent in this round can't be used."""
         if self.round is not None and round_no == self.round.plan.round_no:
-            self.round.refuse(sender)
+            self.round.refuse(sender, why)
 
     def serve(self, sender: str, header: Header) -> list[Effect]:
         chunk = header.chunk

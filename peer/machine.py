@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.frames import Frame, Header, Payload
+from farflung.collectives.frames import Frame, Payload, Spoiled
 from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.manifest import Manifest
@@ -234,13 +234,10 @@ class PeerMachine:
         lane = self.part.lane_of_chunk(frame.header.chunk)
         return self.part.on_frame(sender, frame, now) + self._move_on(lane)
 
-    def on_spoiled(self, sender: str, header: Header, now: float) -> list[do.Effect]:
+    def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
         """A bulk frame of a peer arrived damaged (P8)."""
         self._now = now
-        if self.part is None:
-            return []
-        lane = self.part.lane_of_round(header.round_no)
-        return self.part.on_spoiled(sender, header) + self._move_on(lane)
+        return self.part.on_spoiled(sender, spoiled) + self._move_on() if self.part is not None else []
 
     def on_unreached(self, peers: set[str]) -> None:
         """The data plane's word, at every tick: for whom something waits that can't leave."""

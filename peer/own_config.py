@@ -8,6 +8,7 @@ An argument goes before the environment (FARFLUNG_LISTEN, FARFLUNG_UPLOAD_LIMIT,
 
 from __future__ import annotations
 
+import argparse
 import os
 import tomllib
 from collections.abc import Mapping
@@ -49,6 +50,29 @@ class OwnConfig:
             for limit in limits:
                 found += [option, limit]
         return [*found, *(["--connections", str(self.connections)] if self.connections else [])]
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """What `arguments` makes, for the agent to read."""
+        parser.add_argument("--identity", type=Path)
+        parser.add_argument("--listen", default="")
+        parser.add_argument("--advertise", default="")
+        parser.add_argument("--upload-limit", action="append", default=[])
+        parser.add_argument("--download-limit", action="append", default=[])
+        parser.add_argument("--connections", type=int, default=0)
+        parser.add_argument("--checkpoints", default="")
+
+    @classmethod
+    def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
+        return cls(
+            asked.identity,
+            asked.listen,
+            asked.advertise,
+            tuple(asked.upload_limit),
+            tuple(asked.download_limit),
+            asked.connections,
+            asked.checkpoints,
+        )
 
 
 @dataclass(frozen=True)

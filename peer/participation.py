@@ -6,11 +6,12 @@ plan or decision that explains them wait here for a moment.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind
+from farflung.collectives.frames import ANSWERS, Frame, Kind, Spoiled
+from farflung.collectives.limits import BULK_HEADER_BYTES
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.compression.codec import codec_named
@@ -21,7 +22,8 @@ from farflung.peer.effects import Effect
 from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
 
-EARLY_KEPT = 64  # frames that overtook their plan or decision: kept for a moment, the oldest goes first
+EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
+EARLY_BYTES = 64 * 1024 * 1024
 _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
 
 
@@ -97,8 +99,6 @@ class Participation:
             return []
         if not self._is_usable(sender, frame, lane):
             return []
-        if not self._is_usable(sender, frame, lane):
-            return []
         effects: list[Effect] = []
         if kind in _ROUND_KINDS:
             verdict, effects = lane.on_round_frame(sender, frame, now)
@@ -114,10 +114,19 @@ class Participation:
         self.counters.count(verdict)
         return effects
 
-    def on_spoiled(self, sender: str, header: Header) -> list[Effect]:
-        """A frame that does not match its hash.  The data plane counted it."""
-        lane = self.lane_of_round(header.round_no)
-        return [*lane.round.on_spoiled(sender, header)] if lane is not None and lane.round is not None else []
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[Effect]:
+        """A frame that is not what it should be.  The data plane counted it; its sender answers for it (P8)."""
+        header = spoiled.header
+        if header is not None and header.kind in ANSWERS:
+            lane = self.lane_of_chunk(header.chunk)
+            if lane is not None:
+                lane.catch.on_spoiled(sender, header)
+        number = header.round_no if header is not None else 0
+        effects: list[Effect] = []
+        for lane in self.lanes:  # what names no round speaks against its sender in all that are in flight
+            if lane.round is not None and number in (0, lane.round.plan.round_no):
+                effects += lane.round.on_spoiled(sender, spoiled)
+        return effects
 
     def on_unreached(self, peers: set[str]) -> None:
         for lane in self.lanes:
@@ -145,17 +154,26 @@ class Participation:
             codec.check(frame.payload, self._elements)
         except FrameError as error:
             self.counters.count(error.verdict)
-            if kind == Kind.CONTRIBUTION:
-                lane.refuse(sender, frame.header.round_no)
+            if kind == Kind.LOGGED:
+                lane.catch.on_spoiled(sender, frame.header)
+            else:
+                lane.refuse(sender, frame.header.round_no, error.verdict)
             return False
         return True
 
     # ---- frames that overtook their explanation ----------------------------------------------------------------------
 
     def _keep_early(self, sender: str, frame: Frame) -> None:
+        """Whoever has most bytes here loses its oldest frame first: a flood pushes out nobody else's."""
         self._early.append((sender, frame))
-        if len(self._early) > EARLY_KEPT:
-            self._early.popleft()
+        held: Counter[str] = Counter()
+        for each, kept in self._early:
+            held[each] += BULK_HEADER_BYTES + len(kept.payload)
+        while len(self._early) > EARLY_KEPT or held.total() > EARLY_BYTES:
+            greedy = max(sorted(held), key=lambda each: held[each])
+            place = next(at for at, (each, _) in enumerate(self._early) if each == greedy)
+            held[greedy] -= BULK_HEADER_BYTES + len(self._early[place][1].payload)
+            del self._early[place]
             self.counters.count(Verdict.STALE)
 
     def _replay_early(self, now: float) -> list[Effect]:

@@ -35,6 +35,8 @@ class Scenario:
     go_back_after_s: float = 4.0
     blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
     store_fails: float = 0.1  # share of writes and reads
+    hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
+    hostile_until_s: float = 8.0
 
     @staticmethod
     def of(seed: int) -> Scenario:

@@ -19,22 +19,23 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
-from farflung.collectives.frames import Frame, check_payload, parse
+from farflung.collectives.errors import FrameError
+from farflung.collectives.frames import Frame, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
-from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me, Stand
-from farflung.peer.invariants import Broken, Invariants
+from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
-from farflung.peer.virtual_disk import VirtualDisk
+from farflung.peer.spoiling import LARGEST_BYTES, spoil
+from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
@@ -87,6 +88,7 @@ class World:
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
         self._keys = [self._identity() for _ in range(scenario.peers)]
+        self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
     # ---- time -----------------------------------------------------------------------------------------------
 
@@ -272,6 +274,8 @@ class World:
         if not (self._dialable(source) or self._dialable(effect.to)):
             return  # nobody can open a connection between the two
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
+        if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
+            header, payload = spoil(header, payload, self.random)
         for delay_s in self._delays(source, effect.to):
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
@@ -281,9 +285,17 @@ class World:
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         peer = self.peers.get(target)
         if peer is not None and peer.alive and not peer.exit_code:
-            parsed = parse(header, len(payload), RUN_ID[:8], 1 << 20)
-            check_payload(parsed, payload)
-            peer.on_frame(source, Frame(parsed, payload))
+            try:
+                parsed = parse(header, len(payload), RUN_ID[:8], LARGEST_BYTES)
+                check_payload(parsed, payload)
+            except FrameError as error:  # as the data plane does it
+                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
+            else:
+                peer.on_frame(source, Frame(parsed, payload))
+
+    def _is_hostile(self, peer: str) -> bool:
+        """One peer at most; where there is none, nothing is drawn for it, and a seed keeps its course."""
+        return peer == self.hostile and self.now < self.scenario.hostile_until_s
 
     # ---- misfortune -----------------------------------------------------------------------------------------------
 
@@ -340,7 +352,8 @@ class World:
         ledger = self.coordinator.core.ledger
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
-        if not finished and (self._all_is_held(ledger) or self._can_be_resumed(ledger)):
+        here = [p for p in self.peers.values() if p.alive]
+        if not finished and (all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)):
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
@@ -358,21 +371,6 @@ class World:
             outcome,
             self.log,
         )
-
-    def _all_is_held(self, ledger: Ledger) -> bool:
-        """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
-        parts = [p.machine.part for p in self.peers.values() if p.alive and p.machine.part is not None]
-        return not ledger.learned or all(
-            any(part.lanes[fragment].version >= book.version for part in parts)
-            for fragment, book in enumerate(ledger.books)
-        )
-
-    def _can_be_resumed(self, ledger: Ledger) -> bool:
-        """Somebody who is here has a checkpoint of the run, and it may go back to it."""
-        known = tuple(tuple(book.digests.items()) for book in ledger.books)
-        disks = [p.disk for p in self.peers.values() if p.alive and p.disk is not None]
-        here = any(kept.fits(known) for disk in disks for kept in disk.kept)
-        return here and self.scenario.go_back_after_s > 0
 
 
 def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:

@@ -13,7 +13,7 @@ import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov
@@ -197,6 +197,9 @@ class VirtualPeer:
         tag = self.machine.doorway.run_id[:8]
         frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> None:
+        self.carry_out(self.machine.on_spoiled(sender, spoiled, self.world.now()))
 
     def on_frame(self, sender: str, frame: Frame) -> None:
         self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))

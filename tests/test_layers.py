@@ -50,7 +50,7 @@ ALLOWED = {
 }
 
 # Rooms of maths: nothing but these besides the standard library.
-THIRD_PARTY = {"compression": {"torch", "numpy"}, "optim": {"torch", "numpy"}}
+THIRD_PARTY = {"compression": {"torch", "numpy", "triton"}, "optim": {"torch", "numpy"}}
 
 
 def files(room: str, names: str) -> set[str]:

@@ -14,17 +14,10 @@ import zmq
 from zmq.utils import z85
 
 from farflung.collectives.caps import Pacer
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import (
-    STALL_S,
-    UNREACHED_AFTER_S,
-    ZAP_DOMAIN,
-    LinkSettings,
-    Spoiled,
-    ZmqLink,
-)
+from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
 from farflung.coordinator.zap import ZapHandler
 
 RUN = b"run-tag!"
@@ -131,8 +124,12 @@ def test_P8_strangers_and_former_members_are_not_heard(ends: list[End]) -> None:
     ann.link.send("bob", frame())
     until(ends, lambda: bool(bob.got), "bob hears ann")
     bob.link.set_contacts([bob.contact, cid.contact])  # ann left the run
-    ann.link.send("bob", frame())
-    until(ends, lambda: bob.link.counters.as_dict()["unauthorised"] >= 1, "ann is counted")  # pings are, too
+
+    def ann_is_counted() -> bool:
+        ann.link.send("bob", frame())  # the first may leave over a connection that bob has just closed
+        return bob.link.counters.as_dict()["unauthorised"] >= 1
+
+    until(ends, ann_is_counted, "ann is counted")
     assert len(bob.got) == 1
     assert not bob.link.send("ann", frame())
 
@@ -152,7 +149,7 @@ def test_P8_wrong_frames_end_in_their_counter(ends: list[End]) -> None:
     assert (counts["unauthorised"], counts["bad hash"], counts["malformed"]) == (1, 1, 1)
     assert [f for _, f in bob.got] == [good]
     told = [(sender, came.header.chunk if came.header else None) for sender, came in bob.spoiled]
-    assert told == [("ann", None), ("ann", 3), ("ann", None)], "whoever asks again must know for what"
+    assert told == [("ann", None), ("ann", 3), ("ann", 4)], "whoever asks again must know for what"
 
 
 def test_P8_an_oversized_frame_is_cut_before_memory_is_taken(ends: list[End]) -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from farflung.collectives.digests import combined, hash_bytes, mask_of
+from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.collectives.effects import DataEffect, Merge, SendFrame
 from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
 from farflung.collectives.merge import merged_chunk
@@ -348,11 +349,26 @@ def test_an_heir_that_holds_the_dead_owners_result_answers_for_it_and_computes_n
     )
     net.scatter(), net.deliver(), net.decide(decision_of(members)), net.deliver()
     del net.members["bob"]
-    net.move(plan_of(members, (0, 2, 2), epoch=2))
+    net.move(replace(plan_of(members, (0, 2, 2), epoch=2), kept=mask_to_bytes(mask_of([1]))))
     assert not [effect for _, effect in net.waiting if isinstance(effect, Merge)]
     net.deliver()
     assert net.members["cyd"].progress().merged.keys() == {1, 2}
     assert net.results() == dict.fromkeys(("ann", "cyd"), expected(members, decision_of(members), 3))
+
+
+def test_P9_what_a_lost_owner_told_and_nobody_proved_is_made_again() -> None:
+    """It told each of the others something else: whoever inherits its chunk must not answer for that."""
+    members = NAMES[:3]
+    net = Network(plan_of(members, (0, 1, 2)), lost=lambda a, b, kind: a == "bob" and kind == Kind.RESULT)
+    net.scatter(), net.deliver(), net.decide(decision_of(members)), net.deliver()
+    for name in ("ann", "cyd"):
+        false = frame(Kind.RESULT, 1, decision_no=1, payload=CODEC.encode(torch.ones(ELEMENTS) * len(name)))
+        assert net.members[name].on_frame("bob", false, net.now)[0] == Verdict.ACCEPTED
+    net.move(plan_of(members, (0, 2, 2), epoch=2))
+    net.deliver()
+    assert {name: net.results()[name] for name in ("ann", "cyd")} == dict.fromkeys(
+        ("ann", "cyd"), expected(members, decision_of(members), 3)
+    )
 
 
 # ---- one that sends nonsense -------------------------------------------------------------------------------

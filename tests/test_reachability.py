@@ -9,9 +9,10 @@ import zmq
 from msgspec.structs import replace
 from zmq.utils import z85
 
-from farflung.collectives.frames import Frame, Header, Kind
+from farflung.collectives.frames import Frame, Header, Kind, Spoiled
 from farflung.collectives.plan import Contact, Decision, Plan
 from farflung.collectives.round import ASKED_IN_VAIN, MemberRound
+from farflung.collectives.verdicts import Verdict
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.coordinator.dialer import DIAL_S, Dialer, Target
 from farflung.coordinator.membership import DIAL_AGAIN_S, DOUBT_S, Membership
@@ -27,7 +28,7 @@ TAG = bytes(8)
 
 def complaint(about: tuple[str, ...]) -> ProgressReport:
     return ProgressReport(
-        session=bytes(16), seq=1, round_no=1, decision_no=0, held={}, refused=(), cut_off=about,
+        session=bytes(16), seq=1, round_no=1, decision_no=0, held={}, refused={}, cut_off=about,
         merged=b"", merged_hashes=b"", got=b"", got_hash=bytes(32),
     )  # fmt: skip
 
@@ -104,17 +105,17 @@ def member(name: str = "ann") -> MemberRound:
     return MemberRound(name, Plan(1, 1, 0, ALL, (0, 1, 2, 3), FP32), TAG, 1.0, now=0.0)
 
 
-def damaged(kind: Kind, chunk: int) -> Header:
-    return Header(kind, TAG, round_no=1, decision_no=1, chunk=chunk, length=4)
+def damaged(kind: Kind, chunk: int) -> Spoiled:
+    return Spoiled(Verdict.BAD_HASH, Header(kind, TAG, round_no=1, decision_no=1, chunk=chunk, length=4))
 
 
 def test_P8_a_damaged_contribution_is_asked_for_once_more_and_then_its_sender_is_out() -> None:
     ann = member()
     [again] = ann.on_spoiled("bob", damaged(Kind.CONTRIBUTION, 0))
     assert again.to == "bob" and again.frame.header.kind == Kind.WANT_CONTRIBUTION  # type: ignore[union-attr]
-    assert ann.progress().refused == ()
+    assert ann.progress().refused == {}
     assert ann.on_spoiled("bob", damaged(Kind.CONTRIBUTION, 0)) == []
-    assert ann.progress().refused == ("bob",) and ann.progress().cut_off == ("bob",)
+    assert ann.progress().refused == {"bob": Verdict.BAD_HASH} and ann.progress().cut_off == ("bob",)
     assert ann.on_spoiled("eve", damaged(Kind.CONTRIBUTION, 0)) == [], "no member of the round"
 
 

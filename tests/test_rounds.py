@@ -43,7 +43,7 @@ def progress(
         round_no=1,
         decision_no=number,
         held=held,
-        refused=(),
+        refused={},
         cut_off=(),
         merged=mask_to_bytes(mask_of(merged)),
         merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),

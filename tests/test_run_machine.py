@@ -397,7 +397,7 @@ messages = st.one_of(
     st.fixed_dictionaries({"round_no": small, "decision_no": small, "merged": masks, "got": masks,
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
-        "refused": st.lists(st.sampled_from([Guest(1).peer, "?"]), max_size=2).map(tuple),
+        "refused": st.dictionaries(st.sampled_from([Guest(1).peer, "?"]), st.sampled_from(list(Verdict)), max_size=2),
         "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
         "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from farflung.peer import effects as do
 from farflung.peer.invariants import Broken
 from farflung.peer.local_messages import Provide
 from farflung.peer.machine import PeerMachine
-from farflung.peer.simulator import Scenario, simulate
+from farflung.peer.simulator import Scenario, World, simulate
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "2000"))
 BATCHES = 20
+HOSTILE_SEEDS = max(100, SEEDS // 10)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +71,48 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
         )
     assert logs[0] == logs[1]
     assert logs[0].splitlines()[:-1] == simulate(seed).log
+
+
+# ---- a member that spoils its own frames -----------------------------------------------------------------------
+
+
+BLAMED = (
+    "unusable",
+    "are not the bytes it says it sent",
+)  # reasons that speak of bytes, not of being late or lost
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blamed(batch: int) -> None:
+    """It spoils half of them to the end of the run, as contributor, as owner, as donor and as founder."""
+    seeds, blamed = HOSTILE_SEEDS // BATCHES, 0
+    for seed in range(batch * seeds, (batch + 1) * seeds):
+        drawn = Scenario.of(seed)
+        world = World(
+            seed,
+            replace(
+                drawn,
+                peers=max(4, drawn.peers),
+                min_peers=2,
+                rounds=4,
+                kill_per_effect=drawn.kill_per_effect / 4,
+                hostile=0.5,
+                hostile_until_s=drawn.end_s,
+            ),
+        )
+        try:
+            world.run()
+        except Exception as error:
+            error.add_note(f"seed {seed} with a hostile peer")
+            raise
+        assert world.coordinator is not None
+        for record in world.coordinator.core.ledger.rounds:
+            guilty = {peer for peer, why in record.excluded.items() if any(word in why for word in BLAMED)}
+            assert guilty <= {world.hostile}, f"seed {seed}: {record.excluded}"
+            blamed += bool(guilty)
+    assert blamed, (
+        "in some round its frames were found out, and the coordinator wrote down why it was left out"
+    )
 
 
 # ---- mutations: each breaks one rule of the protocol, and some seed must notice -------------------------------

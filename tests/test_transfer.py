@@ -169,6 +169,35 @@ def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() ->
     assert joiner.catch.on_frame("ann", unasked) == (Verdict.STALE, [])
 
 
+def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_have() -> None:
+    """Seen in the lab: the founder is cut off from the joiner, and the third peer has its state a little later."""
+    count = 40
+    whole = b"".join(hash_bytes(state(4, chunk)) for chunk in range(count))
+    catch = CatchUp(Fragment(number=0, first=0, count=count), TAG, RETRY_S)
+    catch.on_run_state(4, {4: root_of([whole])}, ("ann", "bob"), KEEP)
+    now, asked_of_ann = 0.0, []
+    while not catch.done and now < 20 * RETRY_S:
+        for send in [*catch.roll(), *catch.ask(now)]:
+            if not isinstance(send, SendFrame):
+                continue
+            want = send.frame.header
+            if send.to == "ann":
+                asked_of_ann.append(now)  # and it never answers
+            elif now < 2 * RETRY_S:
+                missing = Header(Kind.MISSING, TAG, decision_no=int(want.kind), version=4, chunk=want.chunk)
+                catch.on_frame("bob", Frame(missing))
+            elif want.kind == Kind.WANT_MANIFEST:
+                catch.on_frame("bob", with_payload(Header(Kind.MANIFEST, TAG, version=4), whole))
+            else:
+                has = with_payload(Header(Kind.STATE, TAG, version=4, chunk=want.chunk), state(4, want.chunk))
+                catch.on_frame("bob", has)
+        now += RETRY_S / 10
+    assert catch.done and now < 6 * RETRY_S
+    assert len([at for at in asked_of_ann if at > 2 * RETRY_S]) <= 3, (
+        "one question now and then, to see it back"
+    )
+
+
 def test_only_a_few_requests_are_in_flight_per_donor() -> None:
     joiner = Joiner({"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}, target=4)
     joiner.catch = CatchUp(Fragment(number=0, first=0, count=5 * CHUNKS), TAG, RETRY_S)

@@ -72,7 +72,7 @@ EXAMPLES: dict[str, m.Message] = {
         round_no=7,
         decision_no=1,
         held={"ann": (b"\x01", H1)},
-        refused=("bob",),
+        refused={"bob": Verdict.BAD_HASH},
         cut_off=(),
         merged=b"\x01",
         merged_hashes=H1,
@@ -154,7 +154,7 @@ FROZEN_FIELDS = {
 FROZEN_PARTS = {
     m.FragmentBeat: "version digest round_no epoch decision_no ready need",
     m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen",
-    Plan: "round_no epoch version members owners codecs fragment",
+    Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
     Used: "lease upto",

@@ -1,0 +1,72 @@
+"""How a hostile peer of the simulator damages the frames that it sends.
+
+Called by the simulator, which feeds the outcome to the receiver as the data plane would.  Knows frames as bytes;
+the randomness is the caller's, so that a seed replays.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+
+from farflung.collectives.digests import hash_bytes
+
+LARGEST_BYTES = 1 << 20  # more than any frame of the simulator
+_LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see collectives/frames.py
+
+Parts = tuple[bytes, bytes]
+
+
+def _flipped(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    at = draw.randrange(len(payload))
+    return header, payload[:at] + bytes([payload[at] ^ 1 << draw.randrange(8)]) + payload[at + 1 :]
+
+
+def _cut(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    return header, payload[: draw.randrange(len(payload))]
+
+
+def _too_long(header: bytes, payload: bytes, _: random.Random) -> Parts:
+    return header, bytes(LARGEST_BYTES + 1)
+
+
+def _garbage(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    return draw.randbytes(len(header)), payload
+
+
+def _of_another_run(header: bytes, payload: bytes, _: random.Random) -> Parts:
+    return header[:8] + b"another!" + header[16:], payload
+
+
+def _for_another_chunk(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    """A frame that is whole and true, but for the chunk that it names."""
+    return header[:_CHUNK_AT] + struct.pack("<I", draw.randrange(5)) + header[_LENGTH_AT:], payload
+
+
+def _other_values(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    """Another payload of the same form under its own hash: only what others know of it gives it away."""
+    changed = payload[:-1] + bytes([payload[-1] ^ 1])
+    return header[:_HASH_AT] + hash_bytes(changed) + header[_HASH_AT + 32 :], changed
+
+
+def _not_finite(header: bytes, payload: bytes, _: random.Random) -> Parts:
+    changed = payload[:16] + b"\xff" * (len(payload) - 16)
+    return header[:_HASH_AT] + hash_bytes(changed) + header[_HASH_AT + 32 :], changed
+
+
+_WAYS: tuple[Callable[[bytes, bytes, random.Random], Parts], ...] = (
+    _flipped,
+    _cut,
+    _too_long,
+    _garbage,
+    _of_another_run,
+    _for_another_chunk,
+    _other_values,
+    _not_finite,
+)
+
+
+def spoil(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    """Header and payload as a hostile peer sends them.  A frame without a payload stays as it is."""
+    return draw.choice(_WAYS)(header, payload, draw) if payload else (header, payload)
