@@ -198,7 +198,7 @@ def control(asked: Asked) -> list[Row]:
     for congestion in [asked.congestion] if asked.congestion else ["bbr", "cubic"]:
         for queue_s in (0.1, 1.0):
             hosts = equal(asked, 3, 10, queue_kb=queue_s * 1250)
-            of = replace(setting(asked, hosts, 24), congestion=congestion)
+            of = replace(setting(replace(asked, rounds=3 * asked.rounds), hosts, 6), congestion=congestion)
             found = run(of)
             told, goal_s = found.result["control"], 0.25 + RTT_MS / 1000
             p99, median, most = (round(1000 * told[key]) for key in ("p99_s", "median_s", "most_s"))

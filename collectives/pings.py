@@ -58,22 +58,28 @@ class Pings:
         sent = self._on_way.pop((peer, header.chunk), None)
         return self._on_pong(peer, *sent, now) if sent is not None else None
 
+    def probe(self, now: float) -> tuple[str, Frame] | None:
+        """To whom to send the first probe, once in the life of a link; called while the line has nothing to do.
+
+        What this machine is fetching would hold the answers up, and the line would seem slow.
+        """
+        if self._probing or not self.rtt_s:
+            return None
+        self._probing, self._probes_sent = min(self.rtt_s), 1
+        return self._probing, self._ping(self._probing, self._sizes[0], now)
+
     def _on_pong(self, peer: str, sent_at: float, size: int, now: float) -> Frame | None:
         took_s = max(1e-6, now - sent_at)
         if size == len(_GREETING):
             self.rtt_s[peer] = min(took_s, self.rtt_s.get(peer, took_s))
-            self._probing = self._probing or peer
-        if peer != self._probing or self._probes_sent > len(self._sizes):
+        if size == len(_GREETING) or peer != self._probing:
             return None
+        # Each probe finds the connection's window a little wider: the last one is nearest to the truth.
         beyond_s = took_s - self.rtt_s.get(peer, 0.0)
-        if self._probes_sent:
-            # No probe can be faster than the line, but whoever answers may be busy: the best is nearest to the truth.
-            probed = (size, max(beyond_s, 1e-3))
-            self.probed = max(probed, self.probed or probed, key=lambda one: one[0] / one[1])
-        self._probes_sent += 1
-        if self._probes_sent > len(self._sizes) or beyond_s >= PROBE_LONG_S:
-            self._probes_sent = len(self._sizes) + 1
+        self.probed = (size, max(beyond_s, 1e-3))
+        if self._probes_sent == len(self._sizes) or beyond_s >= PROBE_LONG_S:
             return None
+        self._probes_sent += 1
         return self._ping(peer, self._sizes[self._probes_sent - 1], now)
 
     def _ping(self, peer: str, size: int, now: float) -> Frame:

@@ -3,11 +3,13 @@
 Owned by zmq_link.py and line.py, which pass on the news of their sockets' monitors.  A frame that a socket took is not
 yet sent, and may wait for seconds in buffers; a frame that was read may have arrived long before.  What the other side
 acknowledged, and what arrived here, the kernel counts for each connection.  It tells so on Linux; elsewhere
-`is_known` is false.  Must not know peers, frames or rates.
+`is_known` is false.  Through the same descriptors the kernel is told to pace what it sends: a chunk that may pass as
+a whole would otherwise fill the queue of a slow line at once.  Must not know peers, frames or why there is a pace.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import sys
@@ -19,6 +21,9 @@ OPENED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
 NEWS = OPENED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # struct tcp_info of linux/tcp.h: bytes_acked, bytes_received, (segments out and in), notsent_bytes
 _FIELDS = struct.Struct("=120xQQ8xI")
+_SO_MAX_PACING_RATE = 47  # of Linux; bytes per second, all ones for none
+_UNPACED = 0xFFFF_FFFF
+_SLOWEST_PACE = 1000
 
 
 class Crossed(NamedTuple):
@@ -33,6 +38,7 @@ class TcpCounts:
     def __init__(self) -> None:
         self._open: dict[int, socket.socket] = {}
         self._of_closed = Crossed(0, 0, 0)
+        self._pace = _UNPACED
         self.is_known = sys.platform == "linux"
 
     def on_news(self, event: int, descriptor: int) -> None:
@@ -48,8 +54,20 @@ class TcpCounts:
                 watched.close()
             else:
                 self._open[descriptor] = watched
+                if self._pace != _UNPACED:
+                    _set_pace(watched, self._pace)
         elif event & (zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED):
             self.forget(descriptor)
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Each connection sends at most so fast."""
+        wanted = (
+            _UNPACED if bytes_per_s is None else min(_UNPACED - 1, max(_SLOWEST_PACE, round(bytes_per_s)))
+        )
+        if wanted != self._pace:
+            self._pace = wanted
+            for each in self._open.values():
+                _set_pace(each, wanted)
 
     @property
     def totals(self) -> Crossed:
@@ -69,6 +87,12 @@ class TcpCounts:
                 self._of_closed.sent + last.sent, self._of_closed.received + last.received, 0
             )
             watched.close()
+
+
+def _set_pace(watched: socket.socket, bytes_per_s: int) -> None:
+    # It may be closed by now, and then there is nothing to pace.
+    with contextlib.suppress(OSError):
+        watched.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
 
 
 def _read(watched: socket.socket) -> Crossed | None:

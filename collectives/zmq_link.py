@@ -208,6 +208,12 @@ class ZmqLink:
             self._widen(now - self._widen_at)
             self._widen_at = now
 
+    def probe(self) -> None:
+        """Once, while nothing else is on the line: see what it carries."""
+        found = self.pings.probe(self._clock())
+        if found is not None:
+            self.send(*found)
+
     def _widen(self, span_s: float) -> None:
         for peer, line in self._lines.items():
             rate = (line.sent_bytes - self._sent_before.get(peer, 0)) / span_s

@@ -39,6 +39,7 @@ from farflung.optim.outer import Nesterov, checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.beat_clock import BeatClock
 from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
@@ -96,6 +97,7 @@ class Agent:
         self._serving = Serving(1)
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
+        self._beats = BeatClock()
         self._events = RoundEvents(EventLog(options.journal), self._use)
 
     def _use(self) -> Use:
@@ -158,6 +160,10 @@ class Agent:
         machine = self._machine
         self._zap.serve_waiting()
         for message in self._control.receive():
+            took_s = self._beats.on_heard(message, time.monotonic())
+            if took_s is not None:
+                self._line.on_answer(time.monotonic(), took_s)
+                self._events.on_answer(took_s)
             self._events.on_control(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
@@ -236,6 +242,7 @@ class Agent:
             case do.ToDoor(message=message):
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
+                self._beats.on_said(said, time.monotonic())
                 self._events.on_said(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
@@ -243,6 +250,7 @@ class Agent:
                 self._say("in touch with the coordinator")
             case do.LeaveMembers():
                 self._control.leave_members()
+                self._beats.forget()
                 self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from farflung.collectives.caps import parse_cap
+from farflung.collectives.caps import parse_cap, strictest
+from farflung.collectives.courtesy import Courtesy
 from farflung.collectives.errors import UserError
 from farflung.collectives.rates import RateMeter
 from farflung.collectives.tcp_counts import Crossed
@@ -37,7 +38,9 @@ class DataLine:
         self.link = ZmqLink(context, keys, Counters(), self._settings)
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
         self._up, self._down = RateMeter(), RateMeter()
+        self._courtesy = Courtesy()
         self._moved = (0, 0)  # bytes up and down when the meters were fed last
+        self._has_more = False  # bytes wait to leave
 
     def open(self, url: JoinUrl, net: NetSection) -> str:
         """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
@@ -63,28 +66,42 @@ class DataLine:
         # arrived long before.
         crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0)
         moved = (crossed.sent, crossed.received)
-        self._up.feed(now, moved[0] - self._moved[0], link.backlog or crossed.waiting > 0)
+        self._has_more = link.backlog or crossed.waiting > 0
+        self._up.feed(now, moved[0] - self._moved[0], self._has_more)
         self._down.feed(now, moved[1] - self._moved[1], expects_bytes)
+        if not (self._has_more or expects_bytes):
+            link.probe()
         if link.pings.probed is not None:
             self._up.feed_probe(*link.pings.probed)
         self._moved = moved
         self._keep_limits(now)
 
+    def on_answer(self, now: float, took_s: float) -> None:
+        """The coordinator answered a beat: how long that took shows how full the line is."""
+        self._courtesy.on_answer(now, took_s, self._up.bytes_per_s if self._has_more else None)
+        self._keep_limits(now)
+
     @property
     def rates(self) -> tuple[int, int]:
         """Bytes per second up and down; 0 where nothing is known yet.  What a limit allows is never exceeded."""
-        pacers = (self._settings.upload, self._settings.download)
         found = []
-        for meter, pacer in zip((self._up, self._down), pacers, strict=True):
-            known = [rate for rate in (meter.bytes_per_s, pacer.bytes_per_s) if rate is not None]
+        for meter, limit in zip((self._up, self._down), self._limits(), strict=True):
+            known = [rate for rate in (meter.bytes_per_s, limit) if rate is not None]
             found.append(round(min(known, default=0)))
         return found[0], found[1]
 
-    def _keep_limits(self, now: float) -> None:
+    def _limits(self) -> tuple[float | None, float | None]:
+        """What people allow at this hour, up and down."""
         clock = time.localtime()
         second_of_day = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
-        self._settings.upload.set_rate(now, self._up_limits.at(second_of_day))
-        self._settings.download.set_rate(now, self._down_limits.at(second_of_day))
+        return self._up_limits.at(second_of_day), self._down_limits.at(second_of_day)
+
+    def _keep_limits(self, now: float) -> None:
+        up, down = self._limits()
+        up = strictest(up, self._courtesy.bytes_per_s)
+        self._settings.upload.set_rate(now, up)
+        self._settings.download.set_rate(now, down)
+        self.link.tcp.pace(up)
 
 
 def send_window_bytes() -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound, Tick
+from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound
 from farflung.peer.events import EventLog
 
 STEPS = 20  # of a phase: as fine as progress is told
@@ -49,27 +49,24 @@ class RoundEvents:
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
         self._seen: dict[int, Seen] = {}  # by round
-        self._beats: dict[int, float] = {}  # seq -> when it was handed to the socket
         log.write("start", pid=os.getpid())
 
     def on_said(self, message: object) -> None:
         """What this peer says to the coordinator."""
         if self._log.is_on and isinstance(message, Beat):
-            self._beats[message.seq] = time.monotonic()
             self._log.write("beat", up=message.up_bytes_per_s, down=message.down_bytes_per_s)
 
     def on_apart(self) -> None:
-        self._beats.clear()
         self._log.write("apart")
+
+    def on_answer(self, took_s: float) -> None:
+        self._log.write("tick", seconds=took_s)
 
     def on_control(self, message: object) -> None:
         """The coordinator repeats what it thinks is not known: only what is new is written."""
         if not self._log.is_on:
             return
         match message:
-            case Tick(answers=seq) if seq in self._beats:
-                self._log.write("tick", seconds=time.monotonic() - self._beats[seq])
-                self._beats = {later: at for later, at in self._beats.items() if later > seq}
             case OpenRound(plan=plan) if (plan.round_no, plan.epoch) > self._told:
                 new = plan.round_no > self._told[0]
                 self._told = (plan.round_no, plan.epoch)

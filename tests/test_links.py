@@ -170,6 +170,7 @@ def test_P10_a_capped_upload_lets_a_frame_go_when_all_before_it_is_paid() -> Non
 
     def paid_and_all_said() -> bool:
         now[0] += 100.0  # what greetings and the probe cost is paid
+        ann.link.probe()
         return ann.link.pings.probed is not None and bool(bob.link.pings.rtt_s) and not ann.link.backlog
 
     until(both, paid_and_all_said, "they know each other")
