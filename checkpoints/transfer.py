@@ -78,13 +78,21 @@ class CatchUp:
         self._pause_until.clear()
         self._stuck.clear()
 
-    def founded(self) -> list[DataEffect]:
-        """The trainer wrote the initial state: everything is at version 0."""
+    def founded(self, version: int = 0) -> list[DataEffect]:
+        """The trainer wrote the initial state, or a checkpoint was read: everything is at this version."""
         self.reset()  # whatever was fetched from an earlier founder is not this state
-        self.versions = [0] * len(self.versions)
-        self.target = max(self.target, 0)
-        self.sealed = 0
-        return [Seal(0, self.fragment.number)]
+        self.versions = [version] * len(self.versions)
+        self.target = max(self.target, version)
+        self.sealed = version
+        return [Seal(version, self.fragment.number)]
+
+    def go_back(self, version: int, keep: bool) -> None:
+        """The run is at an older version again.  `keep`: all that I hold is of that version."""
+        self.reset()
+        self.commits.clear()
+        self.digests, self.donors, self.target = {}, (), version
+        if keep:
+            self.versions, self.sealed = [version] * len(self.versions), version
 
     def on_commit(self, commit: Commit) -> None:
         self.commits[commit.version] = commit
@@ -102,7 +110,8 @@ class CatchUp:
             self.donors = donors
             self._shunned.clear()
             self._pause_until.clear()
-        for chunk, held in enumerate(self.versions):
+        # With nobody to ask, what is held may yet become the run's newest state.
+        for chunk, held in enumerate(self.versions if donors else ()):
             if held != NO_VERSION and held + keep < self.target:
                 self.versions[chunk] = (
                     NO_VERSION  # the results that it would need are kept by nobody any more

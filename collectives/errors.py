@@ -2,6 +2,8 @@
 
     FarflungError
      +-- UserError (ValueError)   the person at the keyboard can mend it; the CLI prints the text, no traceback
+     |    +-- CheckpointError     a checkpoint is damaged, foreign or incomplete; another one may be good
+     +-- StoreError               where checkpoints are kept does not work: a full disk, no rights, no network
      +-- Refused                  the coordinator said no, and why (code, differing field)
      +-- Unreachable              nobody answered in time; trying again may help
      +-- FrameError               bytes from outside broke a rule; carries the counter they end in
@@ -20,6 +22,14 @@ class FarflungError(Exception):
 
 class UserError(FarflungError, ValueError):
     """A mistake a person can mend: bad configuration, URL, model or command."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint, or a file of one, is not what its manifest says, or of another run; the text names it."""
+
+
+class StoreError(FarflungError):
+    """A disk or an object store failed; trying again may help, once what the text names is mended."""
 
 
 class Refused(FarflungError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
+from farflung.coordinator.going_back import GoingBack
 from farflung.coordinator.lending import Lending
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
@@ -22,6 +23,7 @@ from farflung.coordinator.messages import (
 from farflung.coordinator.records import Genesis, Vouched
 
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
+SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 RATE_SPAN_S = 2.0
@@ -32,8 +34,11 @@ Judgement = tuple[str, str]  # (goal, reason)
 
 
 class Guidance:
-    def __init__(self, core: Core, conductors: list[Conductor], lending: Lending) -> None:
+    def __init__(
+        self, core: Core, conductors: list[Conductor], lending: Lending, going_back: GoingBack
+    ) -> None:
         self._core = core
+        self._going_back = going_back
         self._conductors = conductors
         self._lending = lending
 
@@ -42,6 +47,7 @@ class Guidance:
     def on_beat(self, member: Member, beat: Beat) -> str | None:
         """Take a beat in and answer it.  Returns why the member must go, if it must."""
         core = self._core
+        beat = self._going_back.in_this_era(beat)
         self._measure(member, beat)
         member.beat = beat
         refusal = self._lending.take_size(member, beat)
@@ -66,6 +72,7 @@ class Guidance:
             roster=core.members.roster() if beat.roster_no != core.members.roster_no else None,
             leases=leases,
             void=void,
+            era=core.ledger.era,
         )
         for conductor, said in zip(self._conductors, beat.fragments, strict=True):
             self._repeat_what_is_missing(member, said, conductor)
@@ -79,7 +86,12 @@ class Guidance:
     def _fragment_tick(self, member: Member, conductor: Conductor, founded: bool) -> FragmentTick:
         flight, standing = conductor.round, conductor.standing(member)
         counted = flight is not None and conductor.counts_on(member)
-        newest = sorted(conductor.book.digests.items())[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        digests = sorted(conductor.book.digests.items())
+        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        said = conductor.beat_of(member)
+        if said is not None and said.version < 0:  # it may have a checkpoint of one of these
+            saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
+            newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
         return FragmentTick(
             version=conductor.book.version,
             digests=tuple(newest) if founded else (),
@@ -181,10 +193,9 @@ class Guidance:
         return "finish", f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
-        if self._donors(member, conductor):
+        if self._donors(member, conductor) and not self._going_back.is_lost(conductor):
             return "sync", reason
-        held = f"version {conductor.book.version}{self._core.of(conductor.fragment)}"
-        return "wait", f"no living peer holds {held}: only one that has it in memory can go on"
+        return "wait", self._going_back.reason(conductor)
 
     def _quarantine(self, member: Member, standing: Standing) -> None:
         if not standing.quarantined:
@@ -231,11 +242,17 @@ class Guidance:
         donors = [
             peer
             for peer, other in members.alive.items()
-            if (conductor.standing(other).verified or peer in makers)
+            if (conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)))
             and other is not member
             and members.can_talk(member, other)
         ]
         return tuple(sorted(donors)[: self._told(DONORS_TOLD, DONORS_LEAST)])
+
+    @staticmethod
+    def _is_near(member: Member, conductor: Conductor) -> bool:
+        """It may hold what the newest version is made of; a maker that came back with nothing does not."""
+        said = conductor.beat_of(member)
+        return said is not None and said.version >= conductor.book.version - 1
 
     @staticmethod
     def _state_for_people(member: Member, goal: str) -> str:

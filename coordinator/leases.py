@@ -8,7 +8,7 @@ lost holder did not get committed goes back to the pool as a range and is grante
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
@@ -40,6 +40,10 @@ class Leases:
     leased_samples: int = 0
     committed_samples: int = 0
     returned_samples: int = 0
+
+    def copy(self) -> Leases:
+        held = {lease_id: replace(each) for lease_id, each in self.held.items()}
+        return replace(self, held=held, returned=list(self.returned))
 
     # ---- decisions: what to write down ---------------------------------------------------------------
 

@@ -26,13 +26,16 @@ from farflung.coordinator.records import (
     Opened,
     Record,
     Released,
+    RolledBack,
     Started,
     Vouched,
 )
 from farflung.coordinator.schema import ModelSchema
 
+FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
+SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kept for longer
 
 
 @dataclass
@@ -46,12 +49,24 @@ class FragmentBook:
     vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What the books said when a version was committed: to be said again if the run goes back to it."""
+
+    leases: Leases
+    tokens: int
+    loss: float | None
+
+
 @dataclass
 class Ledger:
     lease_samples: int
     keep_results: int
     fragments: int = 1
+    every_rounds: int = 0  # the versions that are saved as checkpoints; 0: none
     incarnation: int = 0
+    era: int = 0  # how often the run went back to an older state
+    delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
     model: ModelSchema | None = None
     founder: str = ""
     round_no: int = 0  # of the newest round of all fragments
@@ -59,6 +74,7 @@ class Ledger:
     loss: float | None = None
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
     names: dict[str, str] = field(default_factory=dict)
+    marks: dict[int, Mark] = field(default_factory=dict)  # by version of the fragment that keeps the books
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -104,12 +120,17 @@ class Ledger:
             case DigestFixed(version=version, digest=digest, fragment=fragment):
                 digests = self.books[fragment].digests
                 digests[version] = digest
-                digests.pop(version - DIGESTS_KEPT, None)
+                for old in [v for v in digests if not self._is_kept(v, version)]:
+                    del digests[old]
+            case RolledBack(versions=versions):
+                self._go_back(versions)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
-            case Departed() | DecidedOn():
+            case Departed(reason=reason):
+                self.delivered = self.delivered or reason == FINISHED
+            case DecidedOn():
                 pass  # kept for the audit; nothing durable follows from them
 
     def _commit(self, record: CommittedRound) -> None:
@@ -127,3 +148,39 @@ class Ledger:
         self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():
             self.leases.acknowledge(used)
+        self.marks[book.version] = Mark(self.leases.copy(), self.tokens, self.loss)
+        # Not one that a digest is kept of, and the digest of this version is not settled yet.
+        for old in [v for v in self.marks if not self._is_kept(v, book.version - 1)]:
+            del self.marks[old]
+
+    def is_saved(self, version: int) -> bool:
+        """Checkpoints of this version may exist."""
+        return version > 0 and self.every_rounds > 0 and version % self.every_rounds == 0
+
+    def _is_kept(self, version: int, newest: int) -> bool:
+        far = version <= newest - self.every_rounds * SAVED_KEPT
+        return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
+
+    def _go_back(self, versions: tuple[int, ...]) -> None:
+        self.era += 1
+        if versions[BOOKS_FRAGMENT] < self.books[BOOKS_FRAGMENT].version:
+            self._reopen_books(versions[BOOKS_FRAGMENT])
+        for book, version in zip(self.books, versions, strict=True):
+            book.version, book.open_round = version, 0
+            for known in (book.digests, book.commits):
+                for newer in [v for v in known if v > version]:
+                    del known[newer]
+        kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
+        self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
+
+    def _reopen_books(self, version: int) -> None:
+        """Samples that only the lost versions had used are leased again; nothing leased since then counts."""
+        mark = self.marks.get(version)
+        if mark is None:  # version 0: nothing was acknowledged yet
+            mark = Mark(Leases(self.lease_samples, self.leases.samples), 0, None)
+        leases = mark.leases.copy()
+        leases.next_id = self.leases.next_id  # a number names one lease for ever
+        leases.release(list(leases.held))
+        self.leases, self.tokens, self.loss = leases, mark.tokens, mark.loss
+        for newer in [v for v in self.marks if v > version]:
+            del self.marks[newer]

@@ -98,6 +98,12 @@ class NetSection(_Section):
     download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
 
 
+class CheckpointSection(_Section):
+    every_rounds: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    go_back_after_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 300.0
+
+
 class Manifest(_Section):
     """The whole `run.toml`, checked.  Two peers may train together only if their digests are equal."""
 
@@ -108,6 +114,7 @@ class Manifest(_Section):
     outer: OuterSection = OuterSection()
     round: RoundSection = RoundSection()
     net: NetSection = NetSection()
+    checkpoint: CheckpointSection = CheckpointSection()
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
@@ -316,4 +323,10 @@ heartbeat_s = 1.0         # how often a peer says that it lives
 dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
 upload_limit = "none"     # of every peer, for model data; "20 Mbit/s", or "20 Mbit/s, 5 Mbit/s 08:00-18:00"
 download_limit = "none"   # whoever sets a limit of his own as well keeps to the stricter of the two
+
+[checkpoint]              # saved by the peers that say where: farflung join --checkpoints URL
+every_rounds = 0          # after so many rounds the state is saved, and at the end; 0: never
+keep = 3                  # so many of the newest stay; older ones are removed
+go_back_after_s = 300.0   # nobody holds the newest version any more: after so long the run goes on from the newest
+                          # state that somebody brings; the rounds in between are trained again; 0: it waits
 """

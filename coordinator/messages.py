@@ -136,6 +136,8 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine
     rough: bool  # the rates come from no round yet: from a probe, or from limits
+    era: Count  # what I say of versions is meant in this era: see RolledBack in records.py
+    saved: Version  # the newest version of which I wrote a checkpoint
 
 
 class Sent(_FromMember, frozen=True, kw_only=True):
@@ -212,6 +214,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
     leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
     void: LeaseIds
+    era: Count  # how often the run went back to an older state: what peers say of an older era is void
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

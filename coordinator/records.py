@@ -97,6 +97,16 @@ class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
     fragment: int = 0
 
 
+class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
+    """The newest state was lost with all who held it: the run goes on from an older version of its own.
+
+    The versions after it are made again, by other commits; `era` in the ledger counts how often that happened.
+    """
+
+    versions: tuple[int, ...]  # of each fragment, from now on
+    reason: str
+
+
 class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
     peer: str
     lease: Lease
@@ -120,6 +130,7 @@ Record = (
     | CommittedRound
     | AbortedRound
     | DigestFixed
+    | RolledBack
     | Granted
     | Released
 )

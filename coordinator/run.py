@@ -21,6 +21,7 @@ from farflung.coordinator.admission import UNPROVEN, Door
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
+from farflung.coordinator.going_back import GoingBack
 from farflung.coordinator.guidance import Guidance
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.lending import Lending
@@ -53,13 +54,19 @@ class RunMachine:
     def __init__(
         self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
     ) -> None:
-        ledger = Ledger(manifest.data.lease_samples, manifest.round.keep_results, manifest.round.fragments)
+        ledger = Ledger(
+            manifest.data.lease_samples,
+            manifest.round.keep_results,
+            manifest.round.fragments,
+            manifest.checkpoint.every_rounds,
+        )
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
         self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
         self.lending = Lending(self.core, self.conductors[BOOKS_FRAGMENT])
-        self.guidance = Guidance(self.core, self.conductors, self.lending)
+        self.going_back = GoingBack(self.core, self.conductors)
+        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
@@ -154,6 +161,8 @@ class RunMachine:
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
             self._lose(member, "lost", why)
         self.lending.reclaim()
+        if self.going_back.look():
+            self.guidance.recheck_all()
         self._settle(self.conductors)
         return core.take_effects()
 

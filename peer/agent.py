@@ -40,6 +40,8 @@ from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.beat_clock import BeatClock
+from farflung.peer.capture import nothing
+from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
@@ -71,6 +73,10 @@ class Agent:
         self._supervisor = supervisor
         self._say = say
         self._identity = Identity.load_or_create(options.own.identity)
+        self._arithmetic = Arithmetic()
+        self._checkpoints = Checkpointing(
+            options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
+        )
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -84,8 +90,8 @@ class Agent:
         self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._arithmetic = Arithmetic()
         self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
         self._serving = Serving(1)
@@ -257,6 +263,9 @@ class Agent:
                 self._say(text)
             case do.Exit():
                 self._exit = effect
+            case do.SaveFragment() | do.DropSave() | do.Restore():
+                assert self._state is not None, "a state before a trainer attached"
+                self._checkpoints.carry_out(effect, self._machine, self._state, time.monotonic)
             case _:
                 self._calculate(effect)
 
@@ -266,12 +275,12 @@ class Agent:
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
-        submit = self._arithmetic.submit
+        submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
-                submit(lambda: state.install(effect), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.install(effect)), nothing)
             case Roll():
-                submit(lambda: state.roll(effect), _nothing)
+                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
             case Seal(version=version, fragment=fragment):
                 seal = self._events.sealing
                 submit(
@@ -289,7 +298,7 @@ class Agent:
                     lambda made: self._encoded(round_no, made),
                 )
             case do.Resolve(slot=slot, used=used, fragment=fragment):
-                submit(lambda: state.resolve(shared.slots[slot], used, fragment), _nothing)
+                submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
             case do.ServeState(to=to, chunk=chunk, version=version):
                 header = self._header(Kind.STATE, version, chunk)
                 self._serve(to, header, lambda: state.chunk_bytes(chunk))
@@ -333,6 +342,7 @@ class Agent:
 
     def _close(self) -> None:
         self._events.close()
+        self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
         self._local.close()
         self._supervisor.stop()
@@ -343,10 +353,6 @@ class Agent:
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)
-
-
-def _nothing(_: object) -> None:
-    """What follows an Install or a Roll: the Seal after them reports."""
 
 
 def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
@@ -363,24 +369,12 @@ def main() -> int:
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
-    parser.add_argument("--identity", type=Path)
-    parser.add_argument("--listen", default="")
-    parser.add_argument("--advertise", default="")
-    parser.add_argument("--upload-limit", action="append", default=[])
-    parser.add_argument("--download-limit", action="append", default=[])
-    parser.add_argument("--connections", type=int, default=0)
+    OwnConfig.add_arguments(parser)
     parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        own = OwnConfig(
-            asked.identity,
-            asked.listen,
-            asked.advertise,
-            tuple(asked.upload_limit),
-            tuple(asked.download_limit),
-            asked.connections,
-        )
+        own = OwnConfig.from_arguments(asked)
         agent = Agent(
             AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
             ParentTrainer(asked.parent),

@@ -17,6 +17,7 @@ from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes
 from farflung.peer.bench_cli import app as bench_app
+from farflung.peer.checkpoint_cli import app as checkpoint_app
 
 app = typer.Typer(
     name="farflung",
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(checkpoint_app, name="checkpoint")
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
@@ -104,6 +106,10 @@ def join(
     connections: Annotated[
         str | None, typer.Option(help="To each peer [as many as the line turns out to need].")
     ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL (s3://...) for checkpoints of the run, to save and to resume."),
+    ] = None,
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
@@ -122,6 +128,7 @@ def join(
             "upload_limit": upload_limit,
             "download_limit": download_limit,
             "connections": connections,
+            "checkpoints": checkpoints,
         }
     )
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)

@@ -45,6 +45,7 @@ class Doorway:
         self.manifest: bytes | None = None
         self.manifest_digest = b""
         self.run_id = b""
+        self.incarnation = 0  # of the coordinator that let me in
         self.address = ""  # where other peers dial me; the shell knows it once it listens, before the hello
         self._me = me
         self._run = run
@@ -109,6 +110,7 @@ class Doorway:
         if self.stand != Stand.GREETING:
             return False
         self.stand, self._tries = Stand.INSIDE, 0
+        self.incarnation = welcome.incarnation
         return True
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:

@@ -83,6 +83,33 @@ class ServeManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFragment:
+    """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
+
+    version: int
+    fragment: int
+    digest: bytes
+    round_no: int  # of the round that made it, 0 if not known
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSave:
+    """The checkpoint that was begun can't become whole: some fragment went past its version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Nobody serves the run's state: read the newest checkpoint that is a version of the run into mine."""
+
+    digests: tuple[
+        tuple[tuple[int, bytes], ...], ...
+    ]  # of each fragment (version, digest), as the run knows them
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
 
@@ -106,6 +133,9 @@ Effect = (
     | Resolve
     | ServeState
     | ServeManifest
+    | SaveFragment
+    | DropSave
+    | Restore
     | Note
     | Exit
     | DataEffect

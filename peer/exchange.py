@@ -46,6 +46,23 @@ class Exchange:
             effects += lane.found()
         return effects
 
+    def on_restored(self, version: int) -> list[Effect]:
+        """The state is that of a checkpoint."""
+        effects: list[Effect] = [Note(f"read the checkpoint of version {version}")]
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            work.forget()
+            effects += lane.restored(version)
+        return effects
+
+    def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
+        """The run is at an older version again: who holds exactly that keeps it, with the work on it."""
+        news = any(lane.version != NO_VERSION for lane in self._part.lanes)  # not to who has just come
+        for lane, tick in zip(self._part.lanes, ticks, strict=True):
+            lane.go_back(tick.version, dict(tick.digests).get(tick.version))
+        versions = ", ".join(str(tick.version) for tick in ticks)
+        told = Note(f"the run went back to version {versions}: nobody held anything newer")
+        return [*([told] if news else []), *self.free_slots()]
+
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Every fragment is here as the run has it."""
         return all(

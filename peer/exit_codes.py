@@ -5,7 +5,7 @@ Called by the command line, the agent and the built-in trainer.  Must not know h
 
 from __future__ import annotations
 
-from farflung.collectives.errors import Refused, Unreachable, UserError
+from farflung.collectives.errors import Refused, StoreError, Unreachable, UserError
 
 OK = 0
 UNEXPECTED = 1  # a bug, or a process of farflung's own that died
@@ -34,4 +34,6 @@ def code_for(error: BaseException) -> int:
         return TEMPORARY if error.retry_after_s > 0 else for_refusal(error.code)
     if isinstance(error, Unreachable):
         return UNREACHABLE
+    if isinstance(error, StoreError):
+        return TEMPORARY
     return USAGE if isinstance(error, UserError) else UNEXPECTED

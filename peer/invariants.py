@@ -7,20 +7,22 @@ the truth behind every contribution, and everything that was ever made durable. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from farflung.collectives.digests import hash_bytes, split_hashes
+from farflung.checkpoints.manifest import chunk_hash
+from farflung.collectives.digests import hash_bytes, root_of, split_hashes
 from farflung.collectives.effects import Roll, Seal
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
 from farflung.compression.codec import Codec
+from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import Sent
-from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record
+from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
 from farflung.coordinator.schema import ModelSchema
-from farflung.peer.effects import Encode
+from farflung.peer.effects import Encode, SaveFragment
 from farflung.peer.local_messages import Load
 
 if TYPE_CHECKING:
@@ -43,15 +45,29 @@ class Contributed:
     payloads: list[bytes]
 
 
+@dataclass
+class Era:
+    """What the run is, until it goes back.  Peers that have not heard of it yet live in the era before."""
+
+    commits: dict[Key, Commit] = field(default_factory=dict)
+    digests: dict[Key, bytes] = field(default_factory=dict)
+    sealed: dict[Key, bytes] = field(default_factory=dict)
+
+    def back_to(self, versions: tuple[int, ...]) -> Era:
+        """A version that was lost is made again, as something else."""
+        known = (self.commits, self.digests, self.sealed)
+        commits, digests, sealed = ({k: v for k, v in d.items() if k[1] <= versions[k[0]]} for d in known)
+        return Era(commits, digests, sealed)  # type: ignore[arg-type]
+
+
 class Invariants:
     def __init__(self, model: ModelSchema, gather: Codec, fragments: int) -> None:
         self._elements = model.chunk_elements
         self._gather = gather
         self._fragments = fragments_of(model.chunk_count, fragments)
-        self.commits: dict[Key, Commit] = {}
-        self.digests: dict[Key, bytes] = {}
+        self.eras = [Era()]
+        self.used: dict[int, set[tuple[int, ...]]] = {}  # samples, by round
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
-        self.sealed: dict[Key, bytes] = {}
         self.samples_committed: list[set[tuple[int, ...]]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.steps_committed = 0
@@ -65,6 +81,10 @@ class Invariants:
         """Of the least advanced fragment."""
         return min(self.version_of(each.number) for each in self._fragments)
 
+    @property
+    def commits(self) -> dict[Key, Commit]:
+        return self.eras[-1].commits
+
     # ---- what becomes durable ------------------------------------------------------------------------------
 
     def on_record(self, record: Record) -> None:
@@ -73,23 +93,36 @@ class Invariants:
                 self._on_commit(commit)
             case DigestFixed(version=version, digest=digest, fragment=fragment):
                 key = (fragment, version)
-                same = self.digests.setdefault(key, digest) == digest
+                now = self.eras[-1]
+                same = now.digests.setdefault(key, digest) == digest
                 self._require("P1", same, f"two digests for {key}")
-                self._require("P1", self.sealed.get(key) == digest, f"the digest of {key} is nobody's")
+                self._require("P1", now.sealed.get(key) == digest, f"the digest of {key} is nobody's")
             case Genesis(digests=digests):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
                 self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
-                self.digests |= {(fragment, 0): digest for fragment, digest in enumerate(digests)}
+                self.eras[-1].digests |= {(fragment, 0): digest for fragment, digest in enumerate(digests)}
                 self.geneses |= set(digests)
+            case RolledBack(versions=versions):
+                self._on_rolled_back(versions)
+
+    def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
+        now = self.eras[-1]
+        for key in enumerate(versions):
+            self._require("P4", key in now.digests, f"the run goes back to {key}, which it never was")
+            self._require("P4", key[1] <= self.version_of(key[0]), f"the run goes forward to {key}")
+        self.eras.append(now.back_to(versions))
+        self.samples_committed = [set() for _ in self._fragments]
+        for commit in self.commits.values():
+            self.samples_committed[commit.fragment] |= self.used[commit.round_no]
 
     def _on_commit(self, commit: Commit) -> None:
         fragment, version = commit.fragment, commit.version
         last = self.version_of(fragment)
         self._require("P2", version > last, f"version {version} of {fragment} was committed twice")
         self._require("P2", version == last + 1, f"version {version} of {fragment} skips one")
-        rounds = {c.round_no for c in self.commits.values()}
-        self._require("P2", commit.round_no not in rounds, f"round {commit.round_no} was committed twice")
+        self._require("P2", commit.round_no not in self.used, f"round {commit.round_no} was committed twice")
         self.commits[fragment, version] = commit
+        self.used[commit.round_no] = set()
         for peer in commit.included:
             sent = self.contributions[peer, commit.round_no]
             self.steps_committed += sent.steps
@@ -100,6 +133,7 @@ class Invariants:
             told = f"{sorted(again)[:3]} went into version {version} of {fragment} a second time"
             self._require("P7", not again, told)
             self.samples_committed[fragment] |= used
+            self.used[commit.round_no] |= used
         self._is_the_weighted_mean(commit)
 
     def _is_the_weighted_mean(self, commit: Commit) -> None:
@@ -119,10 +153,10 @@ class Invariants:
         if handler is not None:
             handler(details)
 
-    def _saw_roll(self, details: tuple[VirtualPeer, Roll]) -> None:
-        peer, roll = details
+    def _saw_roll(self, details: tuple[VirtualPeer, Roll, int]) -> None:
+        peer, roll, era = details
         fragment = next(each for each in self._fragments if roll.chunk in each.chunks)
-        commit = self.commits.get((fragment.number, roll.version))
+        commit = self.eras[era].commits.get((fragment.number, roll.version))
         self._require(
             "P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit"
         )
@@ -132,11 +166,11 @@ class Invariants:
             "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
         )
 
-    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes]) -> None:
-        peer, seal, digest = details
+    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
+        peer, seal, digest, era = details
         if seal.version > 0:
             key = (seal.fragment, seal.version)
-            same = self.sealed.setdefault(key, digest) == digest
+            same = self.eras[era].sealed.setdefault(key, digest) == digest
             self._require("P1", same, f"{peer.peer} is at {key} with another state than others")
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, list[Payload]]) -> None:
@@ -152,16 +186,27 @@ class Invariants:
         peer, message = details
         if isinstance(message, Sent) and peer.machine.part is not None:
             lane = peer.machine.part.lane_of_round(message.round_no)
-            good = lane is not None and self._is_the_runs(lane.fragment.number, lane.version, lane.digest)
+            era = peer.machine.reports.era
+            good = lane is not None and self._is_the_runs(
+                lane.fragment.number, lane.version, lane.digest, era
+            )
             self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
 
-    def _saw_serve(self, details: tuple[VirtualPeer, int, int]) -> None:
-        peer, fragment, version = details
-        good = self._is_the_runs(fragment, version, peer.state.digests[fragment])
+    def _saw_serve(self, details: tuple[VirtualPeer, int, int, int]) -> None:
+        peer, fragment, version, era = details
+        good = self._is_the_runs(fragment, version, peer.state.digests[fragment], era)
         self._require("P4", good, f"{peer.peer} serves a state that is not version {version} of {fragment}")
 
-    def _is_the_runs(self, fragment: int, version: int, digest: bytes) -> bool:
-        return digest in self.geneses if version == 0 else self.digests.get((fragment, version)) == digest
+    def _is_the_runs(self, fragment: int, version: int, digest: bytes, era: int) -> bool:
+        if version == 0:
+            return digest in self.geneses
+        return self.eras[era].digests.get((fragment, version)) == digest
+
+    def _saw_saved(self, details: tuple[VirtualPeer, SaveFragment, list[bytes]]) -> None:
+        peer, save, chunks = details
+        digest = root_of(bytes.fromhex(chunk_hash(raw)) for raw in chunks)
+        good = digest == save.digest and self._is_the_runs(save.fragment, save.version, digest, save.era)
+        self._require("P4", good, f"{peer.peer} saves a state that is not version {save.version}")
 
     def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
         peer, trainer, load = details
@@ -173,23 +218,33 @@ class Invariants:
         )
         self._require("P6", abs(owed - part.steps) < 1e-2, told)
         if load.keep == "rest":
-            of_this = [c for c in self.commits.values() if c.fragment == load.fragment]
-            mine = [c for c in of_this if peer.peer in c.included]
+            ever = [c for era in self.eras for c in era.commits.values()]
+            mine = [c for c in ever if c.fragment == load.fragment and peer.peer in c.included]
             self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def at_rest(self, peers: Iterable[VirtualPeer]) -> None:
         """Nothing moves any more: every living peer at one version holds one state, bit for bit."""
-        states: dict[Key, bytes] = {}
+        states: dict[tuple[int, int, int], bytes] = {}
         for peer in peers:
             for lane in peer.machine.part.lanes if peer.machine.part is not None else ():
                 if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
                     raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
-                    same = states.setdefault((lane.fragment.number, lane.version), raw) == raw
+                    key = (peer.machine.reports.era, lane.fragment.number, lane.version)
+                    same = states.setdefault(key, raw) == raw
                     self._require("P1", same, f"{peer.peer} differs at the end")
 
     def _require(self, promise: str, holds: bool, text: str) -> None:
         self.checks += 1
         if not holds:
             raise Broken(f"{promise} is broken: {text}")
+
+
+def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
+    """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
+    parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
+    return not ledger.learned or all(
+        any(part.lanes[fragment].version >= book.version for part in parts)
+        for fragment, book in enumerate(ledger.books)
+    )

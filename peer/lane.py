@@ -55,6 +55,7 @@ class Lane:
         self._run_tag = run_tag
         self._keep_results = keep_results
         self._resolved: list[Resolve] = []
+        self._void_seal = False  # what is being hashed is a version that the run has gone back from
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
 
     # ---- questions --------------------------------------------------------------------------------------------
@@ -75,6 +76,12 @@ class Lane:
         """The slot that a round is using."""
         mine = self.contribution or self.consumed
         return mine.frozen.slot if mine is not None else None
+
+    @property
+    def made_by_round(self) -> int:
+        """The round that made my version, 0 if I do not know."""
+        round_no, version = self._committed_round
+        return round_no if version == self.version else 0
 
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 
@@ -177,9 +184,33 @@ class Lane:
         self.sealing = True
         return [*self.catch.founded()]
 
+    def restored(self, version: int) -> list[Effect]:
+        """A checkpoint of this version was read into the state."""
+        self.forget_state()
+        self.sealing = True
+        return [*self.catch.founded(version)]
+
+    def go_back(self, version: int, digest: bytes | None) -> None:
+        """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
+        self.round = self.consumed = None
+        if self.contribution is not None:
+            self._resolve(used=False)
+        keep = self.whole and (self.version, self.digest) == (version, digest)
+        self.catch.go_back(version, keep)
+        self.log = ResultLog(self._keep_results)
+        self._committed_round = (0, 0)
+        self.verified_version = NO_VERSION
+        if not keep:
+            self.lost_track = self.lost_track or self.version != NO_VERSION
+            self.version, self.digest = NO_VERSION, b""
+            self._void_seal = self.sealing
+
     def on_sealed(self, version: int, digest: bytes) -> Contribution | None:
         """The state is whole at `version`.  Returns my contribution if a commit on the way used it."""
         self.sealing = False
+        if self._void_seal:
+            self._void_seal = False
+            return None
         self.version, self.digest = version, digest
         known = self.catch.digests.get(version)
         if known is not None and known != digest:

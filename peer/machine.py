@@ -2,7 +2,7 @@
 
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
-    on_encoded, on_merged, on_sealed         finished arithmetic
+    on_encoded, on_merged, on_sealed         finished arithmetic; on_restored: a checkpoint was read
     on_timer     time passed                 leave        the user wants to go
 
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
@@ -51,6 +51,7 @@ from farflung.peer.local_messages import (
 )
 from farflung.peer.participation import Participation
 from farflung.peer.reports import Reporter
+from farflung.peer.saving import Restoring, Saving
 from farflung.peer.training import Training
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
@@ -71,6 +72,8 @@ class PeerMachine:
         self.manifest: Manifest | None = None
         self.model: ModelSchema | None = None
         self.tick: Tick | None = None
+        self.saving = Saving()
+        self.restoring = Restoring()
         self.exited = False
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._in_seq = 0
@@ -103,6 +106,7 @@ class PeerMachine:
             self.manifest = Manifest.from_canonical(challenge.manifest)
             self.training = Training(self.manifest.round.fragments)
             self.doorway.manifest_digest = self.manifest.digest
+            self.saving.begin(self.manifest)
             effects = self._begin()
         return effects + self._greet()
 
@@ -179,20 +183,20 @@ class PeerMachine:
         told = self.tick.reason if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = []
-        # Who is one version behind is just applying it: that is no news, and with many fragments it is all the time.
-        behind = any(
-            not 0 <= each.version - lane.version <= 1
-            for lane, each in zip(part.lanes, tick.fragments, strict=True)
-        )
-        if tick.goal in ("sync", "wait") and tick.reason != told and (behind or tick.goal == "wait"):
-            effects.append(do.Note(tick.reason))
+        if tick.goal in ("sync", "wait") and tick.reason != told:
+            if tick.goal == "wait" or part.is_behind(tick.fragments):
+                effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
             effects.append(do.Contacts(tick.roster))
+        if tick.era > self.reports.era:
+            effects += self._go_back(tick)
         # A list, so that every lane hears its word.
         if any([lane.on_tick(word) for lane, word in zip(part.lanes, tick.fragments, strict=True)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
+        effects += self.saving.look(part.lanes, tick.era)
+        effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
@@ -205,6 +209,13 @@ class PeerMachine:
         for lane, word in zip(part.lanes, tick.fragments, strict=True):
             effects += self.reports.repeat(word, lane.round)
         return effects
+
+    def _go_back(self, tick: Tick) -> list[do.Effect]:
+        """The run lost its newest state: what I hold of later versions, and learned from them, is void."""
+        assert self.exchange is not None
+        self.reports.era = tick.era
+        self.saving.forget()
+        return [*self.exchange.go_back(tick.fragments), *self._beat()]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes)
@@ -266,6 +277,16 @@ class PeerMachine:
         self._now = now
         assert self.exchange is not None
         return self.exchange.on_sealed(fragment, version, digest) + self._beat() + self._move_on()
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------
+
+    def on_restored(self, version: int, problems: list[str], now: float) -> list[do.Effect]:
+        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
+        self._now = now
+        assert self.exchange is not None
+        notes: list[do.Effect] = [do.Note(problem) for problem in problems]
+        good = self.restoring.on_end(version, now, self.reports.era)
+        return notes + (self.exchange.on_restored(version) if good else []) + self._move_on()
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -360,7 +381,8 @@ class PeerMachine:
         inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
         for lane in part.lanes if only is None else [only]:
-            if not self.training.works[lane.fragment.number].loading and not self._providing:
+            busy = self._providing or self.restoring.busy
+            if not self.training.works[lane.fragment.number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)

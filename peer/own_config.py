@@ -8,6 +8,7 @@ An argument goes before the environment (FARFLUNG_LISTEN, FARFLUNG_UPLOAD_LIMIT,
 
 from __future__ import annotations
 
+import argparse
 import os
 import tomllib
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from farflung.collectives.errors import UserError
 from farflung.collectives.widening import MOST_CONNECTIONS
 from farflung.peer.identity import default_path
 
-KEYS = ("identity", "listen", "advertise", "upload_limit", "download_limit", "connections")
+KEYS = ("identity", "listen", "advertise", "upload_limit", "download_limit", "connections", "checkpoints")
 _PREFIX = "FARFLUNG_"
 
 
@@ -31,11 +32,16 @@ class OwnConfig:
     upload_limits: tuple[str, ...] = ()
     download_limits: tuple[str, ...] = ()
     connections: int = 0  # to each peer; 0: as many as the line turns out to need
+    checkpoints: str = ""  # URL or folder where this peer keeps checkpoints of the run; "": nowhere
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent`."""
         found = ["--identity", str(self.identity)] if self.identity is not None else []
-        for option, value in (("--listen", self.listen), ("--advertise", self.advertise)):
+        for option, value in (
+            ("--listen", self.listen),
+            ("--advertise", self.advertise),
+            ("--checkpoints", self.checkpoints),
+        ):
             found += [option, value] if value else []
         for option, limits in (
             ("--upload-limit", self.upload_limits),
@@ -44,6 +50,29 @@ class OwnConfig:
             for limit in limits:
                 found += [option, limit]
         return [*found, *(["--connections", str(self.connections)] if self.connections else [])]
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """What `arguments` makes, for the agent to read."""
+        parser.add_argument("--identity", type=Path)
+        parser.add_argument("--listen", default="")
+        parser.add_argument("--advertise", default="")
+        parser.add_argument("--upload-limit", action="append", default=[])
+        parser.add_argument("--download-limit", action="append", default=[])
+        parser.add_argument("--connections", type=int, default=0)
+        parser.add_argument("--checkpoints", default="")
+
+    @classmethod
+    def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
+        return cls(
+            asked.identity,
+            asked.listen,
+            asked.advertise,
+            tuple(asked.upload_limit),
+            tuple(asked.download_limit),
+            asked.connections,
+            asked.checkpoints,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +116,13 @@ def own_config(
         limits["upload_limit"],
         limits["download_limit"],
         _connections(first.get("connections", "0")),
+        place_of(first.get("checkpoints", "")),
     )
+
+
+def place_of(text: str) -> str:
+    """A URL as it is; a path in full, because the agent may be started in another folder."""
+    return str(Path(text).expanduser().absolute()) if text and "://" not in text else text
 
 
 def _connections(text: str) -> int:

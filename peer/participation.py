@@ -16,6 +16,7 @@ from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.compression.codec import codec_named
 from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.messages import FragmentTick
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer.effects import Effect
 from farflung.peer.lane import Lane
@@ -58,6 +59,12 @@ class Participation:
 
     def lane_of_chunk(self, chunk: int) -> Lane | None:
         return self._lane_of_chunk[chunk] if chunk < len(self._lane_of_chunk) else None
+
+    def is_behind(self, ticks: tuple[FragmentTick, ...]) -> bool:
+        """Who is one version behind is just applying it: no news, and with many fragments it is all the time."""
+        return any(
+            not 0 <= tick.version - lane.version <= 1 for lane, tick in zip(self.lanes, ticks, strict=True)
+        )
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 

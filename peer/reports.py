@@ -36,6 +36,7 @@ class Vitals:
     up_bytes_per_s: int = 0
     down_bytes_per_s: int = 0
     rough: bool = True  # these two
+    saved: int = -1  # newest version of which a checkpoint was written
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Reporter:
         self.session = b""
         self.vitals = Vitals()
         self.roster_no = 0
+        self.era = 0
         self._seq = 0
         self._said: dict[int, Said] = {}  # by fragment
 
@@ -149,6 +151,8 @@ class Reporter:
                 have=tuple(sorted(training.known_leases)),
                 want=training.want,
                 samples=training.samples,
+                era=self.era,
+                saved=vitals.saved,
             )
         )
 

@@ -30,6 +30,11 @@ class Scenario:
     kill_per_effect: float = 0.004
     cut_per_s: float = 0.05
     trainer_crash_per_s: float = 0.02
+    every_rounds: int = 0  # between checkpoints; 0: none
+    one_store: bool = False  # all peers keep their checkpoints at one place
+    go_back_after_s: float = 4.0
+    blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
+    store_fails: float = 0.1  # share of writes and reads
     hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
     hostile_until_s: float = 8.0
 
@@ -51,6 +56,10 @@ class Scenario:
             kill_per_effect=draw.choice((0.0, 0.005, 0.01, 0.02)),
             cut_per_s=draw.choice((0.0, 0.05, 0.1)),
             fragments=min(chunks, draw.choice((1, 2, 3))),
+            every_rounds=draw.choice((0, 1, 1, 2)),
+            one_store=draw.choice((False, True)),
+            go_back_after_s=draw.choice((0.0, 4.0, 4.0, 10.0)),
+            blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
         )
 
 
@@ -75,6 +84,9 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [net]
         heartbeat_s = 1.0
         dead_after_s = 3.0
+        [checkpoint]
+        every_rounds = {scenario.every_rounds}
+        go_back_after_s = {scenario.go_back_after_s}
         """,
         "simulated",
     )

@@ -25,22 +25,23 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
-from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me, Stand
-from farflung.peer.invariants import Broken, Invariants
+from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
 from farflung.peer.spoiling import LARGEST_BYTES, spoil
+from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
 TICK_S = 0.4
+LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
@@ -85,6 +86,7 @@ class World:
         self.journal: list[bytes] = []
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
+        self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
         self._keys = [self._identity() for _ in range(scenario.peers)]
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
@@ -99,6 +101,8 @@ class World:
         for index in range(len(self._keys)):
             self.after(self.random.uniform(0, 3.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
+        if self.scenario.blackout_at_s:
+            self.after(self.scenario.blackout_at_s, self._blackout)
         while self._queue and self.now < self.scenario.end_s and not self._ended:
             self.now, _, action = heapq.heappop(self._queue)
             self.events += 1
@@ -207,7 +211,7 @@ class World:
             machine=self._machine_class,
         )
         self.note(f"{me.peer} starts")
-        peer = VirtualPeer(me, self.manifest, self.model, world)
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
@@ -216,14 +220,20 @@ class World:
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 
+    def _disk_of(self, index: int) -> VirtualDisk | None:
+        if not self.scenario.every_rounds:
+            return None
+        place = 0 if self.scenario.one_store else index
+        fails = lambda: not self.calm and self.random.random() < self.scenario.store_fails  # noqa: E731
+        return self.disks.setdefault(place, VirtualDisk(fails))
+
     def _peer_tick(self, peer: VirtualPeer) -> None:
         if peer.alive and not peer.exit_code:
             peer.carry_out(peer.machine.on_timer(self.now))
             self.after(TICK_S, lambda: self._peer_tick(peer))
 
     def _local_delay(self, what: str) -> float:
-        low, high = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25)}[what]
-        return self.random.uniform(low, high)
+        return self.random.uniform(*LOCAL_DELAYS_S[what])
 
     # ---- the network --------------------------------------------------------------------------------------------
 
@@ -293,6 +303,10 @@ class World:
         """Asked before every effect of every party: False means that it was killed right here."""
         if self.calm or self.random.random() >= self.scenario.kill_per_effect:
             return True
+        self._kill(party)
+        return False
+
+    def _kill(self, party: str) -> None:
         self.kills += 1
         self.note(f"{party} is killed")
         delay_s = self.random.choice((0.0, 0.5, 2.0, 6.0))
@@ -303,7 +317,13 @@ class World:
             self.peers[party].alive = False
             index = next(i for i, key in enumerate(self._keys) if _peer_of(key) == party)
             self.after(delay_s, lambda: self.start_peer(index))
-        return False
+
+    def _blackout(self) -> None:
+        """Everybody at once: what is left is the journal, and the checkpoints."""
+        for party in [p.peer for p in self.peers.values() if p.alive and not p.exit_code]:
+            self._kill(party)
+        if self.coordinator is not None:
+            self._kill(COORDINATOR)
 
     def _misfortune(self) -> None:
         """Once a virtual second: links are cut and mended, trainers crash."""
@@ -332,7 +352,8 @@ class World:
         ledger = self.coordinator.core.ledger
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
-        if not finished and self._all_is_held(ledger):
+        here = [p for p in self.peers.values() if p.alive]
+        if not finished and (all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)):
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
@@ -349,14 +370,6 @@ class World:
             self.invariants.steps_committed,
             outcome,
             self.log,
-        )
-
-    def _all_is_held(self, ledger: Ledger) -> bool:
-        """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
-        parts = [p.machine.part for p in self.peers.values() if p.alive and p.machine.part is not None]
-        return not ledger.learned or all(
-            any(part.lanes[fragment].version >= book.version for part in parts)
-            for fragment, book in enumerate(ledger.books)
         )
 
 

@@ -22,6 +22,7 @@ from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
 from farflung.peer.state import OuterState
+from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
 
@@ -31,7 +32,7 @@ class Surroundings:
 
     now: Callable[[], float]
     after: Callable[[float, Callable[[], object]], None]  # virtual time
-    delay: Callable[[str], float]  # of a local thing: "compute", "local", "step"
+    delay: Callable[[str], float]  # of a local thing: "compute", "local", "step", "store"
     to_door: Callable[[str, do.ToDoor], None]
     to_coordinator: Callable[[str, do.ToCoordinator], None]
     to_peer: Callable[[str, SendFrame], None]
@@ -46,6 +47,7 @@ class VirtualPeer:
     manifest: Manifest
     model: ModelSchema
     world: Surroundings
+    disk: VirtualDisk | None = None
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: VirtualTrainer | None = field(default=None, init=False)
@@ -62,6 +64,7 @@ class VirtualPeer:
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], list[Sample]] = {}  # by (slot, fragment)
+        self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
 
     @property
@@ -136,28 +139,40 @@ class VirtualPeer:
                 | do.ServeState()
                 | do.ServeManifest()
             ):
-                self._queue(effect)
+                era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
+                self.calculate(lambda: self._compute(effect, era))
+            case do.SaveFragment() | do.DropSave() | do.Restore():
+                self._checkpoint(effect)
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
 
-    def _queue(self, effect: do.Effect) -> None:
+    def calculate(self, job: Callable[[], object]) -> None:
         """One arithmetic worker: everything in order, each thing taking a while."""
         self._busy_until = max(self._busy_until, self.world.now()) + self.world.delay("compute")
-        self.world.after(self._busy_until - self.world.now(), lambda: self._compute(effect))
+        self.world.after(self._busy_until - self.world.now(), lambda: self.alive and job())
 
-    def _compute(self, effect: do.Effect) -> None:
-        if not self.alive:
-            return
+    def _checkpoint(self, effect: do.SaveFragment | do.DropSave | do.Restore) -> None:
+        checkpoints = self._checkpoints
+        assert checkpoints is not None, "a checkpoint without a place for it"
+        match effect:
+            case do.SaveFragment():
+                self.calculate(lambda: checkpoints.save(effect))
+            case do.Restore():
+                self.world.after(self.world.delay("store"), lambda: checkpoints.restore(effect))
+            case do.DropSave():
+                pass  # a part of another version begins another checkpoint
+
+    def _compute(self, effect: do.Effect, era: int) -> None:
         now = self.world.now()
         match effect:
             case Install():
                 self.state.install(effect)
             case Roll():
-                self.world.observe("roll", (self, effect))
+                self.world.observe("roll", (self, effect, era))
                 self.state.roll(effect)
             case Seal():
                 digest = self.state.seal(effect.fragment)
-                self.world.observe("sealed", (self, effect, digest))
+                self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge():
                 payload = self.state.merge(effect)
@@ -171,14 +186,14 @@ class VirtualPeer:
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 self.state.resolve(self.slots[slot], used, fragment)
             case do.ServeState():
-                self._answer(effect.to, Kind.STATE, effect.version, effect.chunk)
+                self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
-                self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk)
+                self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
 
-    def _answer(self, to: str, kind: Kind, version: int, chunk: int) -> None:
+    def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
         payload = self.state.chunk_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
-        self.world.observe("serve", (self, fragment, version))
+        self.world.observe("serve", (self, fragment, version, era))
         tag = self.machine.doorway.run_id[:8]
         frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))

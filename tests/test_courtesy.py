@@ -103,13 +103,21 @@ def a_beat(seq: int) -> Beat:
             "phase": "",
             "loss": None,
             "have": (),
-            "rough": False,
+            **{"rough": False, "era": 0, "saved": -1},
         },
     )
 
 
 def a_tick(answers: int) -> Tick:
-    nothing = {"fragments": (), "goal": "", "reason": "", "roster": None, "leases": None, "void": ()}
+    nothing = {
+        "fragments": (),
+        "era": 0,
+        "goal": "",
+        "reason": "",
+        "roster": None,
+        "leases": None,
+        "void": (),
+    }
     return Tick(session=bytes(16), seq=1, answers=answers, roster_no=0, **nothing)  # type: ignore[arg-type]
 
 

@@ -265,6 +265,10 @@ def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
     lane.on_tick(m.FragmentTick(3, (), False, (), 0, False, 0))
     assert lane.version == 0, "as far as the result logs reach"
     lane.on_tick(m.FragmentTick(9, (), False, (), 0, False, 0))
+    assert lane.version == 0, (
+        "while there is nobody to ask, what is held may yet become the run's newest state"
+    )
+    lane.on_tick(m.FragmentTick(9, (), False, ("bob",), 0, False, 0))
     assert (lane.version, desk.part.lanes[0].version, desk.part.version) == (-1, 0, -1)
 
 
@@ -298,6 +302,7 @@ class Hall:
             "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": where, "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
             "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "rough": False,
+            "era": 0, "saved": -1,
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         return self.machine.on_member(member.contact.key, beat, 0.1)
@@ -421,7 +426,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         session=member.session, seq=1, roster_no=0, fragments=(where,) * most, phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
-        have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False,
+        have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False, era=1 << 40, saved=1 << 40,
     )  # fmt: skip
     assert wire.decode(wire.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()

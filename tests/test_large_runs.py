@@ -57,6 +57,8 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             want=0,
             samples=0,
             rough=False,
+            era=0,
+            saved=-1,
         )
     return machine
 

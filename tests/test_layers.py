@@ -26,7 +26,12 @@ ALLOWED = {
     "compression": {"farflung.collectives.errors", "farflung.collectives.verdicts"},
     "optim": {"farflung.collectives.errors"},
     "collectives": {"farflung.compression"},
-    "checkpoints": {"farflung.collectives", "farflung.compression"},
+    "checkpoints": {
+        "farflung.collectives",
+        "farflung.compression",
+        "farflung.coordinator.schema",
+        "farflung.coordinator.signing",
+    },
     "coordinator": {
         f"farflung.collectives.{name}"
         for name in (
@@ -58,10 +63,10 @@ PURE = (
         "collectives",
         "round shares plan digests fragments frames verdicts wants merge pings widening caps rates ladder",
     )
-    | files("coordinator", "run rounds membership leases messages wire manifest status")
-    | files("checkpoints", "transfer")
+    | files("coordinator", "run rounds membership leases messages wire manifest status going_back")
+    | files("checkpoints", "transfer manifest")
     | files("optim", "outer")
-    | files("peer", "machine")
+    | files("peer", "machine saving")
 )
 IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "logging", "os", "sqlite3"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_file(tmp_pa
     assert config(file, text, env).listen == "0.0.0.0:2"
     assert config(file, text, env, listen="0.0.0.0:3", advertise=None).listen == "0.0.0.0:3"
     assert own_config({}, {"FARFLUNG_HOME": str(tmp_path / "nowhere")}) == OwnConfig()
+
+
+def test_the_agent_reads_what_it_is_given() -> None:
+    own = OwnConfig(Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), 3, "s3://there/run")
+    parser = argparse.ArgumentParser()
+    OwnConfig.add_arguments(parser)
+    for config in (own, OwnConfig()):
+        assert OwnConfig.from_arguments(parser.parse_args(config.arguments())) == config
 
 
 def test_P10_of_limits_the_strictest_counts_wherever_it_stands(tmp_path: Path) -> None:

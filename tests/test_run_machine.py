@@ -138,7 +138,7 @@ def beat_of(guest: Guest, **changes: object) -> m.Beat:
     plain = {
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
         "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
-        "have": (), "want": 0, "samples": 0, "rough": False,
+        "have": (), "want": 0, "samples": 0, "rough": False, "era": 0, "saved": -1,
     }  # fmt: skip
     here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
     if here:
@@ -390,14 +390,15 @@ hashes = st.lists(st.sampled_from([GENESIS, WRONG, b"", b"odd"]), max_size=4).ma
 used = st.lists(st.builds(Used, st.integers(0, 3), st.integers(0, 600)), max_size=3).map(tuple)
 messages = st.one_of(
     st.fixed_dictionaries({"version": st.integers(-1, 3), "digest": st.sampled_from([b"", GENESIS, WRONG]),
-        "ready": st.booleans(), "have": st.lists(small).map(tuple), "want": st.integers(0, 600), "samples": small, "rough": st.booleans(),
+        "ready": st.booleans(), "have": st.lists(small).map(tuple), "want": st.integers(0, 600), "samples": small,
+        "rough": st.booleans(),
         "loss": st.none() | st.floats(), "need": st.lists(small, max_size=8).map(tuple)}),
     st.fixed_dictionaries({"round_no": small, "hashes": hashes, "tokens": small, "steps": small,
         "loss": st.none() | st.floats(), "used": used}),
     st.fixed_dictionaries({"round_no": small, "decision_no": small, "merged": masks, "got": masks,
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
-        "refused": st.lists(st.sampled_from([Guest(1).peer, "?"]), max_size=2).map(tuple),
+        "refused": st.dictionaries(st.sampled_from([Guest(1).peer, "?"]), st.sampled_from(list(Verdict)), max_size=2),
         "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
         "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
 )  # fmt: skip

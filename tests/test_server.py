@@ -219,6 +219,8 @@ def beat(session: bytes, seq: int) -> Beat:
         want=0,
         samples=0,
         rough=False,
+        era=0,
+        saved=-1,
     )
 
 

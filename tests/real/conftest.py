@@ -42,6 +42,10 @@ deadline_s = 10.0
 [net]
 heartbeat_s = 0.5
 dead_after_s = 3.0
+[checkpoint]
+every_rounds = {every_rounds}
+keep = 2
+go_back_after_s = 2.0
 """
 
 
@@ -58,7 +62,7 @@ class Stage:
     # ---- starting ------------------------------------------------------------------------------------------
 
     def write_run(self, text: str = SMALL_RUN, **values: object) -> None:
-        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10, "fragments": 1} | values
+        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10, "fragments": 1, "every_rounds": 0} | values
         (self.folder / "run.toml").write_text(text.format(**shown))
 
     def coordinate(self, *more: str) -> subprocess.Popen[str]:

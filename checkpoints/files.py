@@ -1,0 +1,131 @@
+"""Files at a URL: the one place that knows fsspec.  Local path, s3://, gs://, memory:// and others.
+
+Called by the store only.  A file appears whole or not at all, and on a local disk it is durable when `write`
+returns: written aside, fsynced, renamed.  Whatever a store's own library raises comes out as a StoreError.
+Must not know what is in the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from farflung.collectives.errors import FarflungError, StoreError, UserError
+
+ASIDE = ".aside"  # the ending of a file that is not finished
+
+
+class Folder:
+    """The folder at a URL, with one level of folders in it."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            raise UserError(f"{url}: this place for checkpoints can't be used: {error}") from None
+        self.url = url
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def _path(self, *names: str) -> str:
+        return "/".join((self._root.rstrip("/"), *names))
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    def folders(self) -> list[str]:
+        return sorted(name for name, entry in self._list().items() if entry["type"] == "directory")
+
+    def files(self, folder: str) -> dict[str, int]:
+        """Names and sizes of what is finished there."""
+        found = self._list(folder)
+        return {
+            name: int(e["size"] or 0)
+            for name, e in found.items()
+            if e["type"] == "file" and ASIDE not in name
+        }
+
+    def _list(self, *names: str) -> dict[str, dict[str, Any]]:
+        with self._told(*names):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._path(*names), detail=True)
+            except FileNotFoundError:
+                return {}
+        return {entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in entries}
+
+    def read(self, folder: str, name: str, most_bytes: int) -> bytes:
+        """The beginning of a file; FileNotFoundError is a StoreError too: it names the file."""
+        with self._told(folder, name), self._fs.open(self._path(folder, name), "rb") as file:
+            return bytes(file.read(most_bytes))
+
+    def pieces(self, folder: str, name: str, sizes: Iterable[int]) -> Iterator[bytes]:
+        """The file in pieces of these sizes; what is missing at its end makes the last ones short or empty."""
+        with self._told(folder, name):
+            file = self._fs.open(self._path(folder, name), "rb")
+        try:
+            for size in sizes:
+                with self._told(folder, name):
+                    piece = bytes(file.read(size))
+                yield piece
+        finally:
+            file.close()
+
+    # ---- changing --------------------------------------------------------------------------------------
+
+    def write(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
+        with self._told(folder, name):
+            if self._local:
+                self._write_locally(Path(self._path(folder)), name, pieces)
+                return
+            self._fs.makedirs(self._path(folder), exist_ok=True)
+            with self._fs.open(self._path(folder, name), "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+
+    def _write_locally(self, folder: Path, name: str, pieces: Iterable[bytes]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f"{name}{ASIDE}"
+        with aside.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, folder / name)
+        for place in (folder, folder.parent):
+            _sync_folder(place)
+
+    def remove(self, folder: str, first: str) -> None:
+        """The folder with all files, `first` before the others."""
+        with self._told(folder):
+            if first in self._list(folder):
+                self._fs.rm_file(self._path(folder, first))
+                if self._local:
+                    _sync_folder(Path(self._path(folder)))
+            if self._fs.exists(self._path(folder)):
+                self._fs.rm(self._path(folder), recursive=True)
+
+    @contextlib.contextmanager
+    def _told(self, *names: str) -> Iterator[None]:
+        """Errors with the place in front."""
+        try:
+            yield
+        except FarflungError:
+            raise
+        except Exception as error:  # each store's library has its own errors: this is its outermost call
+            what = getattr(error, "strerror", None) or str(error).splitlines()[0:1] or type(error).__name__
+            told = what if isinstance(what, str) else what[0]
+            raise StoreError(f"{'/'.join((self.url.rstrip('/'), *names))}: {told}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is durable only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,172 @@
+"""Checkpoints in a folder at any URL: written whole or not at all, checked when read, the oldest removed.
+
+Called by the agent's checkpoint thread and by the command line.  Each checkpoint is a folder of its own, of one
+writer; its manifest is written last.  Several writers may share the URL, and several runs.
+Must not know rounds, peers or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from farflung.checkpoints.files import Folder
+from farflung.checkpoints.manifest import (
+    MANIFEST_BYTES_MAX,
+    MANIFEST_NAME,
+    CheckpointManifest,
+    ShardFile,
+    ShardHash,
+    canonical,
+    chunk_hash,
+    parse,
+    shard_header,
+    shard_name,
+)
+from farflung.collectives.errors import CheckpointError, StoreError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint."""
+
+    folder: str
+    manifest: CheckpointManifest
+
+
+@dataclass
+class Listing:
+    complete: list[Saved] = field(default_factory=list)  # newest first
+    problems: list[str] = field(default_factory=list)  # of what looked like a checkpoint and is none: named
+    unfinished: list[str] = field(default_factory=list)  # folders without a manifest
+
+
+class Store:
+    def __init__(self, url: str) -> None:
+        self.files = Folder(url)
+        self.url = url
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    def look(self, run_id: str = "") -> Listing:
+        """All checkpoints, or those of one run.  Contents are not read: `chunks` and `problems_of` check them."""
+        found = Listing()
+        for folder in self.files.folders():
+            if not folder.startswith(run_id[:8]):
+                continue
+            sizes = self.files.files(folder)
+            if MANIFEST_NAME not in sizes:
+                found.unfinished.append(folder)
+                continue
+            try:
+                found.complete.append(self._open(folder, sizes, run_id))
+            except (CheckpointError, StoreError) as error:
+                found.problems.append(str(error))
+        found.complete.sort(key=lambda saved: (*saved.manifest.age, saved.folder), reverse=True)
+        return found
+
+    def _open(self, folder: str, sizes: dict[str, int], run_id: str) -> Saved:
+        where = f"{self.url.rstrip('/')}/{folder}/"
+        raw = self.files.read(folder, MANIFEST_NAME, MANIFEST_BYTES_MAX + 1)
+        manifest = parse(raw, where + MANIFEST_NAME)
+        if run_id and manifest.run_id != run_id:
+            raise CheckpointError(
+                f"{where}{MANIFEST_NAME}: of another run ({manifest.run}, {manifest.run_id[:8]})"
+            )
+        for file in manifest.files:
+            if file.name not in sizes:
+                raise CheckpointError(f"{where}{file.name}: missing")
+            if sizes[file.name] != file.size_bytes:
+                raise CheckpointError(
+                    f"{where}{file.name}: {sizes[file.name]} bytes, expected {file.size_bytes}"
+                )
+        return Saved(folder, manifest)
+
+    def chunks(self, saved: Saved) -> Iterator[tuple[int, bytes]]:
+        """(chunk, its parameters and momentum), each checked; CheckpointError at the first that is not as it was."""
+        manifest, hashes = saved.manifest, saved.manifest.chunk_hashes
+        for file in manifest.files:
+            header = shard_header(file.first, file.count, manifest.model.chunk_elements)
+            where = f"{self.url.rstrip('/')}/{saved.folder}/{file.name}"
+            pieces = self.files.pieces(
+                saved.folder, file.name, [len(header)] + [manifest.chunk_bytes] * file.count
+            )
+            if next(pieces) != header:
+                raise CheckpointError(f"{where}: its head is damaged")
+            for chunk, piece in enumerate(pieces, file.first):
+                if chunk_hash(piece) != hashes[chunk]:
+                    raise CheckpointError(f"{where}: chunk {chunk} is damaged")
+                yield chunk, piece
+
+    def problems_of(self, saved: Saved) -> list[str]:
+        """Read everything; what is wrong, file by file."""
+        problems = []
+        for file in saved.manifest.files:
+            seen = ShardHash()
+            try:
+                sizes = [min(16 << 20, file.size_bytes - at) for at in range(0, file.size_bytes, 16 << 20)]
+                for piece in self.files.pieces(saved.folder, file.name, sizes):
+                    seen.update(piece)
+                if seen.hex() != file.blake3:
+                    problems.append(f"{self.url.rstrip('/')}/{saved.folder}/{file.name}: damaged")
+            except StoreError as error:
+                problems.append(str(error))
+        if problems:
+            return problems
+        try:  # the chunks' hashes too: they are what the run's digests are made of
+            for _ in self.chunks(saved):
+                pass
+        except (CheckpointError, StoreError) as error:
+            problems.append(str(error))
+        return problems
+
+    # ---- changing ----------------------------------------------------------------------------------------
+
+    def draft(self, run_id: str, era: int, version: int, writer: str) -> Draft:
+        return Draft(self.files, f"{run_id[:8]}-e{era:04d}-v{version:08d}-{writer}")
+
+    def retain(self, run_id: str, keep: int) -> None:
+        """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays."""
+        complete = self.look(run_id).complete
+        ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
+        for saved in complete:
+            if saved.manifest.age not in ages:
+                self.files.remove(saved.folder, MANIFEST_NAME)
+
+    def sweep(self, run_id: str, writer: str) -> None:
+        """Remove what this writer left unfinished when it was killed."""
+        for folder in self.look(run_id).unfinished:
+            if folder.endswith(f"-{writer}"):
+                self.files.remove(folder, MANIFEST_NAME)
+
+
+class Draft:
+    """A checkpoint that is being written.  It does not exist until `publish`."""
+
+    def __init__(self, files: Folder, folder: str) -> None:
+        self.folder = folder
+        self.shards: list[ShardFile] = []
+        self.hashes: dict[int, str] = {}  # of each chunk
+        self._files = files
+
+    def write_shard(self, first: int, count: int, chunk_elements: int, chunks: Iterable[bytes]) -> None:
+        seen = ShardHash()
+
+        def pieces() -> Iterator[bytes]:
+            yield seen.update(shard_header(first, count, chunk_elements))
+            for chunk, raw in enumerate(chunks, first):
+                self.hashes[chunk] = chunk_hash(raw)
+                yield seen.update(raw)
+
+        name = shard_name(first)
+        self._files.write(self.folder, name, pieces())
+        self.shards.append(ShardFile(name, first, count, seen.bytes, seen.hex()))
+
+    def publish(self, manifest: CheckpointManifest) -> None:
+        """`manifest`: signed.  Checked as a reader will check it, so that nothing unreadable is ever published."""
+        raw = canonical(manifest)
+        parse(raw, f"{self.folder}/{MANIFEST_NAME}")
+        self._files.write(self.folder, MANIFEST_NAME, [raw])
+
+    def remove(self) -> None:
+        self._files.remove(self.folder, MANIFEST_NAME)

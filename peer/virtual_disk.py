@@ -1,0 +1,98 @@
+"""Where a virtual peer keeps checkpoints: a disk that survives kills, and the hand that writes and reads it.
+
+Used by the simulator's peers in place of checkpointing.py.  A checkpoint appears whole, a while after its last part
+was copied, or not at all: whoever is killed before has written nothing.  Some writes fail, some reads too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from farflung.checkpoints.transfer import NO_VERSION
+from farflung.collectives.effects import Install
+from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.manifest import Manifest
+from farflung.peer.effects import Restore, SaveFragment
+
+if TYPE_CHECKING:
+    from farflung.peer.virtual_peer import VirtualPeer
+
+KEPT = 2
+Part = tuple[bytes, list[bytes]]  # digest, chunks
+
+
+@dataclass(frozen=True)
+class Kept:
+    era: int
+    version: int
+    parts: tuple[Part, ...]
+
+    def fits(self, known: tuple[tuple[tuple[int, bytes], ...], ...]) -> bool:
+        pairs = zip(self.parts, known, strict=True)
+        return all((self.version, digest) in digests for (digest, _), digests in pairs)
+
+
+@dataclass
+class VirtualDisk:
+    """`fails` is asked at every write and read."""
+
+    fails: Callable[[], bool]
+    kept: list[Kept] = field(default_factory=list)  # newest first
+
+    def write(self, new: Kept) -> str:
+        if self.fails():
+            return "the disk is full"
+        others = [k for k in self.kept if (k.era, k.version) != (new.era, new.version)]
+        self.kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
+        return ""
+
+
+class VirtualCheckpoints:
+    def __init__(self, peer: VirtualPeer, disk: VirtualDisk) -> None:
+        self._peer, self._disk = peer, disk
+        self._key = (0, NO_VERSION)
+        self._parts: dict[int, Part] = {}
+        peer.machine.saving.enabled = peer.machine.restoring.enabled = True
+
+    def save(self, effect: SaveFragment) -> None:
+        """In the peer's arithmetic: what changes a chunk comes before this or after it."""
+        peer, key = self._peer, (effect.era, effect.version)
+        if key != self._key:
+            self._key, self._parts = key, {}
+        chunks = [peer.state.chunk_bytes(chunk) for chunk in peer.fragments[effect.fragment].chunks]
+        peer.world.observe("saved", (peer, effect, chunks))
+        self._parts[effect.fragment] = (effect.digest, chunks)
+        if len(self._parts) == len(peer.fragments):
+            whole = Kept(*key, tuple(part for _, part in sorted(self._parts.items())))
+            peer.world.after(peer.world.delay("store"), lambda: self._publish(whole))
+
+    def _publish(self, whole: Kept) -> None:
+        peer = self._peer
+        if peer.alive:
+            problem = self._disk.write(whole)
+            peer.carry_out(peer.machine.saving.on_saved(whole.version, problem))
+
+    def restore(self, effect: Restore) -> None:
+        peer = self._peer
+        if not peer.alive:
+            return
+        found = [kept for kept in self._disk.kept if kept.fits(effect.digests) and not self._disk.fails()]
+        newest = found[0] if found else None
+        if newest is not None:
+            chunks = [raw for _, part in newest.parts for raw in part]
+            for install in [Install(chunk, newest.version, raw) for chunk, raw in enumerate(chunks)]:
+                peer.calculate(partial(peer.state.install, install))
+        version = newest.version if newest is not None else NO_VERSION
+        peer.calculate(
+            lambda: peer.carry_out(peer.machine.on_restored(version, ["nothing read"], peer.world.now()))
+        )
+
+
+def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
+    """Somebody who is here has a checkpoint of the run, and it may go back to it."""
+    known = tuple(tuple(book.digests.items()) for book in ledger.books)
+    here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
+    return here and manifest.checkpoint.go_back_after_s > 0

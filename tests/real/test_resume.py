@@ -1,0 +1,71 @@
+"""Everything is killed: the run goes on from the newest checkpoint, as its users would see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+EVERYBODY = ("coordinator", "ann", "bob")
+
+
+def kill(stage: Any, *names: str) -> None:
+    for name in names:
+        stage.processes[name].kill()
+        stage.processes[name].wait()
+
+
+def begin(stage: Any, *places: str) -> None:
+    stage.coordinate()
+    for name, place in zip(("ann", "bob"), places, strict=True):
+        stage.join(name, "--checkpoints", str(stage.folder / place))
+
+
+def trained(version: int) -> Any:
+    return lambda s: (
+        s["version"] >= version and sum(m["participating"] and m["alive"] for m in s["members"]) == 2
+    )
+
+
+def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: Any) -> None:
+    """One of two ends first, so that the other one's last checkpoint is of the run's last version."""
+    stage.write_run(rounds=2000, every_rounds=1)
+    begin(stage, "of-ann", "of-bob")
+    stage.until(trained(5), "the run has begun")
+    kill(stage, "bob")
+    stage.until(lambda s: sum(m["alive"] for m in s["members"]) == 1, "bob is lost")
+    # What the two had begun may still be committed by ann alone.
+    before = stage.until(
+        lambda s: s["round"] is None and all(m["saved"] == s["version"] for m in s["members"] if m["alive"]),
+        "ann has saved all",
+    )
+    kill(stage, "ann", "coordinator")
+    begin(stage, "of-ann", "of-bob")
+    after = stage.until(trained(before["version"] + 3), "the run goes on")
+    assert after["run_id"] == before["run_id"] and after["era"] == 0
+    # Whoever comes first reads its own; the other one may take it from there.
+    assert f"read the checkpoint of version {before['version']}" in stage.log("ann") + stage.log("bob")
+
+
+def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
+    stage.write_run(rounds=4, min_peers=1, every_rounds=2)
+    stage.coordinate("--exit-when-done")
+    (stage.folder / "no-folder").write_text("a file")
+    stage.join("ann", "--checkpoints", str(stage.folder / "no-folder"))
+    assert stage.wait("ann") == 0 and stage.wait("coordinator") == 0
+    assert "no checkpoint of version 2: " in stage.log("ann") and "training goes on" in stage.log("ann")
+    assert "Traceback" not in stage.log("ann")
+
+
+def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(stage: Any) -> None:
+    stage.write_run(rounds=2000, every_rounds=7)
+    begin(stage, "shared", "shared")
+    before = stage.until(trained(10), "the run has a checkpoint")
+    kill(stage, *EVERYBODY)
+    begin(stage, "shared", "shared")
+    after = stage.until(trained(before["version"] + 3), "the run goes on")
+    assert after["run_id"] == before["run_id"]
+    found = stage.call("checkpoint", "verify", str(stage.folder / "shared"))
+    assert found.returncode == 0, found.stdout + found.stderr

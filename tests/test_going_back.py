@@ -1,0 +1,154 @@
+"""A run whose newest state is lost: when it goes back to an older one, what its books then say, and when it waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.collectives.plan import Commit, Used
+from farflung.coordinator.ledger import DIGESTS_KEPT, Ledger
+from farflung.coordinator.messages import Lease
+from farflung.coordinator.records import (
+    CommittedRound,
+    DataFixed,
+    Departed,
+    DigestFixed,
+    Genesis,
+    Granted,
+    Record,
+    RolledBack,
+    from_bytes,
+    to_bytes,
+)
+from farflung.peer.simulator import Scenario, World, simulate
+
+ONE_BLACKOUT = {
+    "drop": 0.0,
+    "duplicate": 0.0,
+    "slow": 0.0,
+    "kill_per_effect": 0.0,
+    "cut_per_s": 0.0,
+    "trainer_crash_per_s": 0.0,
+    "store_fails": 0.0,
+    "blackout_at_s": 14.0,  # everybody is killed; nothing else goes wrong
+    "faults_until_s": 16.0,
+}
+
+
+def committed(version: int, used: dict[str, tuple[Used, ...]], fragment: int = 0) -> list[Record]:
+    commit = Commit(version, version, ("ann",), (1.0,), bytes(32), "fp32", fragment)
+    return [
+        CommittedRound(
+            commit=commit,
+            used=used,
+            excluded={},
+            tokens=10,
+            steps=1,
+            loss=1.0 / version,
+            seconds=1.0,
+            tx_bytes=0,
+        ),
+        DigestFixed(version=version, digest=bytes([version]) * 32, fragment=fragment),
+    ]
+
+
+def folded(records: list[Record], every_rounds: int = 2, fragments: int = 1) -> Ledger:
+    ledger = Ledger(8, 3, fragments, every_rounds)
+    for record in records:
+        ledger.apply(from_bytes(to_bytes(record)))
+    return ledger
+
+
+# ---- the books ---------------------------------------------------------------------------------------------
+
+
+def test_P7_samples_that_only_lost_versions_used_are_leased_again() -> None:
+    begin: list[Record] = [
+        Genesis(digest=bytes(32), peer="ann"),
+        DataFixed(samples=100, peer="ann"),
+        Granted(peer="ann", lease=Lease(1, 0, 0, 8, 0)),
+        *committed(1, {"ann": (Used(1, 4),)}),
+        *committed(2, {"ann": (Used(1, 6),)}),
+        Granted(peer="ann", lease=Lease(2, 0, 8, 16, 8)),
+        *committed(3, {"ann": (Used(1, 8), Used(2, 12))}),
+    ]
+    before = folded(begin)
+    assert (before.leases.committed_samples, before.tokens, before.version) == (12, 30, 3)
+    ledger = folded([*begin, RolledBack(versions=(2,), reason="lost")])
+    assert (ledger.version, ledger.era, ledger.tokens, ledger.loss) == (2, 1, 20, 0.5)
+    assert ledger.leases.committed_samples == 6 and not ledger.leases.held
+    # What was used up to version 2 stays used; the rest of lease 1 comes first, then what was never granted by then.
+    assert ledger.leases.next_range(8) == (0, 6, 8) and ledger.leases.cursor == 8
+    assert ledger.leases.next_id == 3, "a number names one lease for ever"
+    assert sorted(ledger.books[0].digests) == [0, 1, 2] and sorted(ledger.books[0].commits) == [1, 2]
+    assert [each.commit.version for each in ledger.rounds] == [1, 2]
+
+
+def test_whatever_version_the_run_may_go_back_to_has_its_books_kept() -> None:
+    for every_rounds in (0, 1, 3, 25):
+        records: list[Record] = [DataFixed(samples=1000, peer="ann")]
+        for version in range(1, 80):
+            records.append(Granted(peer="ann", lease=Lease(version, 0, version, version + 1, version)))
+            records += committed(version, {"ann": (Used(version, version + 1),)})
+        ledger = folded(records, every_rounds)
+        kept = ledger.books[0].digests
+        assert set(kept) <= set(ledger.marks) and len(kept) <= DIGESTS_KEPT + 9
+        assert every_rounds != 25 or {25, 50, 75} <= set(kept)
+        for version in kept:
+            back = folded([*records, RolledBack(versions=(version,), reason="lost")], every_rounds)
+            assert back.leases.committed_samples == version
+
+
+def test_fragments_go_back_each_to_its_own_version() -> None:
+    begin: list[Record] = [DataFixed(samples=10, peer="ann"), Granted(peer="ann", lease=Lease(1, 0, 0, 8, 0))]
+    records = [*begin, *committed(1, {"ann": (Used(1, 4),)}), *committed(1, {}, 1), *committed(2, {}, 1)]
+    ledger = folded([*records, RolledBack(versions=(1, 1), reason="lost")], fragments=2)
+    assert [book.version for book in ledger.books] == [1, 1]
+    assert ledger.leases.held[1].upto == 4, "the fragment that keeps the books did not go back: leases stay"
+
+
+def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:
+    assert not folded([Departed(peer="ann", reason="its connection closed")]).delivered
+    assert folded([Departed(peer="ann", reason="finished")]).delivered
+
+
+# ---- whole runs, in virtual time ----------------------------------------------------------------------------
+
+
+def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() -> None:
+    eras = set()
+    for seed in range(10):
+        scenario = Scenario(**ONE_BLACKOUT, rounds=10, every_rounds=2, one_store=seed % 2 == 0)  # type: ignore[arg-type]
+        world = World(seed, scenario)
+        assert world.run().outcome == "finished"
+        assert world.coordinator is not None
+        eras.add(world.coordinator.core.ledger.era)
+    assert eras >= {0, 1}, "some had saved their newest version, some had to go back"
+
+
+@pytest.mark.parametrize(
+    ("every_rounds", "go_back_after_s", "said"),
+    [(0, 4.0, "or for one with a checkpoint (join --checkpoints)"), (2, 0.0, "go_back_after_s = 0: waiting")],
+)
+def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
+    every_rounds: int, go_back_after_s: float, said: str
+) -> None:
+    reasons = []
+    for seed in range(8):
+        scenario = Scenario(  # type: ignore[arg-type]
+            **ONE_BLACKOUT,
+            rounds=8,
+            every_rounds=every_rounds,
+            go_back_after_s=go_back_after_s,
+        )
+        world = World(seed, scenario)
+        if world.run().outcome != "finished":
+            ticks = [peer.machine.tick for peer in world.peers.values()]
+            reasons += [tick.reason for tick in ticks if tick is not None]
+        assert world.coordinator is not None and world.coordinator.core.ledger.era == 0
+    assert reasons and all(said in reason for reason in reasons)
+
+
+def test_a_run_that_goes_back_ends_with_as_many_versions_as_any_other() -> None:
+    for seed in range(10):
+        report = simulate(seed, Scenario(**ONE_BLACKOUT, rounds=8, every_rounds=3))  # type: ignore[arg-type]
+        assert report.outcome == "finished" and report.version == 8
