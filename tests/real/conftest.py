@@ -45,7 +45,7 @@ dead_after_s = 3.0
 [checkpoint]
 every_rounds = {every_rounds}
 keep = 2
-go_back_after_s = 2.0
+go_back_after_s = {patience_s}
 """
 
 
@@ -62,7 +62,14 @@ class Stage:
     # ---- starting ------------------------------------------------------------------------------------------
 
     def write_run(self, text: str = SMALL_RUN, **values: object) -> None:
-        shown = {"rounds": 8, "min_peers": 2, "sync_every": 10, "fragments": 1, "every_rounds": 0} | values
+        shown = {
+            "rounds": 8,
+            "min_peers": 2,
+            "sync_every": 10,
+            "fragments": 1,
+            "every_rounds": 0,
+            "patience_s": 2.0,
+        } | values
         (self.folder / "run.toml").write_text(text.format(**shown))
 
     def coordinate(self, *more: str) -> subprocess.Popen[str]:

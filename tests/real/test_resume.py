@@ -31,7 +31,7 @@ def trained(version: int) -> Any:
 
 def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: Any) -> None:
     """One of two ends first, so that the other one's last checkpoint is of the run's last version."""
-    stage.write_run(rounds=2000, every_rounds=1)
+    stage.write_run(rounds=2000, every_rounds=1, patience_s=120.0)  # not before ann is there again
     begin(stage, "of-ann", "of-bob")
     stage.until(trained(5), "the run has begun")
     kill(stage, "bob")
