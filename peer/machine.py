@@ -12,7 +12,7 @@ Effects must be carried out in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.frames import Frame, Payload, Spoiled
@@ -246,8 +246,10 @@ class PeerMachine:
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
-    def on_encoded(self, round_no: int, payloads: list[Payload], problem: str, now: float) -> list[do.Effect]:
-        """`problem`: why the pseudo-gradient can't be contributed (it is not finite), else empty."""
+    def on_encoded(
+        self, round_no: int, payloads: Mapping[int, Payload], problem: str, now: float
+    ) -> list[do.Effect]:
+        """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty."""
         self._now = now
         lane = self.part.lane_of_round(round_no) if self.part is not None else None
         if lane is None or lane.round is None or lane.contribution is None or self.exchange is None:
@@ -260,9 +262,9 @@ class PeerMachine:
                 *self.exchange.on_unusable(lane),
             ]
         moved = lane.round.on_encoded(payloads)
-        hashes = b"".join(piece.hash for piece in lane.round.mine)
         # The hash list first: owners' reports can only be checked against it.
-        return [self.reports.sent(plan, hashes, frozen), *moved, *self._move_on(lane)]
+        told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
+        return [*told, *moved, *self._move_on(lane)]
 
     def on_merged(
         self, round_no: int, decision_no: int, chunk: int, payload: Payload, now: float
