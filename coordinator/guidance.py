@@ -101,6 +101,8 @@ class Guidance:
             round_no=flight.plan.round_no if flight is not None and counted else 0,
             sent_seen=flight is not None and member.peer in flight.sent,
             progress_seen=standing.progress_seen,
+            compare=flight.comparing.asked if flight is not None and counted else b"",
+            dropped=conductor.book.dropped_round,
         )
 
     def _told(self, most: int, least: int) -> int:

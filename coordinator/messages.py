@@ -16,6 +16,7 @@ from farflung.collectives.limits import (
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
     MAX_PEERS,
+    MEMBERS_PER_ROUND,
     TOKENS_MAX,
 )
 from farflung.collectives.plan import (
@@ -117,6 +118,7 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     decision_no: Count
     ready: bool
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
+    dropped: Count = 0  # the newest round of which I know that the guard threw its work away
 
 
 class Beat(_FromMember, frozen=True, kw_only=True):
@@ -151,6 +153,14 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     used: Useds
 
 
+class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """<x_i, x_j> for members i <= j of the mask, row by row, summed over chunks."""
+
+    members: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)]
+    chunks: Mask
+    products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
+
+
 class ProgressReport(_FromMember, frozen=True, kw_only=True):
     """DECIDE and GATHER: what I can prove to hold."""
 
@@ -165,6 +175,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     merged_hashes: HashList
     got: Mask
     got_hash: Bytes32
+    dots: DotProducts | None  # of all chunks that I own, before the decision
 
 
 class Leave(_FromMember, frozen=True, kw_only=True):
@@ -199,6 +210,10 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     round_no: Count  # the round in flight that counts on me, 0 if none
     sent_seen: bool
     progress_seen: Count  # seq of the newest progress report I acted on
+    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = (
+        b""  # whom owners are to compare, if not all
+    )
+    dropped: Count = 0  # the newest round whose work the guard threw away
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):

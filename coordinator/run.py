@@ -247,7 +247,7 @@ class RunMachine:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
         for conductor in conductors:
             conductor.advance()
-        if any([conductor.maybe_fix_digest() for conductor in conductors]):
+        if any([conductor.maybe_fix_digest() | conductor.asks_anew() for conductor in conductors]):
             self.guidance.recheck_all()
         for conductor in conductors:
             conductor.maybe_open()

@@ -24,7 +24,7 @@ import torch
 import zmq
 from zmq.utils import z85
 
-from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
@@ -271,7 +271,15 @@ class Agent:
 
     def _calculate(
         self,
-        effect: Install | Roll | Seal | Merge | do.Encode | do.Resolve | do.ServeState | do.ServeManifest,
+        effect: Install
+        | Roll
+        | Seal
+        | Merge
+        | Weigh
+        | do.Encode
+        | do.Resolve
+        | do.ServeState
+        | do.ServeManifest,
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
@@ -287,8 +295,8 @@ class Agent:
                     lambda: seal(version, fragment, lambda: state.seal(fragment)),
                     lambda digest: self._sealed(effect, digest),
                 )
-            case Merge():
-                submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
+            case Merge() | Weigh():
+                submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
                 assert self._machine.part is not None
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
@@ -320,11 +328,8 @@ class Agent:
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
 
-    def _merged(self, effect: Merge, payload: object) -> None:
-        assert isinstance(payload, bytes)
-        now = time.monotonic()
-        done = self._machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
-        self._carry_out(done)
+    def _calculated(self, effect: Merge | Weigh, made: object) -> None:
+        self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
 
     def _encoded(self, round_no: int, made: object) -> None:
         if isinstance(made, tuple):  # and not None: nothing comes after a problem

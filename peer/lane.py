@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION, CatchUp
+from farflung.collectives.digests import mask_from_bytes
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
@@ -38,7 +39,9 @@ class Contribution:
 
 
 class Lane:
-    def __init__(self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int) -> None:
+    def __init__(
+        self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int, compare: bool = False
+    ) -> None:
         self.me = me
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
@@ -52,6 +55,8 @@ class Lane:
         self.lost_track = False
         self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
         self.last_round_no = 0
+        self.dropped_round = 0  # the newest one of which I know that the guard threw its work away
+        self._compare = compare  # owners compare contributions before the decision
         self._run_tag = run_tag
         self._keep_results = keep_results
         self._resolved: list[Resolve] = []
@@ -93,7 +98,8 @@ class Lane:
         if stale or unfit:
             return []
         self.last_round_no = plan.round_no
-        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, self.fragment.first)
+        first = self.fragment.first
+        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, first, self._compare)
         if self.contribution is not None:
             self._resolve(used=False)  # a new round from the same version: the one before was aborted
         if frozen is None:
@@ -155,7 +161,14 @@ class Lane:
             for mine in (self.round.plan.round_no if self.round else 0, self._round_awaited):
                 if mine and mine != tick.round_no:
                     self.on_aborted(mine)
+        if self.round is not None and tick.round_no == self.round.plan.round_no:
+            self.round.weighing.on_asked(mask_from_bytes(tick.compare))
         return differs
+
+    def on_guard(self, dropped_round: int) -> bool:
+        """The newest round whose work the guard threw away.  True: it is news, and I was in it."""
+        news, self.dropped_round = dropped_round > self.dropped_round, dropped_round
+        return news and dropped_round == self.last_round_no
 
     @property
     def _round_awaited(self) -> int:

@@ -2,7 +2,7 @@
 
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
-    on_encoded, on_merged, on_sealed         finished arithmetic; on_restored: a checkpoint was read
+    on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored: a checkpoint was read
     on_timer     time passed                 leave        the user wants to go
 
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from farflung.checkpoints.transfer import NO_VERSION
+from farflung.collectives.effects import Merge, Weigh
 from farflung.collectives.frames import Frame, Payload, Spoiled
 from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
@@ -200,8 +201,7 @@ class PeerMachine:
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
-        effects += self.exchange.free_slots()
-        effects += self.exchange.on_void(tick.void)
+        effects += self.exchange.on_tick(tick)
         if tick.goal == "finish" and self.exchange.is_complete(tick.fragments):
             effects += self.exchange.finish()
             if not self.training.attached:
@@ -266,14 +266,12 @@ class PeerMachine:
         told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
         return [*told, *moved, *self._move_on(lane)]
 
-    def on_merged(
-        self, round_no: int, decision_no: int, chunk: int, payload: Payload, now: float
-    ) -> list[do.Effect]:
+    def on_calculated(self, effect: Merge | Weigh, made: object, now: float) -> list[do.Effect]:
         self._now = now
-        lane = self.part.lane_of_round(round_no) if self.part is not None else None
+        lane = self.part.lane_of_round(effect.round_no) if self.part is not None else None
         if lane is None or lane.round is None:
             return []
-        return [*lane.round.on_merged(decision_no, chunk, payload), *self._move_on(lane)]
+        return [*lane.round.on_calculated(effect, made), *self._move_on(lane)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now = now

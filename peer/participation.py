@@ -31,7 +31,8 @@ class Participation:
     def __init__(self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest) -> None:
         """UserError if the model has fewer chunks than the run has fragments."""
         fragments = fragments_of(model.chunk_count, manifest.round.fragments)
-        self.lanes = [Lane(me, run_tag, fragment, manifest.round.keep_results) for fragment in fragments]
+        compare = manifest.merge.policy == "robust"
+        self.lanes = [Lane(me, run_tag, each, manifest.round.keep_results, compare) for each in fragments]
         self.counters = Counters()
         self._elements = model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]

@@ -9,7 +9,8 @@ looks and never touches; with the log off every call returns at once.
     encoded      round: the hash list is on its way      committed round, version
     progress     round, held, got: in twentieths         rolled    version, fragment: every result is applied
     held         round: all contributions that I own     sealed    version, fragment, digest
-    results      round: every result is here             end       use, peak_rss_bytes
+    weighed      round: these are compared               end       use, peak_rss_bytes
+    results      round: every result is here
     beat         up, down: bytes per second that the line was measured to carry, 0 where that is not known
     tick         seconds: from a beat to its answer      apart     the coordinator was lost, or lost us
 
@@ -39,7 +40,7 @@ class Seen:
     """What was written of one round's progress."""
 
     at: tuple[int, int] = (0, 0)  # steps of what is held, and of results
-    complete: tuple[bool, bool] = (False, False)
+    complete: tuple[bool, bool, bool] = (False, False, False)
     encoded: bool = False
 
 
@@ -99,13 +100,11 @@ class RoundEvents:
             seen.encoded = True
             self._log.write("encoded", round=number)
         held, due, got, chunks = flight.counts
-        at = (STEPS * held // max(1, due), STEPS * got // max(1, chunks))
-        if at == seen.at:
-            return
-        seen.at = at
-        self._log.write("progress", round=number, held=held / max(1, due), got=got / max(1, chunks))
-        complete = flight.complete
-        for event, now, before in zip(("held", "results"), complete, seen.complete, strict=True):
+        at, complete = (STEPS * held // max(1, due), STEPS * got // max(1, chunks)), flight.complete
+        if at != seen.at:
+            seen.at = at
+            self._log.write("progress", round=number, held=held / max(1, due), got=got / max(1, chunks))
+        for event, now, before in zip(("held", "weighed", "results"), complete, seen.complete, strict=True):
             if now and not before:
                 self._log.write(event, round=number)
         seen.complete = complete

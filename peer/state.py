@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import Install, Merge, Roll
+from farflung.collectives.effects import Install, Merge, Roll, Weigh
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Payload
+from farflung.collectives.gram import dot_products
 from farflung.collectives.ladder import LADDER
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.verdicts import Verdict
@@ -136,6 +137,12 @@ class OuterState:
             feedback.settle()
         else:
             feedback.withdraw(self.part(slot, fragment))
+
+    def calculate(self, effect: Merge | Weigh) -> bytes | tuple[float, ...]:
+        """What an owner is asked for: the merged chunk, or the dot products of its contributions."""
+        if isinstance(effect, Weigh):
+            return dot_products(self._model.chunk_elements, effect.payloads)
+        return self.merge(effect)
 
     def merge(self, effect: Merge) -> bytes:
         return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)

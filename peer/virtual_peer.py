@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
@@ -134,6 +134,7 @@ class VirtualPeer:
                 | Roll()
                 | Seal()
                 | Merge()
+                | Weigh()
                 | do.Encode()
                 | do.Resolve()
                 | do.ServeState()
@@ -174,11 +175,8 @@ class VirtualPeer:
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
-            case Merge():
-                payload = self.state.merge(effect)
-                self.carry_out(
-                    self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
-                )
+            case Merge() | Weigh():
+                self.carry_out(self.machine.on_calculated(effect, self.state.calculate(effect), now))
             case do.Encode():
                 for payloads, problem in self.state.encode(self.slots[effect.slot], effect):
                     self.world.observe("encoded", (self, effect, payloads))

@@ -61,9 +61,12 @@ def files(room: str, names: str) -> set[str]:
 PURE = (
     files(
         "collectives",
-        "round shares plan digests fragments frames verdicts wants merge pings widening caps rates ladder",
+        "round shares plan digests fragments frames verdicts wants merge gram weighing pings widening caps rates ladder",
     )
-    | files("coordinator", "run rounds membership leases messages wire manifest status going_back")
+    | files(
+        "coordinator",
+        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back",
+    )
     | files("checkpoints", "transfer manifest")
     | files("optim", "outer")
     | files("peer", "machine saving")

@@ -79,6 +79,7 @@ EXAMPLES: dict[str, m.Message] = {
         merged_hashes=H1,
         got=b"\x03",
         got_hash=H2,
+        dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
     ),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
@@ -144,7 +145,8 @@ FROZEN_FIELDS = {
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved",
     "sent": "session seq round_no hashes tokens steps loss used",
-    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
+    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
+    "dots",
     "leave": "session seq reason",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
     "open": "session seq plan",
@@ -154,8 +156,9 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.FragmentBeat: "version digest round_no epoch decision_no ready need",
-    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen",
+    m.FragmentBeat: "version digest round_no epoch decision_no ready need dropped",
+    m.DotProducts: "members chunks products",
+    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
@@ -171,7 +174,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 2
+    assert limits.PROTOCOL_VERSION == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
