@@ -22,6 +22,7 @@ from statistics import median
 LEAST_MEMBERS = 4  # with fewer there is no majority to compare with
 LEAST_OF_MEDIAN = 0.25
 COMMON_LEAST = 0.02  # below this median cosine the members have no direction in common that one could miss
+WORTH_TELLING = 0.9  # about half of all honest contributions are a little longer than the median
 OWNERS_ALIKE = (
     100.0  # median energy a chunk, between honest owners' shares; a louder owner's word is scaled down
 )
@@ -43,7 +44,7 @@ class Screening:
     products: Matrix  # of whole contributions
     names: tuple[str, ...]  # of its rows
     factors: dict[str, float] = field(default_factory=dict)  # to multiply each weight with; 1.0 if not named
-    clipped: dict[str, str] = field(default_factory=dict)  # member -> by which figure
+    clipped: dict[str, str] = field(default_factory=dict)  # who was shortened by much -> by which figure
     out: dict[str, str] = field(default_factory=dict)
 
     def suspects(self, far_too_long: float) -> tuple[str, ...]:
@@ -72,10 +73,10 @@ def screened(names: Sequence[str], shares: Sequence[Share], clip: float) -> Scre
     for name, norm in norms.items():
         if name not in out and norm > clip * usual > 0.0:
             factors[name] = clip * usual / norm
-            clipped[name] = (
-                f"shortened to {factors[name]:.3g} of its length: norm {norm:.3g}, median {usual:.3g}"
-            )
-    told = f"robust mean of {len(names) - len(out)}: {len(out)} out, {len(clipped)} shortened"
+            if factors[name] < WORTH_TELLING:
+                why = f"shortened to {factors[name]:.3g} of its length: norm {norm:.3g}, median {usual:.3g}"
+                clipped[name] = why
+    told = f"robust mean of {len(names) - len(out)}: {len(out)} out, {len(factors)} shortened"
     return Screening(told, total, tuple(names), factors, clipped, out)
 
 

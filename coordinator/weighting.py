@@ -69,7 +69,7 @@ def token_weights(tokens: Sequence[int], cap: float, trust: Sequence[float] = ()
     `trust`: what each counts of that; only the ratios matter, so that a run of newcomers is like any other.
     Rounded to fp32 here, once, so that what is written down is what every owner multiplies by.
     """
-    bound = cap * statistics.median(tokens)
+    bound = cap * statistics.median_low(tokens)  # of two: the lower, or one could lift its own bound
     capped = [min(float(t), bound) if bound > 0 else 1.0 for t in tokens]
     most = max(trust, default=1.0)
     shares = [c * t / most for c, t in zip(capped, trust, strict=True)] if trust else capped

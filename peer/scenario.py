@@ -37,6 +37,8 @@ class Scenario:
     store_fails: float = 0.1  # share of writes and reads
     hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
     hostile_until_s: float = 8.0
+    forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
+    policy: str = "robust"
 
     @staticmethod
     def of(seed: int) -> Scenario:
@@ -81,6 +83,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         scatter_grace_s = 3.0
         round_timeout_s = 12.0
         keep_results = 3
+        [merge]
+        policy = "{scenario.policy}"
         [net]
         heartbeat_s = 1.0
         dead_after_s = 3.0

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.errors import FrameError
-from farflung.collectives.frames import Frame, Spoiled, check_payload, claimed, parse
+from farflung.collectives.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
@@ -34,7 +34,7 @@ from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
-from farflung.peer.spoiling import LARGEST_BYTES, spoil
+from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
 from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
@@ -209,6 +209,7 @@ class World:
             survives=self.survives,
             observe=self._observe,
             machine=self._machine_class,
+            forge=self._forge,
         )
         self.note(f"{me.peer} starts")
         peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))
@@ -292,6 +293,10 @@ class World:
                 peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
             else:
                 peer.on_frame(source, Frame(parsed, payload))
+
+    def _forge(self, peer: str, payloads: list[Payload]) -> list[Payload]:
+        how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
+        return forged(payloads, self.model.chunk_elements, how) if how else payloads
 
     def _is_hostile(self, peer: str) -> bool:
         """One peer at most; where there is none, nothing is drawn for it, and a seed keeps its course."""

@@ -1,4 +1,4 @@
-"""How a hostile peer of the simulator damages the frames that it sends.
+"""How a hostile peer of the simulator damages the frames that it sends, or what it has learned.
 
 Called by the simulator, which feeds the outcome to the receiver as the data plane would.  Knows frames as bytes;
 the randomness is the caller's, so that a seed replays.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farflung.collectives.digests import hash_bytes
+from farflung.collectives.frames import Payload
+from farflung.compression.codec import codec_of
+from farflung.compression.wire import HEADER_BYTES
 
 LARGEST_BYTES = 1 << 20  # more than any frame of the simulator
 _LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see collectives/frames.py
@@ -65,6 +68,19 @@ _WAYS: tuple[Callable[[bytes, bytes, random.Random], Parts], ...] = (
     _other_values,
     _not_finite,
 )
+
+
+def forged(payloads: Sequence[Payload], elements: int, how: str) -> list[Payload]:
+    """A whole contribution as a malicious peer makes it, in a form that is right: "1000x", "flip" or "nan"."""
+    made: list[Payload] = []
+    for payload in payloads:
+        codec = codec_of(payload)
+        values_n = codec.decode(payload, elements)
+        if how == "nan":
+            made.append(bytes(payload)[:HEADER_BYTES] + b"\xff" * (len(payload) - HEADER_BYTES))
+        else:
+            made.append(codec.encode(values_n.mul_({"1000x": 1000.0, "flip": -1.0}[how])))
+    return made
 
 
 def spoil(header: bytes, payload: bytes, draw: random.Random) -> Parts:

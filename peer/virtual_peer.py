@@ -13,7 +13,7 @@ import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov
@@ -39,6 +39,7 @@ class Surroundings:
     survives: Callable[[str], bool]  # may return False: the party is killed here
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
+    forge: Callable[[str, list[Payload]], list[Payload]] = lambda peer, payloads: payloads
 
 
 @dataclass
@@ -178,7 +179,8 @@ class VirtualPeer:
             case Merge() | Weigh():
                 self.carry_out(self.machine.on_calculated(effect, self.state.calculate(effect), now))
             case do.Encode():
-                for payloads, problem in self.state.encode(self.slots[effect.slot], effect):
+                for made, problem in self.state.encode(self.slots[effect.slot], effect):
+                    payloads = self.world.forge(self.peer, made)
                     self.world.observe("encoded", (self, effect, payloads))
                     self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
