@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from farflung.collectives.frames import Payload
+from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import codec_of
-from farflung.compression.tiles import from_bytes, scratch
-from farflung.compression.wire import HEADER_BYTES
+from farflung.compression.native import Products, compiled_for, fp32_dots
+from farflung.compression.tiles import scratch
+from farflung.compression.wire import check_header
 
 _TILE = 4096  # values: sums this short are precise enough in fp32
 _CPU = torch.device("cpu")
@@ -24,26 +26,36 @@ _CPU = torch.device("cpu")
 
 def dot_products(elements: int, payloads: Sequence[Payload]) -> tuple[float, ...]:
     """The upper triangle, row by row, of <x_i, x_j> over decoded values.  Each payload was checked."""
+    found = _compiled(elements, payloads)
+    if found is None or not np.isfinite(found).all():
+        # Each value is finite, but the square of a hostile one need not be, in fp32.
+        found = _by_torch(elements, payloads)
+    return tuple(found.tolist())
+
+
+def _compiled(elements: int, payloads: Sequence[Payload]) -> Products | None:
+    """In one pass that decodes into the fastest memory; None where there is no such pass."""
+    codec = codec_of(payloads[0])
+    if any(codec_of(payload) is not codec for payload in payloads):
+        return None
+    for payload in payloads:  # what is read below depends on the length, and on nothing else in them
+        check_header(payload, codec.format, elements, codec.payload_bytes(elements))
+    if codec.name == "fp32":
+        return fp32_dots(payloads, elements)
+    compiled = compiled_for(codec) if isinstance(codec, BlockCodec) else None
+    return compiled.dots(payloads, elements) if compiled is not None else None
+
+
+def _by_torch(elements: int, payloads: Sequence[Payload]) -> Products:
     count = len(payloads)
     values_mn = scratch("gram", count * elements, torch.float32, _CPU).view(count, elements)
     for row_n, payload in zip(values_mn, payloads, strict=True):
-        _decode(payload, row_n)
+        codec_of(payload).decode(payload, elements, row_n)
     total_mm = _products(values_mn)
-    if not bool(
-        torch.isfinite(total_mm).all()
-    ):  # each value is finite, but the square of a hostile one need not be
+    if not bool(torch.isfinite(total_mm).all()):
         total_mm = _products(values_mn.double())
     rows, columns = torch.triu_indices(count, count)
-    return tuple(total_mm[rows, columns].tolist())
-
-
-def _decode(payload: Payload, out_n: Tensor) -> None:
-    codec = codec_of(payload)
-    if codec.name == "fp32":  # a plain copy; `decode` would look at every value for the second time
-        raw = np.frombuffer(payload, np.uint8, -1, HEADER_BYTES)
-        out_n.copy_(from_bytes(raw, _CPU).view(torch.float32))
-    else:
-        codec.decode(payload, out_n.numel(), out_n)
+    return total_mm[rows, columns].numpy()
 
 
 def _products(values_mn: Tensor) -> Tensor:

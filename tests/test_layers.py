@@ -61,7 +61,8 @@ def files(room: str, names: str) -> set[str]:
 PURE = (
     files(
         "collectives",
-        "round shares plan digests fragments frames verdicts wants merge gram weighing pings widening caps rates ladder",
+        "round shares plan digests fragments frames verdicts wants merge gram weighing pings widening caps "
+        "rates ladder",
     )
     | files(
         "coordinator",
