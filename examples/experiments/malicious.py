@@ -1,6 +1,6 @@
 """What one malicious peer of eight costs in loss, with the plain mean and with robust merging.
 
-    python examples/experiments/malicious.py [--rounds 16] [--steps 16] [--peers 8] [--codec fp32] [attack ...]
+    python examples/experiments/malicious.py [--rounds 12] [--steps 8] [--peers 8] [--codec fp32] [attack ...]
 
 Attacks: none, 1000x (its pseudo-gradient times 1000), flip (times -1), nan.  The peers live in one process and take
 turns, but the rounds are the program's own: the members' and the coordinator's state machines with all their reports,
@@ -200,8 +200,8 @@ def apply(commit: Commit, round_: Round) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("attacks", nargs="*", default=list(ATTACKS))
-    parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--codec", default="fp32")
     asked = parser.parse_args()
