@@ -19,38 +19,20 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.collectives.pieces import Piece, Progress
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
-from farflung.collectives.weighing import Dots, Weighing
+from farflung.collectives.weighing import Weighing
 
 ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    payload: Payload
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What this member can prove to hold; the coordinator compares the combined hashes."""
-
-    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
-    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
-    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
-    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
-    got: tuple[int, bytes]  # (mask, combined hash) of results
-    dots: Dots | None  # of all my chunks, before the decision
 
 
 class MemberRound:
@@ -146,8 +128,8 @@ class MemberRound:
         effects: list[DataEffect] = []
         for chunk, payload in payloads.items():
             self.mine[chunk] = Piece(payload, hash_bytes(payload))
-            effects += self._deliver(chunk)
-        return effects + self._weigh_ready() + self._merge_ready()
+            effects += self._deliver(chunk) + self._weigh_ready(chunk)
+        return effects + self._merge_ready()
 
     def on_calculated(self, effect: Merge | Weigh, made: object) -> list[DataEffect]:
         if isinstance(effect, Weigh):
@@ -391,19 +373,9 @@ class MemberRound:
 
     def _weigh_ready(self, only: int | None = None) -> list[DataEffect]:
         """Compare what is here, chunk by chunk, where nothing is missing for it."""
-        if not self.weighing.active:
-            return []
-        effects: list[DataEffect] = []
-        members, refused = self.plan.members, self._refused_mask
         self.weighing.changed = self.weighing.changed and only is not None
-        for chunk in self._my_chunks if only is None else [only]:
-            shelf = self.held.get(chunk, {})
-            mask = self.weighing.due(chunk, mask_of(members.index(m) for m in shelf), refused)
-            if mask:
-                self.weighing.begin(chunk, mask)
-                payloads = tuple(shelf[members[index]].payload for index in bits(mask))
-                effects.append(Weigh(self.plan.round_no, self.first_chunk + chunk, mask, payloads))
-        return effects
+        shelves = {chunk: self.held.get(chunk, {}) for chunk in (self._my_chunks if only is None else [only])}
+        return [*self.weighing.begin(self.plan, shelves, self._refused_mask, self.first_chunk)]
 
     def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
         """Start the sum of every chunk of mine whose included contributions are all here."""

@@ -7,12 +7,21 @@ compared, and the chunks are weighed with those.  Members are bits of a mask, in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations_with_replacement
+from typing import Protocol
 
 from msgspec import Struct
 
 from farflung.collectives.digests import bits, mask_of
+from farflung.collectives.effects import Weigh
+from farflung.collectives.frames import Payload
+from farflung.collectives.plan import Plan
+
+
+class HasPayload(Protocol):
+    @property
+    def payload(self) -> Payload: ...
 
 
 class Dots(Struct, frozen=True):
@@ -44,8 +53,16 @@ class Weighing:
         known = self._known[chunk].members if chunk in self._known else 0
         return wanted if wanted & ~known and wanted & ~self._busy.get(chunk, 0) else 0
 
-    def begin(self, chunk: int, members: int) -> None:
-        self._busy[chunk] = members
+    def begin(
+        self, plan: Plan, shelves: Mapping[int, Mapping[str, HasPayload]], refused: int, first_chunk: int
+    ) -> Iterator[Weigh]:
+        """Compare what is here, chunk by chunk, where nothing is missing for it."""
+        for chunk, shelf in shelves.items() if self.active else ():
+            mask = self.due(chunk, mask_of(plan.members.index(member) for member in shelf), refused)
+            if mask:
+                self._busy[chunk] = mask
+                payloads = tuple(shelf[plan.members[index]].payload for index in bits(mask))
+                yield Weigh(plan.round_no, first_chunk + chunk, mask, payloads)
 
     def on_weighed(self, chunk: int, members: int, products: tuple[float, ...]) -> None:
         self._known[chunk] = Dots(members, 1 << chunk, products)

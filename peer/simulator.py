@@ -294,7 +294,7 @@ class World:
             else:
                 peer.on_frame(source, Frame(parsed, payload))
 
-    def _forge(self, peer: str, payloads: list[Payload]) -> list[Payload]:
+    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
         return forged(payloads, self.model.chunk_elements, how) if how else payloads
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.frames import Payload
@@ -70,17 +70,16 @@ _WAYS: tuple[Callable[[bytes, bytes, random.Random], Parts], ...] = (
 )
 
 
-def forged(payloads: Sequence[Payload], elements: int, how: str) -> list[Payload]:
-    """A whole contribution as a malicious peer makes it, in a form that is right: "1000x", "flip" or "nan"."""
-    made: list[Payload] = []
-    for payload in payloads:
-        codec = codec_of(payload)
-        values_n = codec.decode(payload, elements)
-        if how == "nan":
-            made.append(bytes(payload)[:HEADER_BYTES] + b"\xff" * (len(payload) - HEADER_BYTES))
-        else:
-            made.append(codec.encode(values_n.mul_({"1000x": 1000.0, "flip": -1.0}[how])))
-    return made
+def forged(payloads: Mapping[int, Payload], elements: int, how: str) -> dict[int, Payload]:
+    """A contribution as a malicious peer makes it, in a form that is right: "1000x", "flip" or "nan"."""
+    return {chunk: _forged(payload, elements, how) for chunk, payload in payloads.items()}
+
+
+def _forged(payload: Payload, elements: int, how: str) -> Payload:
+    if how == "nan":
+        return bytes(payload)[:HEADER_BYTES] + b"\xff" * (len(payload) - HEADER_BYTES)
+    codec = codec_of(payload)
+    return codec.encode(codec.decode(payload, elements).mul_({"1000x": 1000.0, "flip": -1.0}[how]))
 
 
 def spoil(header: bytes, payload: bytes, draw: random.Random) -> Parts:

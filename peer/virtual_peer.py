@@ -39,7 +39,7 @@ class Surroundings:
     survives: Callable[[str], bool]  # may return False: the party is killed here
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
-    forge: Callable[[str, list[Payload]], list[Payload]] = lambda peer, payloads: payloads
+    forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
 
 
 @dataclass

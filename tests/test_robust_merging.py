@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from farflung.collectives.digests import mask_to_bytes
 from farflung.collectives.frames import Payload
 from farflung.collectives.gram import _by_torch, dot_products
+from farflung.collectives.pieces import Piece
+from farflung.collectives.plan import Plan
 from farflung.collectives.weighing import Weighing
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.comparing import Comparing
@@ -251,7 +253,10 @@ def test_an_owner_reports_when_every_chunk_is_compared_and_again_when_asked_for_
     weighing = Weighing(0b111, active=True)
     assert weighing.due(0, 0b011, 0) == 0, "somebody's is missing"
     assert weighing.due(0, 0b111, 0) == 0b111
-    weighing.begin(0, 0b111)
+    plan = Plan(1, 1, 0, ("ann", "bob", "cyd"), (0, 0, 0), ("fp32",) * 3)
+    shelf = {name: Piece(name.encode(), b"") for name in plan.members}
+    [effect] = weighing.begin(plan, {0: shelf}, 0, 10)
+    assert (effect.chunk, effect.members, effect.payloads) == (10, 0b111, (b"ann", b"bob", b"cyd"))
     assert weighing.due(0, 0b111, 0) == 0, "it is being done"
     weighing.on_weighed(0, 0b111, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
     assert weighing.report([0, 2], 0) is None
@@ -341,7 +346,7 @@ class Surge(World):
 
     at_version, times = 4, 1
 
-    def _forge(self, peer: str, payloads: list[Payload]) -> list[Payload]:
+    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         part = self.peers[peer].machine.part
         rounds = [r for r in map(from_bytes, self.journal) if isinstance(r, Opened)]
         here = {r.plan.round_no for r in rounds if r.plan.version == self.at_version}

@@ -33,6 +33,7 @@ from farflung.coordinator.rounds import Done, InFlight, Moved, Settled
 from farflung.coordinator.rules import rules_for
 from farflung.optim.outer import Nesterov
 from farflung.peer.corpus import ByteWindows, load_corpus
+from farflung.peer.effects import Encode
 from farflung.peer.layout import ModelLayout
 from farflung.peer.reports import Reporter
 from farflung.peer.sampling import permuted_range
@@ -61,7 +62,7 @@ class Peer:
         self.inner = torch.optim.AdamW(self.model.parameters(), 3e-3, (0.9, 0.95), weight_decay=0.1)
         self.slot = torch.zeros_like(self.anchor)
 
-    def learn(self, data: ByteWindows, first: int, steps: int) -> list[Payload]:
+    def learn(self, data: ByteWindows, first: int, steps: int) -> dict[int, Payload]:
         """Inner steps from the anchor; returns what is contributed."""
         self.layout.load(self.model, self.anchor)
         loaded = self.layout.snapshot(self.model)
@@ -73,8 +74,11 @@ class Peer:
             self.inner.step()
             self.inner.zero_grad()
         self.layout.write_delta(self.model, loaded, None, self.slot)
-        payloads, problem = self.state.encode(self.slot, self.codec.name)
-        assert not problem, problem
+        asked = Encode(0, 0, self.codec.name, tuple(range(self.layout.chunk_count)))
+        payloads: dict[int, Payload] = {}
+        for made, problem in self.state.encode(self.slot, asked):
+            assert not problem, problem
+            payloads |= made
         return payloads if self.attack == "none" else forged(payloads, CHUNK_ELEMENTS, self.attack)
 
 
@@ -96,10 +100,10 @@ class Round:
         for reporter in self.reporters.values():
             reporter.begin_round(0)
 
-    def run(self, payloads: dict[str, list[Payload]], tokens: int) -> tuple[Done, Settled]:
+    def run(self, payloads: dict[str, dict[int, Payload]], tokens: int) -> tuple[Done, Settled]:
         for name, parts in payloads.items():
             self.do([(name, self.members[name].on_encoded(parts))])
-            hashes = b"".join(piece.hash for piece in self.members[name].mine)
+            hashes = self.members[name].hashes()
             sent = Sent(
                 session=SESSION, seq=1, round_no=self.flight.plan.round_no, hashes=hashes, tokens=tokens, steps=1,
                 loss=None, used=(),
