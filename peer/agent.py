@@ -45,7 +45,7 @@ from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
-from farflung.peer.events import JOURNAL_VARIABLE, EventLog
+from farflung.collectives.events import JOURNAL_VARIABLE, EventLog
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop

@@ -28,7 +28,7 @@ from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.bench_exchange import Collector, Line, send_report
 from farflung.peer.bench_figures import Killed, result_of
-from farflung.peer.events import JOURNAL_VARIABLE, Follower
+from farflung.collectives.events import JOURNAL_VARIABLE, Follower
 
 LOOK_S = 0.1
 AIM_S = 0.002  # between two looks at the log of the peer that is to die

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from farflung.collectives.round import MemberRound
 from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound
-from farflung.peer.events import EventLog
+from farflung.collectives.events import EventLog
 
 STEPS = 20  # of a phase: as fine as progress is told
 

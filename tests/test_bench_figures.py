@@ -11,7 +11,7 @@ import pytest
 from farflung.collectives.errors import UserError
 from farflung.peer.bench import BenchOptions, check
 from farflung.peer.bench_figures import Killed, result_of, table
-from farflung.peer.events import EventLog, Follower, read_events
+from farflung.collectives.events import EventLog, Follower, read_events
 
 MEMBERS = ["ann", "bob"]
 
