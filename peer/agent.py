@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 import zmq
 from zmq.utils import z85
 
+from farflung.collectives import failpoints
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
@@ -45,13 +45,13 @@ from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import Me
-from farflung.collectives.events import JOURNAL_VARIABLE, EventLog
+from farflung.peer.failing import before_effect, on_word
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
-from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
+from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.serving import Serving, What
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
@@ -90,7 +90,7 @@ class Agent:
         self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        self._machine = machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
@@ -98,17 +98,13 @@ class Agent:
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
-        self._events = RoundEvents(EventLog(options.journal), self._use)
-
-    def _use(self) -> Use:
-        loop = threading.main_thread().ident or 0
-        return {
-            "tx": self._link.tx_bytes,
-            "rx": self._link.rx_bytes,
-            "cpu_s": time.process_time(),
-            "loop_s": cpu_seconds_of(loop),
-            "arithmetic_s": self._arithmetic.cpu_seconds(),
-        }
+        self._events = RoundEvents(
+            open_journal(options.journal, options.own.identity),
+            lambda: use_of(self._link, self._arithmetic),
+            lambda: counts_of(self._link, machine),
+        )
+        self._events.begin(machine.me, options.url.run, options.own.upload_limits)
+        failpoints.arm(os.environ, self._events.on_failpoint)
 
     def _me(self, public: bytes) -> Me:
         identity = self._identity
@@ -165,6 +161,7 @@ class Agent:
                 self._line.on_answer(time.monotonic(), took)
                 self._events.on_answer(took.both_ways_s)
             self._events.on_control(message)
+            on_word(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -186,6 +183,7 @@ class Agent:
         for text in self._supervisor.news():
             self._say(text)
         if self._supervisor.just_died:
+            self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
         if problem is not None and self._exit is None:
             self._carry_out([*machine.leave(problem), do.Exit("agent", problem)])
@@ -197,6 +195,7 @@ class Agent:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
         self._line.on_tick(now, machine.part)
         machine.on_unreached(self._link.unreached())
+        self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._carry_out(machine.on_timer(now))
@@ -214,6 +213,8 @@ class Agent:
             self._state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
+        self._events.on_local(message, self._shared.read_progress()[0] if self._shared is not None else 0)
+        on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 
     def _share_memory(self, model: ModelSchema) -> None:
@@ -238,12 +239,13 @@ class Agent:
             self._do(effect)
 
     def _do(self, effect: do.Effect) -> None:
+        self._events.on_effect(effect, self._machine)
+        before_effect(effect)
         match effect:
             case do.ToDoor(message=message):
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
                 self._beats.on_said(said, time.monotonic())
-                self._events.on_said(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
@@ -252,7 +254,6 @@ class Agent:
                 self._control.leave_members()
                 self._beats.forget()
                 self._line.forget_coordinator()
-                self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
             case SendFrame(to=to, frame=frame):
@@ -282,9 +283,9 @@ class Agent:
             case Roll():
                 submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
             case Seal(version=version, fragment=fragment):
-                seal = self._events.sealing
+                seal, era = self._events.sealing, self._machine.reports.era
                 submit(
-                    lambda: seal(version, fragment, lambda: state.seal(fragment)),
+                    lambda: seal(version, fragment, era, lambda: state.seal(fragment)),
                     lambda digest: self._sealed(effect, digest),
                 )
             case Merge():
@@ -316,6 +317,7 @@ class Agent:
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
+        failpoints.hit("apply.after_seal")
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
@@ -337,7 +339,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._events.close()
+        self._events.close(self._exit)
         self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
         self._local.close()
@@ -366,7 +368,7 @@ def main() -> int:
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
     OwnConfig.add_arguments(parser)
-    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
+    parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:

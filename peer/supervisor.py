@@ -9,6 +9,7 @@ import os
 import subprocess
 from typing import Protocol
 
+from farflung.collectives import failpoints
 from farflung.peer import exit_codes
 
 RESTART_S = 0.5  # doubles with each crash in a row
@@ -100,6 +101,7 @@ class ChildTrainer:
     def _on_exit(self, code: int, now: float) -> str | None:
         self._process = None
         self._died = True
+        self._environment.pop(failpoints.VARIABLE, None)  # what a test broke once is not to break for ever
         if code == 0:
             self.ended, self._start_at = True, now
             return None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from farflung.collectives.errors import UserError
+from farflung.collectives.events import EventLog, Follower, read_events
 from farflung.peer.bench import BenchOptions, check
 from farflung.peer.bench_figures import Killed, result_of, table
-from farflung.collectives.events import EventLog, Follower, read_events
 
 MEMBERS = ["ann", "bob"]
 
