@@ -137,8 +137,8 @@ class RoundEvents:
 
     def on_local(self, message: FromTrainer, step: int) -> None:
         match message:
-            case Attach():
-                self.on_trainer("attached")
+            case Attach(pid=pid):
+                self._log.write("trainer", what="attached", trainer_pid=pid)
             case Frozen() as frozen:
                 what = {"slot": frozen.slot, "steps": frozen.steps, "tokens": frozen.tokens}
                 self._log.write("frozen", fragment=frozen.fragment, **what, step=step, loss=frozen.loss)
