@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def wake(arena: Arena, name: str, broken_at: float) -> float:
 
 
 def test_every_point_is_walked() -> None:
-    here = open(__file__, encoding="utf-8").read()
+    here = Path(__file__).read_text(encoding="utf-8")
     assert all(here.count(f'"{point}') >= 2 or here.count(f"{point}=") for point in SPECIAL)
     assert set(POINTS) == set(COORDINATOR) | set(AGENT) | set(TRAINER)
     assert set(POINTS) >= SPECIAL
@@ -266,7 +267,6 @@ def test_a_donor_breaks(arena: Arena, figures: Figures, point: str) -> None:
         began = time.monotonic()
         dan = arena.join("dan", f"{point}={action}")
         arena.takes_part("dan")
-        was_asked = lambda: any(e["event"] == "failpoint" and e["at"] > began for e in dan.look())  # noqa: E731
         for number in range(12):
             if point == "serve.logged":
                 arena.parties["cid"].signal(signal.SIGSTOP)
@@ -278,7 +278,7 @@ def test_a_donor_breaks(arena: Arena, figures: Figures, point: str) -> None:
                 arena.join(guest)
                 arena.takes_part(guest)  # whatever becomes of its donor
                 arena.kill(guest)
-            if was_asked():
+            if any(each["event"] == "failpoint" and each["at"] > began for each in dan.look()):
                 break
         broken = arena.broken("dan", point, began)
         if action == "stop":
