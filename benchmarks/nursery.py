@@ -11,6 +11,7 @@ real life: processes, sockets, signals, exit codes.  Used by arena.py.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from pathlib import Path
 
 VARIABLE = "FARFLUNG_NURSERY"
 READY_S = 300.0
+MODULES = ("farflung.peer.agent", "farflung.peer.api", "farflung.peer.joining", "farflung.coordinator.server")
 
 
 class Child:
@@ -209,9 +211,9 @@ class TrainersFromHere:
 
 
 def import_everything() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
     import torch
-
-    from farflung import join  # noqa: F401
 
     torch.set_num_threads(1)
     weight = torch.nn.Parameter(torch.zeros(1))

@@ -93,8 +93,7 @@ class Folder:
         aside = folder / f"{name}{ASIDE}"
         with aside.open("wb") as file:
             for piece in pieces:
-                file.write(piece)
-                failpoints.hit("checkpoint.mid_write")
+                file.write(failpoints.passing("checkpoint.mid_write", piece))
             failpoints.hit("checkpoint.before_fsync")
             file.flush()
             os.fsync(file.fileno())

@@ -119,6 +119,9 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
 
 
+STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
+
+
 class Beat(_FromMember, frozen=True, kw_only=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 import zmq
 from zmq.utils import z85
@@ -30,8 +29,7 @@ from farflung.collectives.frames import Frame, Header, Kind, Payload, with_paylo
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
-from farflung.coordinator.admission import signed_part
-from farflung.coordinator.messages import DOOR_OUT, Hello
+from farflung.coordinator.messages import DOOR_OUT
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
@@ -44,13 +42,14 @@ from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
-from farflung.peer.doorway import Me
-from farflung.peer.failing import before_effect, on_word
+from farflung.peer.doorway import me_of
+from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.pulse import Pulse
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.serving import Serving, What
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
@@ -90,7 +89,8 @@ class Agent:
         self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._machine = machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
+        self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
@@ -98,6 +98,7 @@ class Agent:
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
+        self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity),
             lambda: use_of(self._link, self._arithmetic),
@@ -105,18 +106,6 @@ class Agent:
         )
         self._events.begin(machine.me, options.url.run, options.own.upload_limits)
         failpoints.arm(os.environ, self._events.on_failpoint)
-
-    def _me(self, public: bytes) -> Me:
-        identity = self._identity
-        return Me(
-            peer=identity.peer_id,
-            name=identity.name,
-            identity=identity.public,
-            key=z85.decode(public),
-            process=os.urandom(16),
-            software="farflung 0.1.0",
-            sign=lambda nonce, hello: _signed(identity, nonce, hello),
-        )
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -193,12 +182,20 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+            self._look_at_trainer(now, vitals.step)
         self._line.on_tick(now, machine.part)
         machine.on_unreached(self._link.unreached())
         self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._carry_out(machine.on_timer(now))
+
+    def _look_at_trainer(self, now: float, step: int) -> None:
+        before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
+        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping)
+        if vitals.stuck and not before:
+            self._events.on_trainer("stuck")
+            self._supervisor.on_stuck(self._pulse.patience_s)
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -209,11 +206,12 @@ class Agent:
             return
         if isinstance(message, Attach):
             self._share_memory(message.model)
+            self._pulse.on_new_trainer()
         elif isinstance(message, Provided) and self._state is not None:
             self._state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
-        self._events.on_local(message, self._shared.read_progress()[0] if self._shared is not None else 0)
+        self._events.on_local(message)
         on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 
@@ -257,7 +255,7 @@ class Agent:
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
             case SendFrame(to=to, frame=frame):
-                self._link.send(to, frame)
+                self._link.send(to, on_the_way(frame))
             case do.Tell(message=told):
                 self._local.send(told)
             case do.Note(text=text):
@@ -351,10 +349,6 @@ class Agent:
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)
-
-
-def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
-    return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
 
 
 def say_on_stderr(text: str) -> None:

@@ -204,6 +204,7 @@ class InnerLoop:
             used=self.leases.used() if number == BOOKS_FRAGMENT else (),
             loss=loss,
             fragment=number,
+            step=self.step_count,
             more=more,
         )
 

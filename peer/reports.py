@@ -13,7 +13,7 @@ import msgspec
 from farflung.collectives.digests import bits, mask_of, mask_to_bytes
 from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Beat, FragmentBeat, FragmentTick, Leave, ProgressReport, Sent
+from farflung.coordinator.messages import STUCK, Beat, FragmentBeat, FragmentTick, Leave, ProgressReport, Sent
 from farflung.peer.effects import ToCoordinator
 from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
@@ -36,6 +36,7 @@ class Vitals:
     up_bytes_per_s: int = 0
     down_bytes_per_s: int = 0
     rough: bool = True  # these two
+    stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
 
 
@@ -139,7 +140,7 @@ class Reporter:
                 seq=self._next(),
                 roster_no=self.roster_no,
                 fragments=tuple(map(_fragment_beat, part.lanes, training.works)),
-                phase=phase_of(part, training),
+                phase=STUCK if vitals.stuck else phase_of(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,

@@ -24,7 +24,7 @@ from farflung.peer import effects as do
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.doorway import Me
 from farflung.peer.identity import default_path
-from farflung.peer.local_messages import Attach, FromTrainer, Frozen, Load
+from farflung.peer.local_messages import Attach, FromTrainer, Frozen, Load, Resume
 
 if TYPE_CHECKING:
     from farflung.collectives.zmq_link import ZmqLink
@@ -90,6 +90,8 @@ class RoundEvents:
                 self._log.write("load", fragment=load.fragment, version=load.version, **what)
             case do.ServeManifest(to=to, version=version, fragment=fragment):
                 self._on_serve(to, version, fragment, machine)
+            case do.Tell(message=Resume(fragment=fragment)):
+                self._log.write("resume", fragment=fragment)
             case do.Restore():
                 self._log.write("restoring")
             case do.Note(text=text):
@@ -135,13 +137,15 @@ class RoundEvents:
     def on_trainer(self, what: str) -> None:
         self._log.write("trainer", what=what)
 
-    def on_local(self, message: FromTrainer, step: int) -> None:
+    def on_local(self, message: FromTrainer) -> None:
         match message:
             case Attach(pid=pid):
                 self._log.write("trainer", what="attached", trainer_pid=pid)
             case Frozen() as frozen:
                 what = {"slot": frozen.slot, "steps": frozen.steps, "tokens": frozen.tokens}
-                self._log.write("frozen", fragment=frozen.fragment, **what, step=step, loss=frozen.loss)
+                self._log.write(
+                    "frozen", fragment=frozen.fragment, **what, step=frozen.step, loss=frozen.loss
+                )
 
     def on_answer(self, took_s: float) -> None:
         if self._log.detailed:

@@ -117,7 +117,7 @@ def test_without_a_file_nothing_is_written_and_a_bad_one_is_a_mistake(tmp_path: 
     log = EventLog(None)
     log.write("plan")
     assert not log.is_on
-    with pytest.raises(UserError, match="cannot write: No such file"):
+    with pytest.raises(UserError, match="cannot write the event journal: No such file"):
         EventLog(tmp_path / "no" / "such")
 
 

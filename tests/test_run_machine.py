@@ -361,6 +361,23 @@ def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
     assert (tick.goal, tick.fragments[0].verified, tick.fragments[0].donors) == ("sync", False, (first.peer,))
 
 
+def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, quick, stuck = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    digest = hall.machine.core.ledger.books[0].digests[2]
+    hall.join(*quick, stuck, model=model, version=2, digest=digest)
+    hall.beat(stuck, version=2, digest=digest)
+    for guest in quick:
+        hall.beat(guest, version=2, digest=digest, ready=True)
+    assert hall.machine.conductors[0].round is None, "the third takes its steps"
+    tick = hall.beat(stuck, version=2, digest=digest, phase=m.STUCK)
+    flight = hall.machine.conductors[0].round
+    assert flight is not None and stuck.peer not in flight.plan.members
+    assert tick.fragments[0].verified, "it may serve its state all the same"
+    assert hall.machine.core.members.members[stuck.peer].state == "stuck"
+
+
 def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: list[Record]) -> None:
     records = until_version(journal, 2)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
