@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farflung.collectives.events import Event, Follower
@@ -99,12 +99,12 @@ class Arena:
 
     # ---- starting --------------------------------------------------------------------------------------------
 
-    def coordinate(self, failpoints: str = "") -> Party:
+    def coordinate(self, failpoints: str = "", **environ: str) -> Party:
         """Start it, or start it again on the same port; with failpoints it may be gone before it listens."""
         party = self._party("coordinator", self.folder / "run.data" / "events.jsonl")
         party.look()
         words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{self._port}"]
-        party.process = self._start(party, words, failpoints)
+        party.process = self._start(party, words, failpoints, environ)
         if not self._port:
             self.until(lambda: "farflung://" in party.told(), "the coordinator tells the URL")
             found = re.search(r"farflung://[^\s\"]+", party.told())
@@ -113,22 +113,28 @@ class Arena:
             self._port = JoinUrl.parse(self.url).port
         return party
 
-    def join(self, name: str, failpoints: str = "", identity: str = "") -> Party:
+    def join(self, name: str, failpoints: str = "", identity: str = "", **environ: str) -> Party:
         key = self.folder / f"{identity or name}.pem"
         party = self._party(name, key.with_suffix(".events.jsonl"))
         party.look()
         words = ["join", "--identity", str(key), "--checkpoints", str(self.folder / "checkpoints" / name)]
         words += ["--script", str(LIGHT_TRAINER), self.url]
-        party.process = self._start(party, words, failpoints)
+        party.process = self._start(party, words, failpoints, environ)
         return party
 
     def _party(self, name: str, journal: Path) -> Party:
         return self.parties.setdefault(name, Party(name, journal, self.folder / f"{name}.log"))
 
-    def _start(self, party: Party, words: list[str], failpoints: str) -> Child:
+    def _start(self, party: Party, words: list[str], failpoints: str, environ: Mapping[str, str]) -> Child:
         assert not party.alive, f"{party.name} runs already"
         light = {"FARFLUNG_STEP_S": str(self.step_s), VARIABLE: failpoints}
-        return self._nursery.start(words, light, party.log)
+        return self._nursery.start(words, light | dict(environ), party.log)
+
+    def call(self, name: str, *words: str) -> tuple[int, str]:
+        """A command that ends by itself: its exit code and what it said."""
+        log = self.folder / f"{name}.log"
+        child = self._nursery.start(words, {}, log)
+        return child.wait(60), log.read_text()
 
     # ---- waiting ---------------------------------------------------------------------------------------------
 
