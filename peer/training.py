@@ -53,9 +53,9 @@ class Training:
 
     @property
     def stepping(self) -> bool:
-        """It is to take inner steps, and does not wait for data."""
-        free = self.attached and not self.waiting and not self.loading
-        return free and not self.want and all(not work.fresh for work in self.works)
+        """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
+        busy = self.attached and not self.waiting and not self.want
+        return busy and all(not work.fresh for work in self.works)
 
     # ---- loading ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ if str(BENCHMARKS) not in sys.path:
 
 from arena import Arena  # noqa: E402
 from nursery import Nursery  # noqa: E402
+
+STANDING = ("ann", "bob", "cid")
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +49,29 @@ def build(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def arena(build: Callable[..., Arena]) -> Arena:
+def standing(build: Callable[..., Arena]) -> Arena:
     """Three peers that are not broken on purpose; each test brings its victim."""
     made = build()
     made.coordinate()
-    for name in ("ann", "bob", "cid"):
+    for name in STANDING:
         made.join(name)
-    made.takes_part("ann", "bob", "cid")
+    made.takes_part(*STANDING)
     return made
+
+
+@pytest.fixture
+def arena(standing: Arena) -> Arena:
+    """Whole at the beginning of each test, however the one before ended."""
+    for party in standing.parties.values():
+        party.signal(signal.SIGCONT)
+        if party.alive and party.name not in (*STANDING, "coordinator"):
+            standing.kill(party.name)
+    for name in STANDING:
+        if not standing.parties[name].alive:
+            standing.join(name)
+    if not standing.coordinator.alive:
+        standing.coordinate()
+    return standing
 
 
 @pytest.fixture
