@@ -168,13 +168,14 @@ def check_durability(journals: Journals) -> Finding:
     place, incarnation, versions = 0, 0, [0] * journals.rules["fragments"]
     for number, process in enumerate(journals.coordinators):
         start = process.start
-        finding.expect(start["incarnation"] > incarnation, f"incarnation {start['incarnation']} came twice")
-        incarnation = start["incarnation"]
         late = [each for each in process.of("committed", "rolled_back") if each.get("late")]
         for each in late:
             versions = _after(each, versions)
         told = f"it started at version {start['versions']}, and had committed {versions}"
         finding.expect(number == 0 or start["versions"] == versions, told)
+        for each in process.of("started"):
+            finding.expect(each["incarnation"] > incarnation, f"incarnation {each['incarnation']} came twice")
+            incarnation = each["incarnation"]
         for each in process.events:
             if "pos" in each:
                 place = each["pos"] - 1 if place == 0 else place  # the journal's beginning may be gone

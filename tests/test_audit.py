@@ -62,13 +62,14 @@ def coordinator() -> list[Event]:
     life = start("coordinator", run_id="00", rules=RULES)
     return numbered([
         {**life, "incarnation": 1, "versions": [0], "era": 0},
-        {"event": "genesis", "peer": "ann", "digests": ["d0"]},
+        {"event": "started", "incarnation": 1}, {"event": "genesis", "peer": "ann", "digests": ["d0"]},
         granted(1, "ann", 0), granted(2, "bob", 80),
         opened(1), committed(1, {"ann": [[1, 40]], "bob": [[2, 120]]}), digest(1),
         opened(2), committed(2, {"ann": [[1, 80]], "bob": [[2, 160]]}), digest(2),
         granted(3, "ann", 160), granted(4, "bob", 240),
         opened(3), frames(20),
         {**life, "incarnation": 2, "versions": [2], "era": 0},
+        {"event": "started", "incarnation": 2},
         {"event": "aborted", "round": 3, "fragment": 0, "reason": "the coordinator restarted"},
         opened(4), {"event": "departed", "peer": "bob", "reason": "its connection closed"},
         committed(4, {"ann": [[3, 240]]}, (1.0, 0.0)) | {"version": 3}, digest(3),
@@ -181,7 +182,7 @@ def drop(name: str, event: str, number: int = 0) -> Callable[[Files], None]:
 
 def twice(files: Files) -> None:
     events = files["run.data/events.jsonl"]
-    events.insert(6, copy.deepcopy(events[5]))
+    events.insert(7, copy.deepcopy(events[6]))
     numbered(events)
 
 
@@ -223,6 +224,7 @@ DOCTORED: list[tuple[str, str, Callable[[Files], None]]] = [
     ("P4", "another state served", set_to("ann", "serves", digest="other")),
     ("P5", "a commit that peers know is gone", lose_a_commit),
     ("P5", "started at an older version", start_again_from_before),
+    ("P5", "two lives under one number", set_to("coordinator", "started", 1, incarnation=1)),
     ("P5", "a record is missing", drop("coordinator", "granted", 2)),
     ("P6", "steps lost after an aborted round", set_to("ann", "frozen", 3, steps=10)),
     ("P6", "work kept that a commit has used", set_to("ann", "load", 2, keep="all")),

@@ -122,7 +122,7 @@ def test_damaged_contributions(arena: Arena, figures: Figures, how: str) -> None
             "it is out",
             began,
         )
-        assert "bad hash" in left_out["excluded"][dan.id]
+        assert "do not match their hash" in left_out["excluded"][dan.id]
     arena.kill("dan")
     is_kept(arena)
 
