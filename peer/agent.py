@@ -100,7 +100,7 @@ class Agent:
         self._beats = BeatClock()
         self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
-            open_journal(options.journal, options.own.identity),
+            open_journal(options.journal, options.own.identity, say),
             lambda: use_of(self._link, self._arithmetic),
             lambda: counts_of(self._link, machine),
         )

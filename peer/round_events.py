@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farflung.collectives.errors import UserError
 from farflung.collectives.events import JOURNAL_VARIABLE, EventLog
 from farflung.collectives.round import MemberRound
 from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
@@ -216,14 +217,23 @@ class RoundEvents:
 
 
 def open_journal(
-    named: Path | None, identity: Path | None, environ: Mapping[str, str] = os.environ
+    named: Path | None,
+    identity: Path | None,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
 ) -> EventLog:
     """`named`: asked for, then it is detailed.  Else beside the key file, so that each peer has one of its own."""
     if named is None and environ.get(JOURNAL_VARIABLE):
         named = Path(environ[JOURNAL_VARIABLE])
     if named is not None:
         return EventLog(None if str(named) == "off" else named)
-    return EventLog((identity or default_path(environ)).with_suffix(".events.jsonl"), detailed=False)
+    try:
+        return EventLog((identity or default_path(environ)).with_suffix(".events.jsonl"), detailed=False)
+    except (
+        UserError
+    ) as error:  # nobody asked for it: a folder that can only be read is no reason to stay away
+        say(f"no event journal: {error}")
+        return EventLog(None)
 
 
 def use_of(link: ZmqLink, arithmetic: Arithmetic) -> Use:

@@ -13,7 +13,8 @@ import pytest
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
-from farflung.collectives.events import EventLog, Follower, read_events
+from farflung.collectives.events import JOURNAL_VARIABLE, EventLog, Follower, read_events
+from farflung.peer.round_events import open_journal
 
 
 def test_a_line_has_its_stamps_and_its_fields(tmp_path: Path) -> None:
@@ -142,3 +143,16 @@ def test_every_point_is_passed_somewhere_and_no_other_is() -> None:
     plain = set(failpoints.POINTS) - derived
     assert [point for point in sorted(plain) if f'"{point}"' not in source] == []
     assert [name for name in failpoints.RECORDS if f'"{name}"' not in source] == []
+
+
+def test_each_peer_has_its_own_beside_its_key_and_needs_none(tmp_path: Path) -> None:
+    said: list[str] = []
+    key = tmp_path / "second.pem"
+    mine = open_journal(None, key, said.append, {})
+    assert mine.is_on and not mine.detailed and (tmp_path / "second.events.jsonl").exists()
+    asked = open_journal(None, key, said.append, {JOURNAL_VARIABLE: str(tmp_path / "asked")})
+    assert asked.detailed and (tmp_path / "asked").exists()
+    assert not open_journal(None, key, said.append, {JOURNAL_VARIABLE: "off"}).is_on
+    assert said == []
+    assert not open_journal(None, tmp_path / "gone" / "key.pem", said.append, {}).is_on
+    assert "no event journal" in said[0]
