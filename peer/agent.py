@@ -211,7 +211,7 @@ class Agent:
             self._state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
-        self._events.on_local(message)
+        self._events.on_local(message, self._machine)
         on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 

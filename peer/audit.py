@@ -243,7 +243,7 @@ def check_manners(journals: Journals) -> Finding:
     departed = [each for each in journals.records if each["event"] == "departed"]
     for peer, process in journals.lives:
         end = process.ended
-        if end is not None and end["code"] == "left" and _heard(journals, end):
+        if end is not None and end["code"] == "left" and _heard(journals, peer, end):
             words = [each["reason"] for each in departed if each["peer"] == peer]
             finding.expect(end["reason"] in words, f"{peer} left without a word: {end['reason']}")
         caps = [cap for text in process.start.get("upload_limits", ()) if (cap := _cap(text)) is not None]
@@ -255,11 +255,18 @@ def check_manners(journals: Journals) -> Finding:
     return finding
 
 
-def _heard(journals: Journals, end: Event) -> bool:
-    """A coordinator was there when the peer ended: it began before and was still there afterwards."""
-    return any(
-        life.start["at"] + SLACK_S < end["at"] < life.events[-1]["at"] - 1.0 for life in journals.coordinators
-    )
+def _heard(journals: Journals, peer: str, end: Event) -> bool:
+    """A coordinator was there when the peer ended, before and afterwards, and had not given it up already."""
+    mine = [
+        each
+        for each in journals.records
+        if each["event"] in ("admitted", "departed") and each["peer"] == peer
+    ]
+    last = next((each for each in reversed(mine) if each["at"] < end["at"]), None)
+    if last is None or last.get("reason", end["reason"]) != end["reason"]:
+        return False
+    spans = ((life.start["at"], life.events[-1]["at"]) for life in journals.coordinators)
+    return any(first + SLACK_S < end["at"] < until - 1.0 for first, until in spans)
 
 
 def _cap(text: str) -> float | None:

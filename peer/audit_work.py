@@ -46,7 +46,7 @@ def _follow(peer: str, process: Process, journals: Journals, finding: Finding) -
                 accounts = {}
             case "sent":
                 sent.setdefault((each["fragment"], each["version"] + 1), []).append(each)
-            case "frozen":
+            case "frozen" if not each.get("crossed"):
                 fragment, before = each["fragment"], accounts.get(each["fragment"])
                 if before is not None:
                     new = each["step"] - before.step if before.step is not None else 0

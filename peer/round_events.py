@@ -138,7 +138,7 @@ class RoundEvents:
     def on_trainer(self, what: str) -> None:
         self._log.write("trainer", what=what)
 
-    def on_local(self, message: FromTrainer) -> None:
+    def on_local(self, message: FromTrainer, machine: PeerMachine) -> None:
         match message:
             case Attach(pid=pid):
                 self._log.write("trainer", what="attached", trainer_pid=pid)

@@ -63,6 +63,7 @@ def coordinator() -> list[Event]:
     return numbered([
         {**life, "incarnation": 1, "versions": [0], "era": 0},
         {"event": "started", "incarnation": 1}, {"event": "genesis", "peer": "ann", "digests": ["d0"]},
+        *({"event": "admitted", "peer": peer, "name": peer, "session": "00"} for peer in ("ann", "bob")),
         granted(1, "ann", 0), granted(2, "bob", 80),
         opened(1), committed(1, {"ann": [[1, 40]], "bob": [[2, 120]]}), digest(1),
         opened(2), committed(2, {"ann": [[1, 80]], "bob": [[2, 160]]}), digest(2),
@@ -74,7 +75,7 @@ def coordinator() -> list[Event]:
         opened(4), {"event": "departed", "peer": "bob", "reason": "its connection closed"},
         committed(4, {"ann": [[3, 240]]}, (1.0, 0.0)) | {"version": 3}, digest(3),
         {"event": "departed", "peer": "ann", "reason": "the user asked it to leave"},
-        frames(30), {"event": "note", "text": "bye"},
+        frames(30), *({"event": "note", "text": "bye"} for _ in range(5)),
     ])  # fmt: skip
 
 
@@ -182,7 +183,8 @@ def drop(name: str, event: str, number: int = 0) -> Callable[[Files], None]:
 
 def twice(files: Files) -> None:
     events = files["run.data/events.jsonl"]
-    events.insert(7, copy.deepcopy(events[6]))
+    place = next(i for i, each in enumerate(events) if each["event"] == "committed")
+    events.insert(place, copy.deepcopy(events[place]))
     numbered(events)
 
 
@@ -213,6 +215,15 @@ def above_the_cap(files: Files) -> None:
     the(files, "coordinator", "committed")["weights"] = [0.95, 0.05]
 
 
+def no_good_bye(files: Files) -> None:
+    """The coordinator found out by itself, and later."""
+    events = files["run.data/events.jsonl"]
+    lost = the(files, "coordinator", "departed", 1)
+    events.remove(lost)
+    events.insert(-1, lost | {"reason": "its connection closed"})
+    files["run.data/events.jsonl"] = numbered(events)
+
+
 DOCTORED: list[tuple[str, str, Callable[[Files], None]]] = [
     ("P1", "another digest at one peer", set_to("bob", "sealed", 2, digest="other")),
     ("P1", "all agree on a digest that is not the run's", set_to("coordinator", "digest", 1, digest="other")),
@@ -236,7 +247,7 @@ DOCTORED: list[tuple[str, str, Callable[[Files], None]]] = [
     ("P8", "a control frame in no counter", set_to("coordinator", "frames", arrived=21)),
     ("P9", "a weight above its cap", above_the_cap),
     ("P9", "left out without a reason", set_to("coordinator", "committed", 2, excluded={})),
-    ("P10", "left without a word", set_to("coordinator", "departed", 1, reason="its connection closed")),
+    ("P10", "left without a word", no_good_bye),
     ("P10", "over its cap", set_to("ann", "frames", 1, tx=5_000_000_000)),
 ]  # fmt: skip
 
@@ -268,7 +279,7 @@ def test_going_back_is_a_new_era_and_no_broken_promise(tmp_path: Path) -> None:
     more = [{"event": "rolled_back", "versions": [1], "reason": "nobody held anything newer"},
             granted(5, "ann", 40) | {"stop": 80}, opened(5) | {"version": 1}, again,
             digest(2) | {"digest": "e2"}]  # fmt: skip
-    files["run.data/events.jsonl"] = numbered([*coordinator()[:-3], *more, *coordinator()[-3:]])
+    files["run.data/events.jsonl"] = numbered([*coordinator()[:-7], *more, *coordinator()[-7:]])
     files["ann.events.jsonl"][-1:-1] = [
         {"event": "sealed", "fragment": 0, "version": 2, "era": 1, "digest": "e2"}
     ]
