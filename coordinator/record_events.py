@@ -134,8 +134,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
         case DataFixed(samples=samples, peer=peer):
             return "data", {"peer": peer, "samples": samples}
         case Granted(peer=peer, lease=lease):
-            where = {"epoch": lease.epoch, "start": lease.start, "stop": lease.stop, "upto": lease.upto}
-            return "granted", {"peer": peer, "lease": lease.lease, **where}
+            fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
+            return "granted", {"peer": peer, **fields}
         case _:
             return _plain(record)
 

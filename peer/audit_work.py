@@ -115,73 +115,96 @@ class Ranges:
 class Held:
     peer: str
     epoch: int
-    upto: int
     stop: int
+    uptos: list[int]  # of each fragment: how far it has learned from these samples
+
+    def upto(self, keepers: set[int]) -> int:
+        return min(self.uptos[fragment] for fragment in keepers)
 
 
 @dataclass
 class Books:
-    """What was leased and what was acknowledged, folded from the coordinator's events."""
+    """What was leased and what was acknowledged, folded from the coordinator's events.
 
+    `keepers` are the fragments whose commits acknowledge samples; in each of them a sample counts once.
+    """
+
+    fragments: int
+    keepers: set[int]
     held: dict[int, Held] = field(default_factory=dict)
-    done: dict[int, Ranges] = field(default_factory=dict)
-    commits: list[tuple[int, list[tuple[int, int, int]]]] = field(default_factory=list)  # (version, ranges)
+    done: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by (fragment, epoch)
+    commits: list[tuple[int, int, list[tuple[int, int, int]]]] = field(default_factory=list)
 
-    def epoch(self, number: int) -> Ranges:
-        return self.done.setdefault(number, Ranges())
+    def of(self, fragment: int, epoch: int) -> Ranges:
+        return self.done.setdefault((fragment, epoch), Ranges())
 
-    def go_back(self, version: int) -> None:
-        self.commits = [each for each in self.commits if each[0] <= version]
+    def go_back(self, versions: list[int]) -> None:
+        """Leases from before count no more, and only what the versions that are left had used is done."""
+        self.commits = [each for each in self.commits if each[1] <= versions[each[0]]]
         self.held, self.done = {}, {}
-        for _, ranges in self.commits:
+        for fragment, _, ranges in self.commits:
             for epoch, start, stop in ranges:
-                self.epoch(epoch).add(start, stop)
+                self.of(fragment, epoch).add(start, stop)
 
 
 def check_samples(journals: Journals) -> Finding:
     finding = Finding("P7", "every sample once", "leases and acknowledgements")
-    books = Books()
-    if journals.coordinators[0].start["versions"] != [0] * journals.rules["fragments"]:
+    fragments = journals.rules["fragments"]
+    if journals.coordinators[0].start["versions"] != [0] * fragments:
         return finding  # the beginning is gone: who holds what is not known
+    commits = [each for found in journals.by_round.values() for each in found]
+    keepers = {each["fragment"] for each in commits if any(each["used"].values())} or {BOOKS_FRAGMENT}
+    books, versions = Books(fragments, keepers), [0] * fragments
     for each in journals.records:
         match each["event"]:
             case "data":
-                books = Books()
+                books = Books(fragments, keepers)
             case "granted":
                 _grant(each, books, finding)
             case "released":
                 for lease in each["leases"]:
                     books.held.pop(lease, None)
-            case "committed" if each["fragment"] == BOOKS_FRAGMENT:
+            case "committed":
+                versions[each["fragment"]] = each["version"]
                 _acknowledge(each, books, finding)
-            case "rolled_back" if each["versions"][BOOKS_FRAGMENT] < (books.commits or [(0, [])])[-1][0]:
-                books.go_back(each["versions"][BOOKS_FRAGMENT])
+            case "rolled_back":
+                # Where no keeper lost a version, the books stay as they are.
+                if any(each["versions"][keeper] < versions[keeper] for keeper in keepers):
+                    books.go_back(each["versions"])
+                versions = list(each["versions"])
     return finding
 
 
 def _grant(granted: Event, books: Books, finding: Finding) -> None:
     epoch, start, stop = granted["epoch"], granted["start"], granted["stop"]
+    uptos = list(granted.get("uptos") or [granted["upto"]] * books.fragments)
     name = f"lease {granted['lease']} of samples {start} to {stop} in epoch {epoch}"
-    finding.expect(not books.epoch(epoch).meets(start, stop), f"{name}: some were committed already")
-    twice = [i for i, h in books.held.items() if h.epoch == epoch and h.upto < stop and start < h.stop]
+    again = [f for f in books.keepers if books.of(f, epoch).meets(uptos[f], stop)]
+    finding.expect(not again, f"{name}: fragment {again[:1]} has learned from some already")
+    twice = [
+        number
+        for number, held in books.held.items()
+        if held.epoch == epoch and held.upto(books.keepers) < stop and start < held.stop
+    ]
     finding.expect(not twice, f"{name}: some are held by lease {twice[:1]}")
-    books.held[granted["lease"]] = Held(granted["peer"], epoch, granted["upto"], stop)
+    books.held[granted["lease"]] = Held(granted["peer"], epoch, stop, uptos)
 
 
 def _acknowledge(commit: Event, books: Books, finding: Finding) -> None:
-    ranges = []
+    fragment, version, ranges = commit["fragment"], commit["version"], []
     for peer, used in commit["used"].items():
         for lease, upto in used:
             held = books.held.get(lease)
             mine = held is not None and held.peer == peer
-            finding.expect(mine, f"version {commit['version']} used lease {lease}, which {peer} did not hold")
+            finding.expect(mine, f"version {version} used lease {lease}, which {peer} did not hold")
             if held is None:
                 continue
-            fresh = not books.epoch(held.epoch).meets(held.upto, upto) and held.upto <= upto <= held.stop
-            finding.expect(fresh, f"version {commit['version']} used samples of lease {lease} again")
-            books.epoch(held.epoch).add(held.upto, upto)
-            ranges.append((held.epoch, held.upto, upto))
-            held.upto = upto
-            if held.upto >= held.stop:
+            before, done = held.uptos[fragment], books.of(fragment, held.epoch)
+            fresh = not done.meets(before, upto) and before <= upto <= held.stop
+            finding.expect(fresh, f"version {version} of {fragment} used samples of lease {lease} again")
+            done.add(before, upto)
+            ranges.append((held.epoch, before, upto))
+            held.uptos[fragment] = upto
+            if held.upto(books.keepers) >= held.stop:
                 del books.held[lease]
-    books.commits.append((commit["version"], ranges))
+    books.commits.append((fragment, version, ranges))
