@@ -130,7 +130,7 @@ def figures_of(storm: Storm, calm: tuple[float, float], rage: tuple[float, float
             kind: sum(f.kind == kind for f in storm.faults) for kind in ("kill", "stop", "coordinator")
         },
         "commits": len(commits),
-        "commit_rate": len(commits) / max(1, len(rounds)),
+        "commit_rate": sum(each["round"] in rounds for each in commits) / max(1, len(rounds)),
         "participation_of_the_living": statistics.mean(shares),
         "participation_of_all": statistics.mean(of_all),
         "goodput": rate[1] / rate[0],
