@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import FarflungError, StoreError, UserError
 
 ASIDE = ".aside"  # the ending of a file that is not finished
@@ -92,10 +93,13 @@ class Folder:
         aside = folder / f"{name}{ASIDE}"
         with aside.open("wb") as file:
             for piece in pieces:
-                file.write(piece)
+                file.write(failpoints.passing("checkpoint.mid_write", piece))
+            failpoints.hit("checkpoint.before_fsync")
             file.flush()
             os.fsync(file.fileno())
+        failpoints.hit("checkpoint.before_rename")
         os.replace(aside, folder / name)
+        failpoints.hit("checkpoint.after_rename")
         for place in (folder, folder.parent):
             _sync_folder(place)
 

@@ -23,6 +23,7 @@ from farflung.checkpoints.manifest import (
     shard_header,
     shard_name,
 )
+from farflung.collectives import failpoints
 from farflung.collectives.errors import CheckpointError, StoreError
 
 
@@ -131,6 +132,7 @@ class Store:
         ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
         for saved in complete:
             if saved.manifest.age not in ages:
+                failpoints.hit("checkpoint.before_remove")
                 self.files.remove(saved.folder, MANIFEST_NAME)
 
     def sweep(self, run_id: str, writer: str) -> None:
@@ -164,6 +166,7 @@ class Draft:
 
     def publish(self, manifest: CheckpointManifest) -> None:
         """`manifest`: signed.  Checked as a reader will check it, so that nothing unreadable is ever published."""
+        failpoints.hit("checkpoint.before_manifest")
         raw = canonical(manifest)
         parse(raw, f"{self.folder}/{MANIFEST_NAME}")
         self._files.write(self.folder, MANIFEST_NAME, [raw])

@@ -18,6 +18,7 @@ from farflung.coordinator.core import Core
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
+    STUCK,
     Aborted,
     Committed,
     Decided,
@@ -105,10 +106,7 @@ class Conductor:
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
-        # Who holds nothing of another fragment can't train yet: nobody waits for it.
-        expected = [
-            m for m in able if m in ready or (m.beat and min(f.version for f in m.beat.fragments) >= 0)
-        ]
+        expected = [m for m in able if m in ready or self._will_be_ready(m)]
         expected += self._arriving
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
@@ -116,6 +114,12 @@ class Conductor:
         if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
+
+    @staticmethod
+    def _will_be_ready(member: Member) -> bool:
+        """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
+        beat = member.beat
+        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
 
     @property
     def _arriving(self) -> list[Member]:

@@ -121,6 +121,9 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     dropped: Count = 0  # the newest round of which I know that the guard threw its work away
 
 
+STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
+
+
 class Beat(_FromMember, frozen=True, kw_only=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 

@@ -13,25 +13,23 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 import zmq
 from zmq.utils import z85
 
+from farflung.collectives import failpoints
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.errors import FarflungError
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
-from farflung.coordinator.admission import signed_part
-from farflung.coordinator.messages import DOOR_OUT, Hello
+from farflung.coordinator.messages import DOOR_OUT
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
@@ -44,14 +42,15 @@ from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
-from farflung.peer.doorway import Me
-from farflung.peer.events import JOURNAL_VARIABLE, EventLog
+from farflung.peer.doorway import me_of
+from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
-from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
+from farflung.peer.pulse import Pulse
+from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.serving import Serving, What
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
@@ -90,7 +89,8 @@ class Agent:
         self._link = self._line.link
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
+        self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
@@ -98,29 +98,14 @@ class Agent:
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
-        self._events = RoundEvents(EventLog(options.journal), self._use)
-
-    def _use(self) -> Use:
-        loop = threading.main_thread().ident or 0
-        return {
-            "tx": self._link.tx_bytes,
-            "rx": self._link.rx_bytes,
-            "cpu_s": time.process_time(),
-            "loop_s": cpu_seconds_of(loop),
-            "arithmetic_s": self._arithmetic.cpu_seconds(),
-        }
-
-    def _me(self, public: bytes) -> Me:
-        identity = self._identity
-        return Me(
-            peer=identity.peer_id,
-            name=identity.name,
-            identity=identity.public,
-            key=z85.decode(public),
-            process=os.urandom(16),
-            software="farflung 0.1.0",
-            sign=lambda nonce, hello: _signed(identity, nonce, hello),
+        self._pulse = Pulse(options.own.stuck_after)
+        self._events = RoundEvents(
+            open_journal(options.journal, options.own.identity, say),
+            lambda: use_of(self._link, self._arithmetic),
+            lambda: counts_of(self._link, machine),
         )
+        self._events.begin(machine.me, options.url.run, options.own.upload_limits)
+        failpoints.arm(os.environ, self._events.on_failpoint)
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -165,6 +150,7 @@ class Agent:
                 self._line.on_answer(time.monotonic(), took)
                 self._events.on_answer(took.both_ways_s)
             self._events.on_control(message)
+            on_word(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -186,6 +172,7 @@ class Agent:
         for text in self._supervisor.news():
             self._say(text)
         if self._supervisor.just_died:
+            self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
         if problem is not None and self._exit is None:
             self._carry_out([*machine.leave(problem), do.Exit("agent", problem)])
@@ -195,11 +182,20 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+            self._look_at_trainer(now, vitals.step)
         self._line.on_tick(now, machine.part)
         machine.on_unreached(self._link.unreached())
+        self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._carry_out(machine.on_timer(now))
+
+    def _look_at_trainer(self, now: float, step: int) -> None:
+        before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
+        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping)
+        if vitals.stuck and not before:
+            self._events.on_trainer("stuck")
+            self._supervisor.on_stuck(self._pulse.patience_s)
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -210,10 +206,13 @@ class Agent:
             return
         if isinstance(message, Attach):
             self._share_memory(message.model)
+            self._pulse.on_new_trainer()
         elif isinstance(message, Provided) and self._state is not None:
             self._state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
+        self._events.on_local(message, self._machine)
+        on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 
     def _share_memory(self, model: ModelSchema) -> None:
@@ -238,12 +237,13 @@ class Agent:
             self._do(effect)
 
     def _do(self, effect: do.Effect) -> None:
+        self._events.on_effect(effect, self._machine)
+        before_effect(effect)
         match effect:
             case do.ToDoor(message=message):
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
                 self._beats.on_said(said, time.monotonic())
-                self._events.on_said(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
@@ -252,11 +252,10 @@ class Agent:
                 self._control.leave_members()
                 self._beats.forget()
                 self._line.forget_coordinator()
-                self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
             case SendFrame(to=to, frame=frame):
-                self._link.send(to, frame)
+                self._link.send(to, on_the_way(frame))
             case do.Tell(message=told):
                 self._local.send(told)
             case do.Note(text=text):
@@ -290,9 +289,9 @@ class Agent:
             case Roll():
                 submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
             case Seal(version=version, fragment=fragment):
-                seal = self._events.sealing
+                seal, era = self._events.sealing, self._machine.reports.era
                 submit(
-                    lambda: seal(version, fragment, lambda: state.seal(fragment)),
+                    lambda: seal(version, fragment, era, lambda: state.seal(fragment)),
                     lambda digest: self._sealed(effect, digest),
                 )
             case Merge() | Weigh():
@@ -324,6 +323,7 @@ class Agent:
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
+        failpoints.hit("apply.after_seal")
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
@@ -342,7 +342,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._events.close()
+        self._events.close(self._exit)
         self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
         self._local.close()
@@ -356,10 +356,6 @@ class Agent:
             remove_folder(self._shared.place)
 
 
-def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
-    return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
-
 def say_on_stderr(text: str) -> None:
     print(f"farflung: {text}", file=sys.stderr, flush=True)
 
@@ -371,7 +367,7 @@ def main() -> int:
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
     OwnConfig.add_arguments(parser)
-    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
+    parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     try:

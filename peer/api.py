@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.agent_process import AgentProcess
@@ -68,6 +69,7 @@ def connect(
     download_limit: str | None = None,
 ) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest."""
+    failpoints.arm(os.environ)
     with ExitStack() as undo:
         own = {
             "identity": identity,

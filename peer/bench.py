@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from farflung.collectives.errors import FarflungError, UserError
+from farflung.collectives.events import JOURNAL_VARIABLE, Follower
 from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.bench_exchange import Collector, Line, send_report
 from farflung.peer.bench_figures import Killed, result_of
-from farflung.peer.events import JOURNAL_VARIABLE, Follower
 
 LOOK_S = 0.1
 AIM_S = 0.002  # between two looks at the log of the peer that is to die

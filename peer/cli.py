@@ -162,6 +162,19 @@ def watch(
 
 
 @app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+) -> None:
+    """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    from farflung.peer.audit import audit as check
+    from farflung.peer.journals import read_folder
+
+    report = check(read_folder(folder))
+    typer.echo("\n".join(report.lines()))
+    raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
+
+
+@app.command()
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep logs and models in this folder.")] = None,
 ) -> None:

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from farflung.collectives.limits import PROTOCOL_VERSION
+from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
 from farflung.coordinator.schema import ModelSchema
+from farflung.peer.identity import Identity
 
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
@@ -118,3 +122,20 @@ class Doorway:
         self.stand = Stand.KNOCKING
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES
+
+
+def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
+    """`key`: CURVE public key of this session; `process`: 16 random bytes."""
+
+    def sign(nonce: bytes, hello: Hello) -> Hello:
+        return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
+
+    return Me(
+        peer=identity.peer_id,
+        name=identity.name,
+        identity=identity.public,
+        key=key,
+        process=process,
+        software="farflung 0.1.0",
+        sign=sign,
+    )

@@ -144,6 +144,11 @@ class Participation:
         return any(lane.round is not None and lane.round.awaits_bytes for lane in self.lanes)
 
     @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return len(self._early)
+
+    @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
         return any(lane.round is not None or not lane.catch.done for lane in self.lanes)

@@ -15,6 +15,7 @@ from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.weighing import Dots
 from farflung.coordinator.messages import (
+    STUCK,
     Beat,
     DotProducts,
     FragmentBeat,
@@ -45,6 +46,7 @@ class Vitals:
     up_bytes_per_s: int = 0
     down_bytes_per_s: int = 0
     rough: bool = True  # these two
+    stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
 
 
@@ -149,7 +151,7 @@ class Reporter:
                 seq=self._next(),
                 roster_no=self.roster_no,
                 fragments=tuple(map(_fragment_beat, part.lanes, training.works)),
-                phase=phase_of(part, training),
+                phase=STUCK if vitals.stuck else phase_of(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,

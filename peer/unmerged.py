@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from farflung.collectives import failpoints
 from farflung.collectives.fragments import Fragment
 from farflung.peer.layout import ModelLayout
 from farflung.peer.local import SharedState
@@ -56,6 +57,7 @@ class Unmerged:
         """Take the new anchor into the model, and note what the model then holds in `loaded`."""
         self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
+        failpoints.hit("load.mid")
         self._layout.load(model, anchor if self._carry is None else anchor - self._carry, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
         self.version, self.spare, self.blocked = load.version, load.spare, False

@@ -36,6 +36,8 @@ ALLOWED = {
         f"farflung.collectives.{name}"
         for name in (
             "errors",
+            "events",
+            "failpoints",
             "digests",
             "plan",
             "verdicts",
