@@ -345,6 +345,11 @@ class InFlight:
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
         return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}"
 
+    def done_by(self, member: str) -> tuple[float, float]:
+        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
+        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in self._shares.items())
+        return kept / len(self.plan.owners), self._got(member).bit_count() / len(self.plan.owners)
+
     def fractions(self) -> tuple[int, float, float, float]:
         """(members whose contribution is whole, held, merged, got) for the status."""
         chunks, members = len(self.plan.owners), self.plan.members

@@ -33,6 +33,7 @@ Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
 ]
 STATUS_TIMEOUT_S = 5.0
+PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 
 
 @app.command()
@@ -69,8 +70,13 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
 ) -> None:
     """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
+    from farflung.peer import own_screen
+
+    if own_screen.wanted(plain or json_output):
+        raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], None))
     import logging
 
     from farflung.coordinator.server import serve
@@ -114,8 +120,13 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
 ) -> None:
     """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
+    from farflung.peer import own_screen
+
+    if own_screen.wanted(plain):
+        raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     from farflung.peer.joining import JoinOptions
     from farflung.peer.joining import join as take_part
     from farflung.peer.own_config import own_config
@@ -141,7 +152,7 @@ def status(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
     """Show where a run is, once."""
-    from farflung.peer.dashboard import plain_line
+    from farflung.peer.health import plain_line
     from farflung.peer.watching import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
@@ -151,14 +162,29 @@ def status(
 
 @app.command()
 def watch(
-    url: Url,
+    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
+    size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """The dashboard, live; plain lines where the output is no terminal.  Ctrl-C ends it."""
-    from farflung.peer.live import watch as look
+    """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
+    from farflung.peer import live
+    from farflung.peer.watching import StatusClient
 
-    look(JoinUrl.parse(url), once, every)
+    shape = live.size_of(size)
+    if url is None:
+        raise UserError("which run? name its join URL")
+    if not once and svg is None:
+        live.watch(JoinUrl.parse(url), every)
+        return
+    with StatusClient(JoinUrl.parse(url)) as client:
+        found = client.fetch(STATUS_TIMEOUT_S)
+    if svg is not None:
+        live.save_svg(found, svg, shape, "farflung watch")
+        typer.echo(f"wrote {svg}", err=True)
+    if once:
+        live.print_frame(found, shape)
 
 
 @app.command()
