@@ -26,13 +26,13 @@ def test_the_rest_of_a_run_is_estimated_from_its_commits() -> None:
     assert pace.left_s(10, 30.0) == pytest.approx(70.0)
     assert pace.left_s(10, 34.0) == pytest.approx(66.0)
     halted = pace.left_s(10, 130.0)
-    assert halted is not None and halted > 300.0, "a run that stands still does not come nearer to its end"
+    assert halted is not None and halted >= 300.0, "a run that stands still does not come nearer to its end"
     pace.on_commit(1, 140.0)  # it went back
     assert pace.left_s(10, 141.0) is None
 
 
 def test_the_status_says_who_takes_part_and_why_somebody_does_not() -> None:
-    world = World(5, Scenario(peers=3, rounds=2, **CALM))
+    world = World(5, Scenario(peers=2, rounds=1, **CALM))
     world.run()
     assert world.coordinator is not None
     machine = world.coordinator
@@ -41,13 +41,7 @@ def test_the_status_says_who_takes_part_and_why_somebody_does_not() -> None:
     everybody = {member["id"]: member for member in status["members"]}
     assert all(each["behind"] == 0 and each["same"] is True for each in everybody.values())
     assert health(status).word == "DONE"
-
-
-def test_names_stand_where_rules_speak_of_ids() -> None:
-    world = World(1, Scenario(peers=1, rounds=1, **CALM))
-    world.run()
-    assert world.coordinator is not None
-    core = world.coordinator.core
+    core = machine.core
     core.ledger.names["abcdefghij234567"] = "amber-fox"
     assert core.named("owner abcdefghij234567 is lost") == "owner amber-fox is lost"
     assert core.named("owner abcdefghij234566 is lost") == "owner abcdefghij234566 is lost"
