@@ -57,6 +57,7 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         "tokens_per_s": round(sum(m.pace.tokens_per_s for m in core.members.alive.values()), 1),
         "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
         "least_peers": core.manifest.run.min_peers,
+        "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(now - machine.started_at, 3),
         "parity": _parity(machine),

@@ -188,6 +188,23 @@ def watch(
 
 
 @app.command()
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(help="The join URL (put it in quotes); none: this machine only.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="As for `join`: HOST:PORT, or `off`.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="As for `join`.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Can this machine take part, and how well?  Each line is ok, warn or FAIL, with what to do."""
+    from farflung.peer.doctor_cli import run_doctor
+    from farflung.peer.own_config import own_config
+
+    own = own_config({"listen": listen, "advertise": advertise})
+    raise typer.Exit(run_doctor(JoinUrl.parse(url) if url is not None else None, own, json_output))
+
+
+@app.command()
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep logs and models in this folder.")] = None,
 ) -> None:
