@@ -1,7 +1,7 @@
 """What a stranger may measure at the door: the way here and back, and whether it can be dialled.
 
-Called by the server with each `probe` (of `farflung doctor`); a shell around the dialer.  Bounded: all strangers together move so many bytes
-a second, and nobody is dialled but the caller itself, at the address that its own connection comes from.
+Called by the server with each `probe` of `farflung doctor`; a shell around the dialer.  Bounded: all strangers together
+move so many bytes a second, and nobody is dialled but the caller itself, at the address its connection comes from.
 """
 
 from __future__ import annotations

@@ -163,28 +163,42 @@ def status(
 @app.command()
 def watch(
     url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Play a finished run from the event journals below this folder.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
+    at: Annotated[
+        float | None, typer.Option(min=0, help="Seconds into the replay [its end, with --once].")
+    ] = None,
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
     size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
-    from farflung.peer import live
-    from farflung.peer.watching import StatusClient
+    from farflung.peer.watch_cli import WatchOptions, run_watch
 
-    shape = live.size_of(size)
-    if url is None:
-        raise UserError("which run? name its join URL")
-    if not once and svg is None:
-        live.watch(JoinUrl.parse(url), every)
-        return
-    with StatusClient(JoinUrl.parse(url)) as client:
-        found = client.fetch(STATUS_TIMEOUT_S)
-    if svg is not None:
-        live.save_svg(found, svg, shape, "farflung watch")
-        typer.echo(f"wrote {svg}", err=True)
-    if once:
-        live.print_frame(found, shape)
+    if (url is None) == (replay is None):
+        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
+    parsed = JoinUrl.parse(url) if url is not None else None
+    run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("run.svg"),
+) -> None:
+    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds (SVG)."""
+    from farflung.peer.plots import picture_of
+    from farflung.peer.replay import read_folder
+
+    drawn = picture_of(read_folder(folder))
+    try:
+        out.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write: {error.strerror}") from error
+    typer.echo(f"wrote {out}")
 
 
 @app.command()

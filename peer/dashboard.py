@@ -122,6 +122,10 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
         rows = -(-len(words) // width)
         told = Text(words, "bold", no_wrap=True, overflow="ignore")
         return [Text("peers join with:", "dim"), told, *[Text(CONTINUES)] * (rows - 1)], rows + 1
+    slider = fraction(own, "slider")
+    if slider is not None:
+        lines = [Text(clean(own.get("text"))), bar(slider, width - 4)]
+        return [panel(lines, clean(own.get("title")), width)], 4
     shares = [
         (word, share)
         for word in ("computes", "waits", "network")
@@ -135,10 +139,8 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
 
 def _keys(view: View, own: Record | None, width: int) -> Text:
     words = "q quit  ↑↓ peer  ⏎ details  s sort  p pause  PgUp older  ? help"
-    if own is not None:
-        words = words.replace("? help", "l log  ? help")
-        if own.get("title"):
-            words = words.replace("q quit", "Ctrl-C leave")
+    if own is not None and "log" in own:
+        words = words.replace("? help", "l log  ? help").replace("q quit", "Ctrl-C leave")
     line = Text.assemble(("PAUSED  ", "bold reverse") if view.paused else "", (words, "dim"))
     return cut(line, width)
 

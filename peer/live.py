@@ -35,6 +35,10 @@ Status = dict[str, Any]
 
 
 class Source(Protocol):
+    @property
+    def holds(self) -> bool:
+        """It pauses by itself."""
+
     def status(self) -> Status | None:
         """The newest one; None as long as there is none.  Raises what makes looking pointless."""
 
@@ -52,7 +56,7 @@ class Source(Protocol):
 class Feed:
     """Asks a coordinator again and again, in a thread, so that keys are answered while it is slow."""
 
-    is_over = False
+    is_over = holds = False
 
     def __init__(self, url: JoinUrl, every_s: float) -> None:
         self._url = url
@@ -129,7 +133,8 @@ def interact(source: Source) -> Status | None:
     with Terminal(reads_keys=True) as terminal:
         while not view.quit and not source.is_over:
             for key in terminal.keys(FRAME_S):
-                view = view.on_key(key, shown or {})
+                if key != "p" or not source.holds:
+                    view = view.on_key(key, shown or {})
                 source.on_key(key)
             found = source.status()
             if found is not None and not (view.paused and shown is not None):

@@ -84,6 +84,8 @@ class Log:
 class OwnProcess:
     """A source for the screen: the child, what its run says, and what this machine does."""
 
+    holds = False
+
     def __init__(self, child: subprocess.Popen[bytes], log: Log, url: JoinUrl | None) -> None:
         self._child = child
         self._log = log
