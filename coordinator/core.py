@@ -48,7 +48,7 @@ class Core:
 
     def log(self, text: str) -> None:
         """What happens every round: to the log only, or it would push the news off the dashboard."""
-        self._effects.append(Note(self.named(text)))
+        self._effects.append(Note(self.named(text), routine=True))
 
     def note(self, text: str) -> None:
         """Something a person wants to know: to the log and to the dashboard."""

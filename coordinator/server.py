@@ -233,8 +233,8 @@ class Server:
                 self._allowed.discard(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case Note(text=text):
-                log.info("%s", text)
+            case Note(text=text, routine=routine):
+                log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
 
     def _deliver(self, listener: Listener, routing_id: bytes, message: Message) -> None:
         if not routing_id or not listener.send(routing_id, wire.encode(message)):

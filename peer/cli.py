@@ -15,7 +15,7 @@ import typer
 
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
-from farflung.peer import exit_codes
+from farflung.peer import exit_codes, log_lines
 from farflung.peer.bench_cli import app as bench_app
 from farflung.peer.checkpoint_cli import app as checkpoint_app
 
@@ -34,6 +34,8 @@ Url = Annotated[
 ]
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
+VERBOSE_HELP = "Tell what happens in every round, too."
+LOG_JSON_HELP = "Each line of the log as one JSON object."
 
 
 @app.command()
@@ -71,19 +73,18 @@ def coordinate(
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
     """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
     from farflung.peer import own_screen
 
-    if own_screen.wanted(plain or json_output):
+    log_lines.choose(verbose, log_json)
+    if own_screen.wanted(plain or json_output or log_json):
         raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], None))
-    import logging
-
     from farflung.coordinator.server import serve
 
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
+    log_lines.set_up_logging()
 
     def announce(url: str) -> None:
         if not json_output:
@@ -121,11 +122,14 @@ def join(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
     """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
     from farflung.peer import own_screen
 
-    if own_screen.wanted(plain):
+    log_lines.choose(verbose, log_json)
+    if own_screen.wanted(plain or log_json):
         raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     from farflung.peer.joining import JoinOptions
     from farflung.peer.joining import join as take_part
@@ -237,6 +241,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except FarflungError as error:
-        print(f"farflung: {error}", file=sys.stderr)
+        log_lines.Teller.from_environment("farflung").failed(str(error))
         return exit_codes.code_for(error)
     return exit_codes.OK

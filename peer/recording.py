@@ -268,7 +268,7 @@ class Story:
             "digest": self.digest,
             "parity": self._parity(),
             "model_bytes": self.model_bytes,
-            "members": sorted(map(self._member, self._members), key=lambda m: not m["alive"]),
+            "members": sorted((self._member(peer, at) for peer in self._members), key=lambda m: not m["alive"]),
             "round": None if flight is None else {
                 "number": flight["number"], "epoch": flight["epoch"], "members": len(flight["who"]),
                 "seconds": at - flight["begun"], "deadline_s": self._rules.get("round_timeout_s") or 0.0,
@@ -282,11 +282,12 @@ class Story:
         shown = {m.digest for m in self._members.values() if m.digest and m.version == self.version}
         return len(shown) == 1 if shown else None
 
-    def _member(self, peer: str) -> Status:
+    def _member(self, peer: str, at: float) -> Status:
         member = self._members[peer]
         return {
             "name": member.name, "id": peer, "state": member.state, "alive": member.alive, "why": member.why,
             "version": member.version, "behind": max(0, self.version - member.version), "digest": member.digest,
             "same": member.digest == self.digest if member.digest and member.version == self.version else None,
-            "step": member.step, "loss": member.loss, "missed": member.missed,
+            "heard_s": None if member.alive else at - member.heard_at, "step": member.step,
+            "loss": member.loss, "missed": member.missed,
         }  # fmt: skip
