@@ -34,7 +34,8 @@ class Windows(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2)
+    size = {"vocab_size": 256, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**size, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)  # here goes your model
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     url = sys.argv[1] if len(sys.argv) > 1 else None

@@ -45,6 +45,8 @@ def health(status: Record) -> Health:
     alive = [member for member in members if member.get("alive") is True]
     if status.get("phase") == "finished":
         return Health("✔", "DONE", "bold green", "the run is complete")
+    if status.get("unasked") is True:
+        return Health("…", "CONNECTING", "bold yellow", "the coordinator has not answered yet")
     silent_s = known(status, "unanswered_s")
     if silent_s is not None:
         old = f"the coordinator has not answered for {duration(silent_s)}; peers go on training, this picture is old"

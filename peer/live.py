@@ -21,13 +21,14 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer.dashboard import render
 from farflung.peer.health import plain_line
 from farflung.peer.screen_text import Record
-from farflung.peer.terminal import Terminal
+from farflung.peer.terminal import Terminal, has_terminal
 from farflung.peer.view import View
 from farflung.peer.watching import StatusClient
 
 PLAIN_EVERY_S = 5.0  # without a terminal: a line when the version or the phase's kind changes, or so often
 FETCH_S = 5.0
 FRAME_S = 0.25
+SAME_S = 1.0  # a picture without news is drawn again after so long: the terminal may have another size
 SILENT_S = 3.0  # without an answer for so long, the screen says that it is old
 DEFAULT_SIZE = (100, 40)
 
@@ -129,24 +130,29 @@ class Screen:
 
 def interact(source: Source) -> Status | None:
     """The screen with keys, until the person or the source ends it; returns what was shown last."""
-    view, shown = View(), None
+    view, shown, drawn_at = View(), None, 0.0
     with Terminal(reads_keys=True) as terminal:
         while not view.quit and not source.is_over:
-            for key in terminal.keys(FRAME_S):
+            before = shown
+            keys = terminal.keys(FRAME_S)
+            for key in keys:
                 if key != "p" or not source.holds:
                     view = view.on_key(key, shown or {})
                 source.on_key(key)
             found = source.status()
             if found is not None and not (view.paused and shown is not None):
                 shown = found
-            waiting = {"reason": "no answer yet", "phase": "waiting"}
+            if not keys and shown is before and time.monotonic() - drawn_at < SAME_S:
+                continue  # a picture costs some milliseconds, and nothing is new
+            drawn_at = time.monotonic()
+            waiting = {"unasked": True, "reason": "asking the coordinator"}
             terminal.draw(render(shown or waiting, *terminal.size, view, source.own()))
     return shown
 
 
 def watch(url: JoinUrl, every_s: float) -> None:
     """Until the run is finished and the person has seen it; plain lines where the output is no terminal."""
-    if not sys.stdout.isatty():
+    if not has_terminal(sys.stdout):
         with StatusClient(url) as client, Screen() as screen:
             screen.show(client.fetch(FETCH_S))
             follow(client, screen.show, every_s)

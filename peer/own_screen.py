@@ -25,6 +25,7 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer.gpu import Gpu, read_gpus
 from farflung.peer.live import Feed, Status, interact
 from farflung.peer.screen_text import Record, clean, count, number, records, si
+from farflung.peer.terminal import has_terminal
 
 EVERY_S = 1.0
 GPU_EVERY_S = 2.0
@@ -39,7 +40,7 @@ _URL = re.compile(r"^(farflung://\S+)$", re.M)
 
 def wanted(plain: bool) -> bool:
     """A person sits here, and did not ask for plain lines."""
-    return not plain and sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    return not plain and has_terminal(sys.stdin, sys.stdout, sys.stderr)
 
 
 class TimeShares:

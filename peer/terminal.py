@@ -15,7 +15,7 @@ import sys
 import termios
 import tty
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
@@ -49,6 +49,16 @@ def keys_of(typed: str) -> list[str]:
             found.append(typed[0])
         typed = typed[max(1, known) :]
     return found
+
+
+def has_terminal(*streams: TextIO) -> bool:
+    """A person sees these streams, and this process may use the terminal: it does not run in the background."""
+    if not all(stream.isatty() for stream in streams):
+        return False
+    try:
+        return os.tcgetpgrp(streams[0].fileno()) == os.getpgrp()
+    except OSError:  # a terminal, but not this session's
+        return False
 
 
 class Terminal:

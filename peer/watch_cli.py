@@ -12,6 +12,7 @@ from pathlib import Path
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import live
 from farflung.peer.replay import Replay, read_folder
+from farflung.peer.terminal import has_terminal
 from farflung.peer.watching import StatusClient
 
 
@@ -34,7 +35,7 @@ def run_watch(options: WatchOptions) -> None:
         recording = read_folder(options.replay)
         replay = Replay(recording, options.speed)
         replay.at_s = options.at_s or 0.0
-        if sys.stdout.isatty() and not still:
+        if has_terminal(sys.stdout) and not still:
             live.interact(replay)
             return
         status = replay.status_at(recording.seconds if options.at_s is None else options.at_s)

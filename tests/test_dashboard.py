@@ -145,6 +145,7 @@ def test_every_page_and_order_fits() -> None:
         ({"phase": "finished"}, "✔ DONE"),
         ({"parity": False}, "✖ BROKEN"),
         ({"members": []}, "… WAITING  nobody is here"),
+        ({"unasked": True}, "… CONNECTING"),
         ({"phase": "waiting", "reason": "1 of at least 2 peers"}, "… WAITING  1 of at least 2 peers"),
         ({"unanswered_s": 7.0}, "▲ NO ANSWER  the coordinator has not answered for 7.0 s"),
         ({"members": SAMPLE["members"][:2]}, "● GOING WELL  all 2 peers take part"),

@@ -242,6 +242,13 @@ def test_examples_are_short_and_their_runs_are_valid() -> None:
         Manifest.from_toml(path.read_text(encoding="utf-8"), path.name)
 
 
+def test_an_example_that_lacks_something_says_so_and_is_not_started_again() -> None:
+    code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+    example = str(ROOT / "examples/finetune_hf.py")
+    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=60)
+    assert done.returncode == exit_codes.USAGE and "needs transformers: pip install" in done.stderr
+
+
 # ---- the quick start, as it is written -------------------------------------------------------------------------
 
 RUN_HERE = {"init": [], "coordinate": ["--listen", "127.0.0.1:0"], "watch": ["--once"], "status": []}
