@@ -210,11 +210,12 @@ def _waiting_for(status: Record, current: Record) -> Text:
 
 def _history(status: Record, view: View, width: int, room: int) -> list[RenderableType]:
     """Recent rounds and events, newest first, beside each other where wide enough."""
-    rounds = [_round_line(entry) for entry in reversed(records(status, "rounds"))][view.scroll :]
+    rounds = [_round_line(entry) for entry in reversed(records(status, "rounds"))]
     events = [
         Text.assemble((f"{duration(number(entry, 'at_s')):>8}  ", "dim"), clean(entry.get("text")))
         for entry in reversed(records(status, "events"))
-    ][view.scroll :]
+    ]
+    rounds, events = (each[min(view.scroll, max(0, len(each) - 1)) :] for each in (rounds, events))
     if room < 3:
         return []
     if width >= _ONE_ROW:

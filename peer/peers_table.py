@@ -217,7 +217,7 @@ def details(member: Record, status: Record) -> list[Text]:
         f"{si(number(member, 'tx_bytes'), 'B')} sent, {si(number(member, 'rx_bytes'), 'B')} received; {reach}",
         f"this round: {'not in it' if sent is None else f'{sent:.0%} sent, {got or 0.0:.0%} of the results here'}"
         + (f"; left out: {clean(member.get('out'))}" if member.get("out") else ""),
-        f"missed {cells['miss']} rounds in a row, {cells['bad']} times with another state; heard {cells['heard']} ago",
+        f"rounds missed in a row: {cells['miss']}; shown another state: {cells['bad']}; heard {cells['heard']} ago",
     ]
     if member.get("left_out"):
         lines.append(f"last left out: {clean(member.get('left_out'))}")
