@@ -87,8 +87,9 @@ def coordinate(
     log_lines.set_up_logging()
 
     def announce(url: str) -> None:
+        told = f'peers join with:  farflung join "{url}"'
         if not json_output:
-            print(f'peers join with:  farflung join "{url}"', file=sys.stderr)
+            print(log_lines.json_line("coordinator", "info", told) if log_json else told, file=sys.stderr)
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
