@@ -237,4 +237,6 @@ def _round_line(entry: Record) -> Text:
     for out in records(entry, "excluded"):
         why = clean(out.get("reason")) or "no reason"
         line.append(f"  out {clean(out.get('name'), 40)}: {why}", "yellow")
+    for less in records(entry, "clipped"):
+        line.append(f"  less {clean(less.get('name'), 40)}: {clean(less.get('reason'))}", "yellow")
     return line.append(f"  ({', '.join(names)})", "dim")

@@ -5,6 +5,7 @@ Called by everything that shows a run to people.  Must not know screens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from farflung.peer.screen_text import Record, clean, count, duration, known, loss_of, number, records, si
@@ -89,7 +90,18 @@ def plain_line(status: Record) -> str:
     return (
         f"version {progress(status)}  loss {loss_of(status)}  {alive} alive {part} participating  "
         f"tokens {si(number(status, 'tokens'))}  {parity(status)[0]}  {verdict.word}: {verdict.text}"
+        f"{_data(status)}"
     )
+
+
+def _data(status: Record) -> str:
+    """The accounts of the samples, where the status has them: what was leased is committed, held or returned."""
+    leases = status.get("leases")
+    if not isinstance(leases, Mapping) or "held" not in leases or not number(leases, "leased"):
+        return ""
+    counts = {name: count(leases, name) for name in ("leased", "committed", "held", "returned")}
+    told = "{leased} samples leased = {committed} committed + {held} held + {returned} returned"
+    return "  " + told.format(**counts)
 
 
 def progress(status: Record) -> str:

@@ -40,7 +40,7 @@ _DOES = {
     "left": ("left", "dim"),
     "quarantined": ("differs", "bold red"),
 }
-_IN, _OUT, _ABSENT = "■", "□", "·"
+_IN, _LESS, _OUT, _ABSENT = "■", "▪", "□", "·"
 _WHY_WIDTH = 34  # a last column of this width has room for reasons; before that they take the row
 
 
@@ -155,7 +155,8 @@ def _last_rounds(member: Record, status: Record, width: int) -> Text:
         included = past.get("included")
         names = [clean(each, 40) for each in included] if isinstance(included, list) else []
         out = any(clean(each.get("name"), 40) == name for each in records(past, "excluded"))
-        marks.append(_IN if name in names else _OUT if out else _ABSENT)
+        less = any(clean(each.get("name"), 40) == name for each in records(past, "clipped"))
+        marks.append((_LESS if less else _IN) if name in names else _OUT if out else _ABSENT)
     return Text("".join(marks)[-width:] if width else "", "cyan")
 
 

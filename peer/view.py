@@ -33,7 +33,7 @@ HELP = (
     "",
     "● takes part    ○ alive, but not in the rounds: its line says why    × gone",
     "after the version:  = the run's state, bit for bit   ≠ another one   ? not known yet",
-    "last rounds:  ■ it was in   □ it was left out   · it was not there",
+    "last rounds:  ■ it was in   ▪ it counted less   □ it was left out   · it was not there",
     "up/s and down/s: bytes now; the bar beside them: how much of its line that is   lag: versions behind",
     "miss: rounds in a row without it   bad: how often it showed another state   heard: since its last word",
     "trains, ready, sends, gets, applies: where a peer is in the round; fetches: it takes the run's state",

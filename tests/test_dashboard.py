@@ -234,6 +234,16 @@ def test_plain_line() -> None:
     assert "\n" not in plain_line({"phase": "a\nb", "digest": "\n", "parity": True})
 
 
+def test_accounts_and_clipped_members_where_the_status_has_them() -> None:
+    data = {"leased": 3400, "committed": 3200, "held": 40, "returned": 160}
+    told = "  3400 samples leased = 3200 committed + 40 held + 160 returned"
+    assert plain_line({"leases": data}).endswith(told)
+    status = copy.deepcopy(SAMPLE)
+    status["rounds"][-1]["clipped"] = [{"name": "dusty-elk", "reason": "its norm is 2.4 x the median"}]
+    assert "less dusty-elk: its norm is 2.4 x the median" in screen(status, 200, 40)
+    assert "■■■■□■■■■■■▪" in screen(status, 80, 24)
+
+
 def test_render_leaves_the_status_alone() -> None:
     before = copy.deepcopy(SAMPLE)
     assert screen(SAMPLE, 100, 30) == screen(SAMPLE, 100, 30)
