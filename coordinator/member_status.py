@@ -73,6 +73,8 @@ def why_not(core: Core, conductors: list[Conductor], member: Member) -> str:
         return member.gone_because
     if member.beat is None:
         return "it has only just arrived"
+    if min(each.version for each in member.beat.fragments) < 0:
+        return "it has none of the run's state yet"
     if member.quarantined:
         return "its state differs from the run's; it takes the run's state again"
     lacking = [c for c in conductors if not (c.standing(member).verified or c.is_arriving(member))]

@@ -138,6 +138,8 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
 
 
 def _keys(view: View, own: Record | None, width: int) -> Text:
+    if not view.has_keys:
+        return Text("Ctrl-C ends it", "dim")
     words = "q quit  ↑↓ peer  ⏎ details  s sort  p pause  PgUp older  ? help"
     if own is not None and "log" in own:
         words = words.replace("? help", "l log  ? help").replace("q quit", "Ctrl-C leave")

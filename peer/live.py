@@ -119,7 +119,7 @@ class Screen:
 
     def show(self, status: Status) -> None:
         if self._terminal is not None:
-            self._terminal.draw(render(status, *self._terminal.size))
+            self._terminal.draw(render(status, *self._terminal.size, View(has_keys=False)))
             return
         alive = sum(1 for m in status.get("members", []) if m.get("alive"))
         news = (status.get("version"), alive, status.get("phase") == "finished")

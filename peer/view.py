@@ -48,6 +48,7 @@ class View:
     paused: bool = False
     scroll: int = 0  # so many of the newest events and rounds are passed over
     quit: bool = False
+    has_keys: bool = True  # somebody listens to them
 
     def on_key(self, key: str, status: Record) -> View:
         if key in ("q", "ctrl-c"):
