@@ -25,7 +25,7 @@ class Health(NamedTuple):
 
 def takes_part(member: Record) -> bool:
     """Alive, with the run's state, and in the rounds; a coordinator that says no `why` says `participating`."""
-    if member.get("alive") is not True:
+    if member.get("alive") is not True or member.get("out"):
         return False
     return not member.get("why") if "why" in member else member.get("participating") is True
 
@@ -34,6 +34,8 @@ def why_not(member: Record) -> str:
     """The reason in full, with when it was lost; empty for one that takes part."""
     if takes_part(member):
         return ""
+    if member.get("out") and member.get("alive") is True:
+        return f"not in this round: {clean(member.get('out'))}"
     why = clean(member.get("why") or member.get("left_out"))
     if member.get("alive") is True:
         return why or "no reason was given"

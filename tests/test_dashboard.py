@@ -99,7 +99,7 @@ def test_what_it_says() -> None:
         "1.2M tokens, 11.6k/s  74 s gone, about 3 min to go",
         "● amber-fox    gets 81%",
         "× grey-heron   lost",
-        "○ lime-wren    fetches   it holds version 9, the run is at 12",
+        "○ lime-wren    fetches    it holds version 9, the run is at 12",
         "round 14  epoch 1  3 members  1.9 s of 60 s",
         " 84%",
         "waiting for dusty-elk 51%, amber-fox 81%",
@@ -167,6 +167,13 @@ def test_a_peer_that_is_alive_but_not_in_is_the_first_thing_said() -> None:
     verdict = health(SAMPLE | {"members": [SAMPLE["members"][0], late]})
     assert verdict.word == "LOOK"
     assert verdict.text == "1 of 2 take part. dusty-elk: round 12: its contribution was not whole in time"
+
+
+def test_who_is_left_out_of_the_round_that_goes_on_is_told_at_once() -> None:
+    out = SAMPLE["members"][1] | {"out": "its contribution was not whole in time"}
+    status = SAMPLE | {"members": [SAMPLE["members"][0], out]}
+    assert health(status).text.startswith("1 of 2 take part. dusty-elk: not in this round: its contribution")
+    assert "○ dusty-elk    gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
 
 
 def test_keys_choose_what_is_shown() -> None:
