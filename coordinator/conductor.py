@@ -122,16 +122,23 @@ class Conductor:
         return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
 
     @property
+    def opens_in_s(self) -> float | None:
+        """For the status: after so long the next round opens without those that are not ready."""
+        since = [standing.ready_since for standing in map(self.standing, self.able)]
+        ready = [at for at in since if at is not None]
+        if self.round is not None or len(ready) < self.core.manifest.run.min_peers:
+            return None
+        return max(0.0, min(ready) + self.core.manifest.round.deadline_s - self.core.now)
+
+    @property
     def _arriving(self) -> list[Member]:
         """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
-        return [
-            member
-            for member in self.core.members.alive.values()
-            if (standing := self.standing(member)).vouched
-            and not (standing.verified or standing.quarantined)
-            and (beat := self.beat_of(member)) is not None
-            and beat.version >= max(0, self.book.version - 1)
-        ]
+        return [member for member in self.core.members.alive.values() if self.is_arriving(member)]
+
+    def is_arriving(self, member: Member) -> bool:
+        standing, beat = self.standing(member), self.beat_of(member)
+        known = standing.vouched and not (standing.verified or standing.quarantined)
+        return known and beat is not None and beat.version >= max(0, self.book.version - 1)
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
@@ -329,6 +336,7 @@ class Conductor:
             )
         )
         core.tx_at_commit = tx_bytes
+        core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self.round = None
         self._count_participation(included)

@@ -100,6 +100,22 @@ class StatusReply(_Message, frozen=True, kw_only=True):
     status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]  # JSON
 
 
+class Probe(_Message, frozen=True, kw_only=True):
+    """How is the line to here, and can I be dialled?  Asked by `farflung doctor` before anybody joins."""
+
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    want: Annotated[int, Meta(ge=0, le=CONTROL_BIN_BYTES)]  # bytes of padding in the answer
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]  # to dial, with this key; empty: do not
+    key: Annotated[bytes, Meta(max_length=32)]
+
+
+class Probed(_Message, frozen=True, kw_only=True):
+    came_from: Annotated[str, Meta(max_length=128)]  # the caller's address as it is seen here
+    wall_s: float  # this machine's clock, seconds since 1970
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    dialled: ShortText  # yes, no, or why it was not tried; empty: not asked
+
+
 # ---- from a member ---------------------------------------------------------------------------------
 
 
@@ -262,12 +278,13 @@ class Gone(_ToMember, frozen=True, kw_only=True):
     final: bool
 
 
-DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus}
+DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus, "probe": Probe}
 DOOR_OUT: dict[str, type[_Message]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "refuse": Refuse,
     "status": StatusReply,
+    "probed": Probed,
 }
 MEMBER_IN: dict[str, type[_Message]] = {
     "beat": Beat,
@@ -289,8 +306,8 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 FromMember = Beat | Sent | ProgressReport | Leave
 ToMember = Tick | OpenRound | Decided | Committed | Aborted | Gone
-FromDoor = Knock | Hello | AskStatus
-ToDoor = Challenge | Welcome | Refuse | StatusReply
+FromDoor = Knock | Hello | AskStatus | Probe
+ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
 Message = FromMember | ToMember | FromDoor | ToDoor
 
 

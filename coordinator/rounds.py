@@ -381,6 +381,11 @@ class InFlight:
         mute = f"; no dot products from {', '.join(sorted(self._uncompared))}" if self._uncompared else ""
         return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}{mute}"
 
+    def done_by(self, member: str) -> tuple[float, float]:
+        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
+        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in self._shares.items())
+        return kept / len(self.plan.owners), self._got(member).bit_count() / len(self.plan.owners)
+
     def fractions(self) -> tuple[int, float, float, float]:
         """(members whose contribution is whole, held, merged, got) for the status."""
         chunks, members = len(self.plan.owners), self.plan.members

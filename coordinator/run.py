@@ -244,6 +244,7 @@ class RunMachine:
         self.core.write(Departed(peer=member.peer, reason=why))
         self.core.note(f"{member.contact.name} {state}: {why}")
         self.core.do(Forbid(member.contact.key))
+        member.gone_because = why
         self.core.members.lose(member, state)
 
     # ---- what follows from any event -------------------------------------------------------------------

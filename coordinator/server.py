@@ -32,7 +32,8 @@ from farflung.coordinator.failing import after_record, after_word, before_answer
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message
+from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message, Probe
+from farflung.coordinator.prober import Prober
 from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import Record
 from farflung.coordinator.run import RunMachine
@@ -97,6 +98,7 @@ class Server:
             on_failure.callback(self._dialer.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
+            self._prober = Prober(self._dialer, lambda caller, said: self._deliver(self._door, caller, said))
             self._execute(self._machine.start(time.monotonic(), self._members.port))
             self._closing = on_failure.pop_all()
         return self
@@ -134,7 +136,8 @@ class Server:
             if now >= next_tick:
                 next_tick = now + TICK_S
                 for target, reached in self._dialer.verdicts():
-                    self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
+                    if not self._prober.on_verdict(target, reached):
+                        self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
                 self._execute(self._machine.on_timer(now))
                 self._events.on_timer(now, self.counts)
 
@@ -142,7 +145,10 @@ class Server:
 
     def _on_door_frame(self, arrival: Arrival) -> None:
         message = cast(FromDoor | None, self._decode(arrival, _AT_DOOR))
-        if message is not None:
+        if isinstance(message, Probe):
+            self._machine.counters.count(Verdict.ACCEPTED)
+            self._prober.on_probe(arrival.routing_id, arrival.came_from, message, time.monotonic())
+        elif message is not None:
             caller = arrival.routing_id + arrival.key
             self._execute(self._machine.on_door(caller, arrival.key, message, time.monotonic()))
 
@@ -248,8 +254,8 @@ class Server:
                 self._allowed.discard(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case Note(text=text):
-                log.info("%s", text)
+            case Note(text=text, routine=routine):
+                log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text)
 
     def _deliver(self, listener: Listener, routing_id: bytes, message: Message) -> None:

@@ -47,6 +47,7 @@ from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.identity import Identity
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
+from farflung.peer.log_lines import Say, Teller
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.pulse import Pulse
@@ -67,7 +68,7 @@ class AgentOptions:
 
 
 class Agent:
-    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Say) -> None:
         self._options = options
         self._supervisor = supervisor
         self._say = say
@@ -326,7 +327,7 @@ class Agent:
         failpoints.hit("apply.after_seal")
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
-        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
+        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
 
     def _calculated(self, effect: Merge | Weigh, made: object) -> None:
         self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
@@ -356,10 +357,6 @@ class Agent:
             remove_folder(self._shared.place)
 
 
-def say_on_stderr(text: str) -> None:
-    print(f"farflung: {text}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """The agent as a child of a training script (see agent_process.py for who calls it)."""
     parser = argparse.ArgumentParser(prog="python -m farflung.peer.agent")
@@ -370,18 +367,19 @@ def main() -> int:
     parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    say = Teller.from_environment("agent")
     try:
         own = OwnConfig.from_arguments(asked)
         agent = Agent(
             AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
             ParentTrainer(asked.parent),
-            say_on_stderr,
+            say,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.ask_to_leave())
         end = agent.run()
     except FarflungError as error:
-        say_on_stderr(str(error))
+        say.failed(str(error))
         return exit_codes.code_for(error)
     return exit_codes.for_refusal(end.code)
 

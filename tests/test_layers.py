@@ -80,7 +80,7 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 ZMQ_FILES = (
     files("coordinator", "server zap door keys dialer")
     | files("collectives", "zmq_link zmq_socket line tcp_counts")
-    | files("peer", "control agent data_line local watching bench_exchange")
+    | files("peer", "control agent data_line local watching bench_exchange dial_back")
 )
 
 FILE_LINES_WANTED, FILE_LINES_LIMIT = 300, 400
