@@ -15,6 +15,7 @@ import json
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -148,7 +149,8 @@ def _quantiles(values: list[float | None]) -> list[float]:
     return [round(statistics.median(known), 2), round(max(known), 2)] if known else []
 
 
-def as_text(asked: argparse.Namespace, found: dict[str, object], lines: list[str], command: str) -> str:
+def as_text(asked: argparse.Namespace, found: dict[str, object], lines: list[str]) -> str:
+    command = " ".join(["python", "benchmarks/storm.py", *sys.argv[1:]])
     rows = [f"| {name.replace('_', ' ')} | {_shown(value)} |" for name, value in found.items()]
     head = f"`{command}`: {asked.peers} peers, {asked.minutes:g} minutes, {asked.faults_per_hour:g} faults per hour,"
     table = [
@@ -198,9 +200,10 @@ def main() -> int:
         finally:
             arena.close()
         report = arena.audit()
-    print(json.dumps(found) if asked.json else as_text(asked, found, report.lines(), "make storm"))
+    text = as_text(asked, found, report.lines())
+    print(json.dumps(found) if asked.json else text)
     if asked.write:
-        write_between(PAGE, "storm", as_text(asked, found, report.lines(), "make storm"))
+        write_between(PAGE, "storm", text)
     return 0 if report.kept and not found["never_back"] else 1
 
 
