@@ -52,7 +52,7 @@ class Checkpointing:
 
     # ---- in the arithmetic thread ------------------------------------------------------------------------------
 
-    def change(self, chunk: int, job: Callable[[], None]) -> None:
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
         """Do what changes this chunk of the state, once it was copied where a checkpoint needs it."""
         for capture in self._captures:
             capture.copy(chunk)

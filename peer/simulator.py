@@ -36,7 +36,7 @@ from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
 from farflung.peer.spoiling import LARGEST_BYTES, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import Surroundings, VirtualPeer
+from farflung.peer.virtual_peer import Surroundings, VirtualArrivals, VirtualPeer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
@@ -87,6 +87,7 @@ class World:
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
+        self.arrived: dict[int, VirtualArrivals] = {}  # and so does what joiners had fetched
         self._keys = [self._identity() for _ in range(scenario.peers)]
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
@@ -211,7 +212,8 @@ class World:
             machine=self._machine_class,
         )
         self.note(f"{me.peer} starts")
-        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))
+        arrived = self.arrived.setdefault(index, {})
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), arrived)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
