@@ -292,6 +292,7 @@ class Agent:
         submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
+                self._events.on_piece(effect.chunk, effect.version)
                 job = self._arriving.after(effect, state, lambda: state.install(effect))
                 submit(lambda: change(effect.chunk, job), nothing)
             case Roll():

@@ -10,6 +10,7 @@ looks and never touches; with the log off every call returns at once.
     progress     round, held, got: in twentieths         rolled    version, fragment: every result is applied
     held         round: all contributions that I own     sealed    version, fragment, digest
     results      round: every result is here             end       use, peak_rss_bytes
+    piece        chunk, version: of the run's state, fetched from a peer and found to be good
     beat         up, down: bytes per second that the line was measured to carry, 0 where that is not known
     tick         seconds: from a beat to its answer      apart     the coordinator was lost, or lost us
 
@@ -55,6 +56,9 @@ class RoundEvents:
         """What this peer says to the coordinator."""
         if self._log.is_on and isinstance(message, Beat):
             self._log.write("beat", up=message.up_bytes_per_s, down=message.down_bytes_per_s)
+
+    def on_piece(self, chunk: int, version: int) -> None:
+        self._log.write("piece", chunk=chunk, version=version)
 
     def on_apart(self) -> None:
         self._log.write("apart")
