@@ -19,22 +19,23 @@ SLOWER = 3.0  # a question that waits so many times longer than an idle donor ta
 class Asked:
     donor: str
     at: float
-    answers_before: int  # frames that this donor had sent until then
+    heavy: bool  # a piece of state: small answers may overtake it
+    answers_before: int  # that this donor had given until then, of those that can't overtake this one
 
 
 class Donors:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._heard_at: dict[str, float] = {}  # when a donor last gave something
-        self._answers: dict[str, int] = {}  # how many frames it gave
+        self._answers: dict[tuple[str, bool], int] = {}  # how many it gave: pieces of state, and all
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
         self._took_s: dict[str, float] = {}  # from a question to its answer, lately
 
     # ---- what happened -----------------------------------------------------------------------------------
 
-    def asked(self, donor: str, now: float) -> Asked:
-        return Asked(donor, now, self._answers.get(donor, 0))
+    def asked(self, donor: str, heavy: bool, now: float) -> Asked:
+        return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0))
 
     def answered(self, donor: str, asked: Asked, now: float) -> None:
         """With what was asked for, or that it does not have it: only that buys patience, noise does not.
@@ -42,7 +43,8 @@ class Donors:
         It may be late, and the question was given to another donor meanwhile.
         """
         self._heard_at[donor] = now
-        self._answers[donor] = self._answers.get(donor, 0) + 1
+        for heavy in {False, asked.heavy}:
+            self._answers[donor, heavy] = self._answers.get((donor, heavy), 0) + 1
         self._in_vain.pop(donor, None)
         if donor == asked.donor:
             took_s = now - asked.at
@@ -77,7 +79,7 @@ class Donors:
 
     def never_heard_of(self, asked: Asked, most: int) -> bool:
         """At most `most` are in flight: who answered so much else since then never got this question."""
-        return self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * most
+        return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * most
 
     def late(self, questions: Iterable[Asked], now: float) -> set[str]:
         """Who was asked and gave nothing for too long; the patience with each grows, for slow lines."""

@@ -195,7 +195,7 @@ class CatchUp:
             # The quickest first.  While there is enough to ask for, all are kept busy anyway.
             donor = min(free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), d))
             load[donor] += 1
-            self._asked[key] = self._of.asked(donor, now)
+            self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
         self._take_from_the_slow([d for d in trusted if not load[d] and not self._of.is_silent(d)])
