@@ -232,7 +232,8 @@ class Agent:
             self._arriving.begin(self._machine)
             self._answering.begin(manifest.round.fragments, 8 * elements)
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
-            self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
+            mark = self._shared.mark_torn
+            self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)

@@ -309,6 +309,26 @@ def test_a_peer_that_missed_commits_fetches_results_only() -> None:
     assert {want.kind for want in joiner.donors["ann"].asked} == {Kind.WANT_LOGGED}
 
 
+@pytest.mark.parametrize("missed", range(1, KEEP + 2))
+def test_a_peer_cut_off_for_K_rounds_or_fewer_catches_up_without_state_transfer(missed: int) -> None:
+    """K = keep_results; one more, and the state itself is fetched."""
+    now = 2 + missed
+    joiner = Joiner({"ann": Donor(now)}, target=2)
+    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [2] * CHUNKS, states(2), 2
+    joiner.word(now, {now: digest(now)})
+    for version in range(3, now + 1):
+        joiner.catch.on_commit(commit(version))
+    joiner.turns()
+    asked = {want.kind for want in joiner.donors["ann"].asked}
+    assert joiner.arrived
+    assert asked == ({Kind.WANT_LOGGED} if missed <= KEEP else {Kind.WANT_MANIFEST, Kind.WANT_STATE})
+    if missed <= KEEP:
+        rolled = [
+            b" + ".join([state(2, c), *(result(v, c) for v in range(3, now + 1))]) for c in range(CHUNKS)
+        ]
+        assert joiner.bytes == rolled
+
+
 def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4)
     joiner.catch.versions = [2] * CHUNKS
