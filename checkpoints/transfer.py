@@ -25,6 +25,7 @@ from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
 
 ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 NO_VERSION = -1
 
 Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
@@ -50,6 +51,7 @@ class CatchUp:
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
         self._of = Donors(retry_s)
+        self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
         self._dropped: list[str] = []  # donors that are not asked any more, not told yet
         self.fetched_bytes = 0
 
@@ -61,6 +63,7 @@ class CatchUp:
         self.sealed = NO_VERSION
         self._manifests.clear()
         self._bases.clear()
+        self._unvouched.clear()
         self._results.clear()
         self._asked.clear()
         self._shunned.clear()
@@ -93,6 +96,8 @@ class CatchUp:
         """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
         if any(digests.get(base, digest) != digest for base, digest in self._bases.items()):
             self.reset()  # version 0 was founded anew while I was fetching it
+        if version > self.target:
+            self._unvouched.clear()
         self.target = max(self.target, version)
         self.digests = digests
         if donors != self.donors:
@@ -233,7 +238,7 @@ class CatchUp:
         if whole and self.target in self.digests:
             if self.target not in self._manifests:
                 keys.append((Kind.WANT_MANIFEST, self.target, self.fragment.first))
-            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole]
+            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole if chunk not in self._unvouched]
         for chunk, version in held:
             if version != NO_VERSION:
                 keys += [
@@ -257,8 +262,9 @@ class CatchUp:
         match header.kind:
             case Kind.MANIFEST:
                 verdict = self._on_manifest(sender, header, frame.payload)
+                effects = self._take_unvouched() if verdict == Verdict.ACCEPTED else []
             case Kind.STATE:
-                verdict, effects = self._on_state(sender, header, frame.payload)
+                verdict, effects = self._on_state(sender, frame)
             case Kind.LOGGED:
                 verdict = self._on_logged(sender, header, frame.payload)
             case Kind.LATER:
@@ -305,10 +311,28 @@ class CatchUp:
         self._bases[header.version] = digest
         return Verdict.ACCEPTED
 
-    def _on_state(self, sender: str, header: Header, payload: Payload) -> tuple[Verdict, list[DataEffect]]:
+    def _take_unvouched(self) -> list[DataEffect]:
+        """What came before the manifest that has just arrived."""
+        effects: list[DataEffect] = []
+        waiting, self._unvouched = self._unvouched, {}
+        for sender, frame in waiting.values():
+            verdict, moved = self._on_state(sender, frame)
+            effects += moved
+            if verdict == Verdict.BAD_HASH:
+                self._strike(sender)
+        return effects
+
+    def _on_state(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+        header, payload = frame.header, frame.payload
         key, index = (Kind.WANT_STATE, 0, header.chunk), self.fragment.index(header.chunk)
         manifest = self._manifests.get(header.version)
         if manifest is None:
+            asked, room = self._asked.get(key), len(self._unvouched) < UNVOUCHED_KEPT
+            awaited = header.version == self.target and self.target in self.digests
+            if asked is not None and asked.donor == sender and awaited and room:
+                self._asked.pop(key)
+                self._unvouched[header.chunk] = (sender, frame)
+                return Verdict.ACCEPTED, []
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
             return Verdict.STALE, []

@@ -73,7 +73,7 @@ class Answering:
     def _line_now(self, in_round: bool) -> LineNow:
         link, rate = self._line.link, self._line.rates[0]
         waiting = link.tcp.totals.waiting
-        room = max(self._piece_bytes, round(ROOM_S * rate)) if rate else 4 * self._piece_bytes
+        room = round(ROOM_S * rate) if rate else self._piece_bytes
         if in_round and link.backlog:
             waiting = max(1, waiting)
         return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0)

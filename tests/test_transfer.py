@@ -146,7 +146,7 @@ def test_no_digest_is_ever_taken_from_a_donor() -> None:
     joiner.turns()
     assert joiner.catch.versions == [NO_VERSION] * CHUNKS and joiner.sealed == []
     assert joiner.bytes == [b""] * CHUNKS
-    assert Verdict.ACCEPTED not in joiner.verdicts
+    assert Verdict.BAD_HASH in joiner.verdicts
 
 
 def test_without_the_coordinators_digest_nothing_is_asked_for() -> None:
@@ -167,6 +167,27 @@ def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() ->
     assert joiner.catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
     unasked = with_payload(Header(Kind.STATE, TAG, version=4, chunk=0), state(4, 0))
     assert joiner.catch.on_frame("ann", unasked) == (Verdict.STALE, [])
+
+
+def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then() -> None:
+    """Donors apply a commit at different times: one gives state before another gives the manifest."""
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    wants = [effect for effect in joiner.catch.ask(0.0) if isinstance(effect, SendFrame)]
+    answers = [(want.to, joiner.donors[want.to].answer(want.frame.header)) for want in wants]
+    false = Frame(answers[-1][1].header, b"") if answers[-1][1] else None  # type: ignore[union-attr]
+    assert false is not None
+    lie = with_payload(false.header, b"something else")
+    for sender, frame in [*reversed(answers[1:-1]), (answers[-1][0], lie)]:
+        assert frame is not None
+        assert joiner.catch.on_frame(sender, frame) == (Verdict.ACCEPTED, [])
+    assert not joiner.carry_out(joiner.catch.ask(0.1)) or len(joiner.catch._unvouched) < CHUNKS
+    first = answers[0][1]
+    assert first is not None and first.header.kind == Kind.MANIFEST
+    joiner.carry_out(joiner.catch.on_frame(answers[0][0], first)[1])
+    arrived = {frame.header.chunk for _, frame in answers[1:-1] if frame is not None}
+    assert {chunk for chunk in range(CHUNKS) if joiner.bytes[chunk]} == arrived
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(4)
 
 
 def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_have() -> None:
