@@ -64,9 +64,9 @@ PURE = (
         "round shares plan digests fragments frames verdicts wants merge pings widening caps rates ladder",
     )
     | files("coordinator", "run rounds membership leases messages wire manifest status going_back")
-    | files("checkpoints", "transfer manifest")
+    | files("checkpoints", "transfer manifest donors")
     | files("optim", "outer")
-    | files("peer", "machine saving")
+    | files("peer", "machine saving recalling serving")
 )
 IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "logging", "os", "sqlite3"}
 
