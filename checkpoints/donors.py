@@ -88,7 +88,9 @@ class Donors:
             first[asked.donor] = min(asked.at, first.get(asked.donor, now))
         late = set()
         for donor, at in first.items():
-            patience_s = self._retry_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
+            # A thin line takes its time: what it was asked for once more would only come twice.
+            usual_s = max(self._retry_s, 2 * self.took_s(donor))
+            patience_s = usual_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
             if now - max(at, self._heard_at.get(donor, 0.0)) >= patience_s:
                 self._in_vain[donor] = self._in_vain.get(donor, 0) + 1
                 late.add(donor)

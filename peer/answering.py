@@ -18,7 +18,7 @@ from farflung.peer.serving import LineNow, Serving, What
 from farflung.peer.state import OuterState
 
 LOOK_AGAIN_S = 0.01  # while questions wait
-ROOM_S = 0.15  # of the line's rate may wait in it, outside of rounds
+ROOM_S = 0.3  # of the line's rate may wait in it, outside of rounds
 _HELD_BACK = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST})
 
 
