@@ -105,8 +105,8 @@ class Folder:
             _sync_folder(place)
 
     def remove(self, folder: str, first: str) -> None:
-        """The folder with all files, `first` before the others."""
-        with self._told(folder):
+        """The folder with all files, `first` before the others.  Another peer may be removing it at this moment."""
+        with self._told(folder), contextlib.suppress(FileNotFoundError):
             if first in self._list(folder):
                 self._fs.rm_file(self._path(folder, first))
                 if self._local:
