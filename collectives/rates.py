@@ -5,7 +5,9 @@ Must not know: sockets, clocks, which peer the bytes were for.
 
 Only time in which bytes were waiting counts: a line that idles tells nothing of what it could carry.  The first
 moments of such a time do not count either, since bytes then vanish into buffers faster than any line is, or a
-connection has not yet gained its speed.  Busy time is cut into windows, from one move of bytes to another.
+connection has not yet gained its speed.  Busy time is cut into windows, from one move of bytes to another.  They are
+long: when a lost packet comes at last, all that had to wait for it counts at once, and that may be half a second of
+the line.
 
 Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.  So
 the best of the last windows is the estimate, never their mean.  A mean would feed on itself: who was measured too
@@ -15,10 +17,13 @@ low is given less to carry, carries less, and is measured lower still.
 from __future__ import annotations
 
 SETTLE_S = 0.25  # of each busy time that do not count
-WINDOW_S = 0.5  # of busy time, or more, until enough has moved; a shorter one would take a burst for the line
+WINDOW_S = (
+    0.5  # of busy time at least, and until enough has moved; a shorter one would take a burst for the line
+)
+FULL_WINDOW_S = 5.0  # a longer busy time is cut
 WINDOW_MOVES = 3
 WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line
-WINDOWS_A_GENERATION = 12  # the best of this generation and of the one before it counts
+WINDOWS_A_GENERATION = 6  # the best of this generation and of the one before it counts
 
 
 class RateMeter:
@@ -71,7 +76,7 @@ class RateMeter:
         self._window_bytes += moved_bytes
         self._window_moves += 1
         self._pending_s, self._last_move_bytes = 0.0, moved_bytes
-        if self._window_s >= WINDOW_S and self._window_tells:
+        if self._window_s >= FULL_WINDOW_S and self._window_tells:
             self._end_window()
             self._begin_window()
 

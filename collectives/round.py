@@ -16,7 +16,9 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame
@@ -56,7 +58,7 @@ class MemberRound:
         self.plan = plan
         self.run_tag = run_tag
         self.decision: Decision | None = None
-        self.mine: list[Piece] = []  # my contribution, by chunk; empty until encoded
+        self.mine: dict[int, Piece] = {}  # my contribution, by chunk, as far as it is encoded
         self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}
@@ -93,7 +95,7 @@ class MemberRound:
             self.merged.pop(chunk, None)
             if not kept >> chunk & 1:
                 self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
-            if self.mine:
+            if chunk in self.mine:
                 effects += self._deliver(chunk)
             if plan.owner_of(chunk) == self.me and chunk in self.results:
                 # I hold a lost owner's result: I answer for those bytes now and do not compute them again.
@@ -113,12 +115,33 @@ class MemberRound:
 
     # ---- my own arithmetic -------------------------------------------------------------------------
 
-    def on_encoded(self, payloads: list[Payload]) -> list[DataEffect]:
-        self.mine = [Piece(payload, hash_bytes(payload)) for payload in payloads]
+    @property
+    def order(self) -> list[int]:
+        """In which my chunks are best encoded: the lines of all others carry something from the first moment on.
+
+        Each member begins with the one after it, or all of them would begin with the same; my own chunks are last.
+        """
+        members = self.plan.members
+        me = members.index(self.me)
+        others = [self.plan.chunks_of(member) for member in members[me + 1 :] + members[:me]]
+        sent = [chunk for row in zip_longest(*others) for chunk in row if chunk is not None]
+        return [*sent, *self.plan.chunks_of(self.me)]
+
+    def on_encoded(self, payloads: Mapping[int, Payload]) -> list[DataEffect]:
+        """Some of my chunks; the first are on their way before the last are encoded."""
         effects: list[DataEffect] = []
-        for chunk in range(len(self.mine)):
+        for chunk, payload in payloads.items():
+            self.mine[chunk] = Piece(payload, hash_bytes(payload))
             effects += self._deliver(chunk)
         return effects + self._merge_ready()
+
+    @property
+    def encoded(self) -> bool:
+        return len(self.mine) == len(self.plan.owners)
+
+    def hashes(self) -> bytes:
+        """Of all my chunks, once they are encoded."""
+        return b"".join(self.mine[chunk].hash for chunk in range(len(self.plan.owners)))
 
     def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
         if self.decision is None or decision_no != self.decision.decision_no:
@@ -167,7 +190,7 @@ class MemberRound:
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
-        piece = self.results.get(index) if result else self.mine[index] if self.mine else None
+        piece = (self.results if result else self.mine).get(index)
         if piece is not None:
             self._answered_at[key] = now
         kind = Kind.RESULT if result else Kind.CONTRIBUTION
@@ -297,6 +320,12 @@ class MemberRound:
         # Counted, not looked up: this is asked after every frame.
         due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
         return self._shelved, due, len(self.results), len(self.plan.owners)
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """Others are sending to me now, or should be."""
+        held, due, got, chunks = self.counts
+        return held < due or (self.decision is not None and got < chunks)
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))

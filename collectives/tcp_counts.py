@@ -19,15 +19,15 @@ import zmq
 
 OPENED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
 NEWS = OPENED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# struct tcp_info of linux/tcp.h: bytes_acked, bytes_received, (segments out and in), notsent_bytes
-_FIELDS = struct.Struct("=120xQQ8xI")
+# struct tcp_info of linux/tcp.h: snd_mss, sacked, bytes_acked, bytes_received, notsent_bytes
+_FIELDS = struct.Struct("=16xI8xI88xQQ8xI")
 _SO_MAX_PACING_RATE = 47  # of Linux; bytes per second, all ones for none
 _UNPACED = 0xFFFF_FFFF
 _SLOWEST_PACE = 1000
 
 
 class Crossed(NamedTuple):
-    sent: int  # and acknowledged
+    sent: int  # and acknowledged, also what the other side holds beyond a gap
     received: int
     waiting: int  # in the kernel's queues, because the line takes no more at once
 
@@ -100,4 +100,8 @@ def _read(watched: socket.socket) -> Crossed | None:
         raw = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FIELDS.size)
     except OSError:
         return None  # no TCP, or no such kernel
-    return Crossed(*_FIELDS.unpack(raw)) if len(raw) == _FIELDS.size else None
+    if len(raw) != _FIELDS.size:
+        return None
+    segment_bytes, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
+    # Without them, a lost packet would look like a line that stops, and then carries twice what it can.
+    return Crossed(acknowledged + segment_bytes * beyond_gap, received, waiting)

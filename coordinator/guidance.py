@@ -65,6 +65,7 @@ class Guidance:
             member,
             Tick,
             answers=beat.seq,
+            heard_s=core.now,
             fragments=self._fragment_ticks(member),
             goal=goal,
             reason=reason,

@@ -204,7 +204,10 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 class Tick(_ToMember, frozen=True, kw_only=True):
     """The answer to a beat: where the run is and what to do now."""
 
-    answers: Count  # the beat's seq: how long the way there and back took shows how full the line is
+    answers: Count  # the beat's seq
+    heard_s: Annotated[
+        float, Meta(ge=0)
+    ]  # when it came, on the coordinator's clock: shows how full the way there is
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     goal: Annotated[
         str, Meta(max_length=16)

@@ -26,7 +26,7 @@ from zmq.utils import z85
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.collectives.errors import FarflungError
-from farflung.collectives.frames import Frame, Payload
+from farflung.collectives.frames import Frame
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
@@ -54,7 +54,7 @@ from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Sto
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
-from farflung.peer.state import OuterState, payload_bytes_most
+from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
 TICK_S = 0.05
@@ -163,10 +163,10 @@ class Agent:
         machine = self._machine
         self._zap.serve_waiting()
         for message in self._control.receive():
-            took_s = self._beats.on_heard(message, time.monotonic())
-            if took_s is not None:
-                self._line.on_answer(time.monotonic(), took_s)
-                self._events.on_answer(took_s)
+            took = self._beats.on_heard(message, time.monotonic())
+            if took is not None:
+                self._line.on_answer(time.monotonic(), took)
+                self._events.on_answer(took.both_ways_s)
             self._events.on_control(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
@@ -200,8 +200,7 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
-        part = machine.part
-        self._line.on_tick(now, part is not None and part.expects_bytes, part is not None and part.in_round)
+        self._line.on_tick(now, machine.part)
         machine.on_unreached(self._link.unreached())
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
@@ -259,6 +258,7 @@ class Agent:
             case do.LeaveMembers():
                 self._control.leave_members()
                 self._beats.forget()
+                self._line.forget_coordinator()
                 self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
@@ -311,14 +311,12 @@ class Agent:
                 self._arriving.recall(effect, state, time.monotonic)
             case Merge():
                 submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
-            case do.Encode(round_no=round_no, slot=slot, fragment=fragment, codec=codec):
+            case do.Encode():
                 assert self._machine.part is not None
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
-                slot_n = shared.slots[slot]
-                submit(
-                    lambda: state.encode(slot_n, codec, fragment, unmap_pages),
-                    lambda made: self._encoded(round_no, made),
-                )
+                encoding = state.encode(shared.slots[effect.slot], effect, unmap_pages)
+                for _ in range(0, len(effect.order), CHUNKS_AT_ONCE):
+                    submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
             case do.ServeState() | do.ServeManifest():
@@ -337,10 +335,8 @@ class Agent:
         self._carry_out(done)
 
     def _encoded(self, round_no: int, made: object) -> None:
-        assert isinstance(made, tuple)
-        payloads: list[Payload] = made[0]
-        self._carry_out(self._machine.on_encoded(round_no, payloads, made[1], time.monotonic()))
-        self._events.on_encoded(round_no)
+        if isinstance(made, tuple):  # and not None: nothing comes after a problem
+            self._carry_out(self._machine.on_encoded(round_no, made[0], made[1], time.monotonic()))
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

@@ -1,13 +1,20 @@
-"""How long the coordinator takes to answer: from each beat to the tick that answers it.
+"""How long the coordinator takes to answer: from each beat to the tick that answers it, and on the way there.
 
 Owned by the agent, which shows it what is said and heard.  Must not know: why anybody wants to know.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from farflung.coordinator.messages import Beat, Tick
 
 ON_WAY_MOST = 64  # beats without an answer; the oldest are forgotten
+
+
+class Took(NamedTuple):
+    both_ways_s: float
+    there: float  # seconds, on two clocks that began at different times: only differences between these mean anything
 
 
 class BeatClock:
@@ -20,13 +27,13 @@ class BeatClock:
             for seq in list(self._said_at)[:-ON_WAY_MOST]:
                 del self._said_at[seq]
 
-    def on_heard(self, message: object, now: float) -> float | None:
-        """Seconds that this answer took, if it answers a beat."""
+    def on_heard(self, message: object, now: float) -> Took | None:
+        """What this answer took, if it answers a beat."""
         if not isinstance(message, Tick) or message.answers not in self._said_at:
             return None
-        took_s = now - self._said_at[message.answers]
+        said_at = self._said_at[message.answers]
         self._said_at = {seq: at for seq, at in self._said_at.items() if seq > message.answers}
-        return took_s
+        return Took(now - said_at, message.heard_s - said_at)
 
     def forget(self) -> None:
         """The connection was made anew: what is under way is lost."""

@@ -21,7 +21,9 @@ from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import LinkSettings, ZmqLink
 from farflung.coordinator.manifest import NetSection
 from farflung.coordinator.url import JoinUrl
+from farflung.peer.beat_clock import Took
 from farflung.peer.own_config import Caps, OwnConfig
+from farflung.peer.participation import Participation
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 
@@ -40,7 +42,7 @@ class DataLine:
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
         self._up, self._down = RateMeter(), RateMeter()
         self._courtesy = Courtesy()
-        self._moved = (0, 0)  # bytes up and down when the meters were fed last
+        self._moved = Crossed(0, 0, 0)  # bytes when the meters were fed last
         self._has_more = False  # bytes wait to leave
 
     def open(self, url: JoinUrl, net: NetSection) -> str:
@@ -59,26 +61,32 @@ class DataLine:
         dialled = _address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
         return f"{dialled}:{bound}"
 
-    def on_tick(self, now: float, expects_bytes: bool, in_round: bool) -> None:
-        """`expects_bytes`: others have something for this peer, so that what arrives shows what the line takes in."""
+    def on_tick(self, now: float, part: Participation | None) -> None:
+        """`part`: what this peer does in the run, which says whether bytes are to be expected."""
         link = self.link
         link.on_tick()
         # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
         # arrived long before.
         crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0)
-        sent, received = crossed.sent - self._moved[0], crossed.received - self._moved[1]
-        self._moved = (crossed.sent, crossed.received)
+        sent = max(0, crossed.sent - self._moved.sent)  # the kernel may take a segment back
+        received = crossed.received - self._moved.received
+        self._moved = crossed if sent else crossed._replace(sent=self._moved.sent)
         self._has_more = link.backlog or crossed.waiting > 0
-        self._up.feed(now, sent, self._has_more and in_round)
-        self._down.feed(now, received, in_round)
-        if not (self._has_more or expects_bytes):
+        self._up.feed(now, sent, self._has_more and part is not None and part.in_round)
+        self._down.feed(now, received, part is not None and part.awaits_bytes)
+        if not (self._has_more or (part is not None and part.expects_bytes)):
             link.probe()
         self._keep_limits(now)
 
-    def on_answer(self, now: float, took_s: float) -> None:
+    def on_answer(self, now: float, took: Took) -> None:
         """The coordinator answered a beat: how long that took shows how full the line is."""
-        self._courtesy.on_answer(now, took_s, self._up_bytes_per_s if self._has_more else None)
+        line = self._up_bytes_per_s if self._has_more else None
+        self._courtesy.on_answer(now, took.both_ways_s, took.there, line)
         self._keep_limits(now)
+
+    def forget_coordinator(self) -> None:
+        """Another one may answer from now on, whose clock is another."""
+        self._courtesy.forget_way()
 
     @property
     def _up_bytes_per_s(self) -> float | None:

@@ -46,11 +46,12 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode a fragment's pseudo-gradient in a delta slot, chunk by chunk."""
+    """Encode a fragment's pseudo-gradient in a delta slot, and tell of some chunks as soon as they are made."""
 
     round_no: int
     slot: int
     codec: str
+    order: tuple[int, ...]  # of the chunks, each by its index within the fragment
     fragment: int = 0
 
 

@@ -42,7 +42,7 @@ class Contributed:
 
     steps: int
     samples: tuple[Sample, ...]
-    payloads: list[bytes]
+    payloads: dict[int, bytes]  # by chunk of its fragment, as far as they were made
 
 
 @dataclass
@@ -173,14 +173,13 @@ class Invariants:
             same = self.eras[era].sealed.setdefault(key, digest) == digest
             self._require("P1", same, f"{peer.peer} is at {key} with another state than others")
 
-    def _saw_encoded(self, details: tuple[VirtualPeer, Encode, list[Payload]]) -> None:
+    def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
         first = self._fragments[encode.fragment].first * self._elements
         steps = round(float(peer.slots[encode.slot][first]))
         samples = tuple(peer.kept_work(encode.slot, encode.fragment))
-        self.contributions[peer.peer, encode.round_no] = Contributed(
-            steps, samples, [bytes(p) for p in payloads]
-        )
+        made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
+        made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
 
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
         peer, message = details

@@ -113,7 +113,13 @@ class Lane:
         self.contribution = Contribution(plan.round_no, plan.version, frozen)
         return [
             *self.take_resolved(),
-            Encode(plan.round_no, frozen.slot, plan.codec_of(self.me), self.fragment.number),
+            Encode(
+                plan.round_no,
+                frozen.slot,
+                plan.codec_of(self.me),
+                tuple(self.round.order),
+                self.fragment.number,
+            ),
         ]
 
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:

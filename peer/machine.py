@@ -12,7 +12,7 @@ Effects must be carried out in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.frames import Frame, Payload, Spoiled
@@ -193,8 +193,8 @@ class PeerMachine:
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
         effects += self.recalling.look(tick, part.lanes)
-        busy = self.training.loading or self.recalling.busy
-        effects += self.restoring.look(tick, part.lanes, busy, self._now)
+        reading = self.training.loading or self.recalling.busy
+        effects += self.restoring.look(tick, part.lanes, reading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
@@ -244,8 +244,10 @@ class PeerMachine:
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
-    def on_encoded(self, round_no: int, payloads: list[Payload], problem: str, now: float) -> list[do.Effect]:
-        """`problem`: why the pseudo-gradient can't be contributed (it is not finite), else empty."""
+    def on_encoded(
+        self, round_no: int, payloads: Mapping[int, Payload], problem: str, now: float
+    ) -> list[do.Effect]:
+        """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty."""
         self._now = now
         lane = self.part.lane_of_round(round_no) if self.part is not None else None
         if lane is None or lane.round is None or lane.contribution is None or self.exchange is None:
@@ -258,9 +260,9 @@ class PeerMachine:
                 *self.exchange.on_unusable(lane),
             ]
         moved = lane.round.on_encoded(payloads)
-        hashes = b"".join(piece.hash for piece in lane.round.mine)
         # The hash list first: owners' reports can only be checked against it.
-        return [self.reports.sent(plan, hashes, frozen), *moved, *self._move_on(lane)]
+        told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
+        return [*told, *moved, *self._move_on(lane)]
 
     def on_merged(
         self, round_no: int, decision_no: int, chunk: int, payload: Payload, now: float
@@ -282,9 +284,11 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         self._now = now
         assert self.exchange is not None
-        notes: list[do.Effect] = [do.Note(problem) for problem in problems]
-        good = self.restoring.on_end(version, now, self.reports.era)
-        return notes + (self.exchange.on_restored(version) if good else []) + self._move_on()
+        notes, good = (
+            [do.Note(each) for each in problems],
+            self.restoring.on_end(version, now, self.reports.era),
+        )
+        return [*notes] + (self.exchange.on_restored(version) if good else []) + self._move_on()
 
     def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""

@@ -138,6 +138,11 @@ class Participation:
         return any(lane.round is not None for lane in self.lanes)
 
     @property
+    def awaits_bytes(self) -> bool:
+        """Between its phases a round brings nothing, and that tells nothing of the line."""
+        return any(lane.round is not None and lane.round.awaits_bytes for lane in self.lanes)
+
+    @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
         return any(lane.round is not None or not lane.catch.done for lane in self.lanes)

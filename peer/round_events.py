@@ -41,6 +41,7 @@ class Seen:
 
     at: tuple[int, int] = (0, 0)  # steps of what is held, and of results
     complete: tuple[bool, bool] = (False, False)
+    encoded: bool = False
 
 
 class RoundEvents:
@@ -98,6 +99,9 @@ class RoundEvents:
             self._look(number, flight, self._seen[number])
 
     def _look(self, number: int, flight: MemberRound, seen: Seen) -> None:
+        if flight.encoded and not seen.encoded:
+            seen.encoded = True
+            self._log.write("encoded", round=number)
         held, due, got, chunks = flight.counts
         at = (STEPS * held // max(1, due), STEPS * got // max(1, chunks))
         if at == seen.at:
@@ -109,9 +113,6 @@ class RoundEvents:
             if now and not before:
                 self._log.write(event, round=number)
         seen.complete = complete
-
-    def on_encoded(self, round_no: int) -> None:
-        self._log.write("encoded", round=round_no)
 
     def sealing(self, version: int, fragment: int, seal: Callable[[], bytes]) -> bytes:
         """Around the hashing: it is the first job after the last result was applied."""

@@ -7,7 +7,7 @@ Knows nothing of the network, of rounds, or of who decided what.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean
+from farflung.peer.effects import Encode
+
+CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
 
 
 class OuterState:
@@ -118,35 +121,34 @@ class OuterState:
         return flat[chunks.start * size : chunks.stop * size]
 
     def encode(
-        self,
-        slot: Tensor,
-        codec_name: str,
-        fragment: int = 0,
-        read: Callable[[Tensor], None] = lambda values_n: None,
-    ) -> tuple[list[Payload], str]:
-        """(one payload per chunk of the fragment, why it can't be contributed or "").
+        self, slot: Tensor, effect: Encode, read: Callable[[Tensor], None] = lambda values_n: None
+    ) -> Iterator[tuple[dict[int, Payload], str]]:
+        """Some chunks at a time: (index within the fragment -> payload, why it can't be contributed or "").
 
-        `read` is told which part of the slot is not needed any more, as it goes.
+        Nothing comes after a problem.  `read` is told which part of the slot is not needed any more, as it goes.
         """
-        size, codec = self._model.chunk_elements, codec_named(codec_name)
-        delta_n, feedback = self.part(slot, fragment), self._feedbacks[fragment]
-        payloads: list[Payload] = []
+        size, codec = self._model.chunk_elements, codec_named(effect.codec)
+        delta_n, feedback = self.part(slot, effect.fragment), self._feedbacks[effect.fragment]
         if feedback is not None:
-            feedback.open(delta_n, BETA_OF.get(codec_name, 1.0))
+            feedback.open(delta_n, BETA_OF.get(effect.codec, 1.0))
             read(delta_n)
-        for start in range(0, delta_n.numel(), size):
-            try:
-                if feedback is not None:
-                    payloads.append(feedback.encode(codec, start, size))
-                else:
-                    payloads.append(codec.encode(delta_n[start : start + size]))
-                    read(delta_n[start : start + size])
-            except NonFinite as error:
-                if feedback is not None:
-                    feedback.reset()
-                index = self._fragments[fragment].first * size + start + error.index
-                return [], f"element {index} of the pseudo-gradient is {error.value}"
-        return payloads, ""
+        for first in range(0, len(effect.order), CHUNKS_AT_ONCE):
+            payloads: dict[int, Payload] = {}
+            for index in effect.order[first : first + CHUNKS_AT_ONCE]:
+                part_n = delta_n[index * size : (index + 1) * size]
+                try:
+                    if feedback is not None:
+                        payloads[index] = feedback.encode(codec, index * size, size)
+                    else:
+                        payloads[index] = codec.encode(part_n)
+                        read(part_n)
+                except NonFinite as error:
+                    if feedback is not None:
+                        feedback.reset()
+                    element = (self._fragments[effect.fragment].first + index) * size + error.index
+                    yield {}, f"element {element} of the pseudo-gradient is {error.value}"
+                    return
+            yield payloads, ""
 
     def resolve(self, slot: Tensor, used: bool, fragment: int = 0) -> None:
         """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""

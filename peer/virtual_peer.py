@@ -192,9 +192,9 @@ class VirtualPeer:
                     self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
                 )
             case do.Encode():
-                payloads, problem = self.state.encode(self.slots[effect.slot], effect.codec, effect.fragment)
-                self.world.observe("encoded", (self, effect, payloads))
-                self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
+                for payloads, problem in self.state.encode(self.slots[effect.slot], effect):
+                    self.world.observe("encoded", (self, effect, payloads))
+                    self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 self.state.resolve(self.slots[slot], used, fragment)
             case do.ServeState():

@@ -19,6 +19,7 @@ from farflung.peer.beat_clock import ON_WAY_MOST, BeatClock
 LINE = 1.25e6  # bytes/s
 QUICK_S = 0.1
 BEAT_S = 0.5
+FAR_CLOCK = -1234.5  # the coordinator's began at another time
 
 
 @dataclass
@@ -30,20 +31,22 @@ class House:
     queued_bytes: float = 0.0
     queue_bytes: float = LINE  # a second of it
 
-    def beat(self, carries: float = LINE, others_s: float = 0.0) -> float:
+    def beat(self, carries: float = LINE, others_s: float = 0.0, back_s: float = 0.0) -> float:
         """Half a second of sending, then an answer.  Returns how long that answer took beyond the quickest."""
         pace = self.courtesy.bytes_per_s
         comes = 10 * LINE if pace is None else pace
         self.queued_bytes = min(self.queue_bytes, max(0.0, self.queued_bytes + (comes - carries) * BEAT_S))
         self.now += BEAT_S
         queued_s = self.queued_bytes / carries + others_s
-        self.courtesy.on_answer(self.now, QUICK_S + queued_s, LINE)
+        self.courtesy.on_answer(
+            self.now, QUICK_S + queued_s + back_s, FAR_CLOCK + QUICK_S / 2 + queued_s, LINE
+        )
         return queued_s
 
 
 def calm() -> House:
     house = House(Courtesy())
-    house.courtesy.on_answer(0.0, QUICK_S, None)
+    house.courtesy.on_answer(0.0, QUICK_S, FAR_CLOCK + QUICK_S / 2, None)
     return house
 
 
@@ -73,19 +76,33 @@ def test_a_queue_that_is_not_ours_costs_us_half_of_the_line_at_most() -> None:
     assert house.courtesy.bytes_per_s == LEAST_PART * LINE
 
 
+def test_a_queue_on_the_way_back_is_not_of_our_making() -> None:
+    house = calm()
+    for _ in range(20):
+        house.beat(carries=20 * LINE, back_s=1.0)
+    assert house.courtesy.bytes_per_s is None
+
+
+def test_another_coordinators_clock_is_no_queue() -> None:
+    house = calm()
+    house.courtesy.forget_way()
+    house.courtesy.on_answer(1.0, QUICK_S, FAR_CLOCK + 5000.0, LINE)
+    assert house.courtesy.bytes_per_s is None
+
+
 def test_nothing_is_concluded_while_nothing_is_sent_or_the_line_is_unknown() -> None:
     courtesy = Courtesy()
     for beat in range(100):
-        courtesy.on_answer(float(beat), QUICK_S + (beat % 7), None)
+        courtesy.on_answer(float(beat), QUICK_S + (beat % 7), beat % 7, None)
     assert courtesy.bytes_per_s is None
 
 
 def test_a_way_that_became_longer_is_no_queue_for_ever() -> None:
     courtesy, now = Courtesy(), 0.0
-    courtesy.on_answer(now, QUICK_S, None)
+    courtesy.on_answer(now, QUICK_S, QUICK_S / 2, None)
     for _ in range(4000):
         now += BEAT_S
-        courtesy.on_answer(now, 3 * QUICK_S, LINE)
+        courtesy.on_answer(now, 3 * QUICK_S, 2.5 * QUICK_S, LINE)
     assert courtesy.bytes_per_s is None
 
 
@@ -118,7 +135,7 @@ def a_tick(answers: int) -> Tick:
         "leases": None,
         "void": (),
     }
-    return Tick(session=bytes(16), seq=1, answers=answers, roster_no=0, **nothing)  # type: ignore[arg-type]
+    return Tick(session=bytes(16), seq=1, answers=answers, heard_s=700.0, roster_no=0, **nothing)  # type: ignore[arg-type]
 
 
 def test_an_answer_is_timed_by_the_beat_that_it_names() -> None:
@@ -126,7 +143,7 @@ def test_an_answer_is_timed_by_the_beat_that_it_names() -> None:
     for seq in range(3):
         clock.on_said(a_beat(seq), now=float(seq))
     assert clock.on_heard("something else", 2.5) is None
-    assert clock.on_heard(a_tick(1), 2.5) == 1.5
+    assert clock.on_heard(a_tick(1), 2.5) == (1.5, 699.0)
     assert clock.on_heard(a_tick(1), 2.6) is None and clock.on_heard(a_tick(0), 2.6) is None, "told already"
     clock.forget()
     assert clock.on_heard(a_tick(2), 3.0) is None, "of a connection that is gone"
@@ -136,7 +153,7 @@ def test_beats_that_are_never_answered_are_forgotten() -> None:
     clock = BeatClock()
     for seq in range(3 * ON_WAY_MOST):
         clock.on_said(a_beat(seq), 0.0)
-    assert clock.on_heard(a_tick(3 * ON_WAY_MOST - 1), 1.0) == 1.0
+    assert clock.on_heard(a_tick(3 * ON_WAY_MOST - 1), 1.0) == (1.0, 700.0)
     assert clock.on_heard(a_tick(0), 1.0) is None
 
 

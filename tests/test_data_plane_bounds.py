@@ -108,7 +108,7 @@ def test_P8_early_frames_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_P8_one_question_of_a_round_is_answered_once_in_a_while() -> None:
     ann = MemberRound("ann", Plan(1, 1, 0, ALL, (1, 1, 1), ("fp32",) * 4), TAG, 1.0, now=0.0)
-    ann.on_encoded([b"chunk"] * 3)
+    ann.on_encoded(dict.fromkeys(range(3), b"chunk"))
     ann.on_decision(Decision(1, 1, (0.25,) * 4, {}), now=0.0)
     want = Frame(Header(Kind.WANT_CONTRIBUTION, TAG, round_no=1, chunk=2))
     verdicts = [ann.on_frame("bob", want, 0.001 * n) for n in range(1000)]

@@ -26,7 +26,7 @@ from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.status import build_status
 from farflung.optim.outer import Nesterov
 from farflung.peer.effects import Effect as PeerEffect
-from farflung.peer.effects import Resolve
+from farflung.peer.effects import Encode, Resolve
 from farflung.peer.effects import Tell as TellTrainer
 from farflung.peer.exchange import Exchange
 from farflung.peer.local_messages import Frozen, LeasesNow, Load, Resume
@@ -86,7 +86,7 @@ def test_more_fragments_than_chunks_are_the_users_mistake() -> None:
 def test_frames_and_sums_of_a_round_carry_the_chunk_numbers_of_the_whole_model() -> None:
     plan = Plan(7, 1, 3, ("ann", "bob"), (0, 1), "fp32", fragment=1)
     member = MemberRound("ann", plan, TAG, 1.0, 0.0, first_chunk=5)
-    own, [sent] = b"1234" * 4, member.on_encoded([b"1234" * 4, b"5678" * 4])
+    own, [sent] = b"1234" * 4, member.on_encoded({0: b"1234" * 4, 1: b"5678" * 4})
     assert isinstance(sent, SendFrame) and (sent.to, sent.frame.header.chunk) == ("bob", 6)
     for chunk, verdict in (
         (4, Verdict.MALFORMED),
@@ -124,19 +124,31 @@ def test_each_fragment_has_its_own_digest_and_manifest() -> None:
     assert digests == [root_of(whole.hashes[:2]), root_of(whole.hashes[2:])] == cut.digests
 
 
+def made(state: OuterState, slot: torch.Tensor, codec: str, fragment: int, chunks: int) -> list[object]:
+    """What the whole of a fragment is encoded to, the last chunk first; or the problem alone."""
+    found: dict[int, object] = {}
+    for payloads, problem in state.encode(
+        slot, Encode(1, 0, codec, tuple(reversed(range(chunks))), fragment)
+    ):
+        if problem:
+            return [problem]
+        found |= payloads
+    return [found[chunk] for chunk in range(chunks)]
+
+
 @pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 def test_fragments_are_encoded_as_parts_of_the_whole_and_settled_each_on_its_own(codec: str) -> None:
     slot = torch.randn(20, generator=torch.Generator().manual_seed(1))
     whole, cut = outer_state(codec, 1), outer_state(codec, 2)
-    payloads, problem = whole.encode(slot, codec)
-    assert problem == "" and cut.encode(slot, codec, 0)[0] + cut.encode(slot, codec, 1)[0] == payloads
+    payloads = made(whole, slot, codec, 0, 4)
+    assert made(cut, slot, codec, 0, 2) + made(cut, slot, codec, 1, 2) == payloads
     # The commit of fragment 0 used it, that of fragment 1 did not: that comes again as if for the first time.
     cut.resolve(slot, used=True, fragment=0)
     cut.resolve(slot, used=False, fragment=1)
-    assert cut.encode(slot, codec, 1)[0] == outer_state(codec, 2).encode(slot, codec, 1)[0]
+    assert made(cut, slot, codec, 1, 2) == made(outer_state(codec, 2), slot, codec, 1, 2)
     slot[9] = torch.nan
     cut.resolve(slot, used=True, fragment=1)
-    assert cut.encode(slot, codec, 1) == ([], "element 9 of the pseudo-gradient is nan")
+    assert made(cut, slot, codec, 1, 2) == ["element 9 of the pseudo-gradient is nan"]
 
 
 # ---- the trainer's work, as the agent sees it ------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Honest:
                     self.link.send(to, frame)
                 case Encode():
                     assert self.lane.round is not None
-                    self.do([*self.lane.round.on_encoded(list(TRUE[self.name]))])
+                    self.do([*self.lane.round.on_encoded(dict(enumerate(TRUE[self.name])))])
                 case Merge():
                     assert self.lane.round is not None
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)

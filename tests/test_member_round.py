@@ -7,7 +7,7 @@ plan, the decision and the time come from the test.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -38,9 +38,9 @@ def plan_of(members: Sequence[str], owners: Sequence[int], epoch: int = 1) -> Pl
     return Plan(1, epoch, 0, tuple(members), tuple(owners), ("fp32",) * len(members))
 
 
-def contribution(member: str, chunks: int) -> list[bytes]:
+def contribution(member: str, chunks: int) -> dict[int, bytes]:
     generator = torch.Generator().manual_seed(sum(member.encode()))
-    return [CODEC.encode(torch.randn(ELEMENTS, generator=generator)) for _ in range(chunks)]
+    return {chunk: CODEC.encode(torch.randn(ELEMENTS, generator=generator)) for chunk in range(chunks)}
 
 
 class Network:
@@ -254,7 +254,7 @@ def test_progress_shows_what_is_held_of_my_own_chunks_and_proves_it() -> None:
     sent = frame(Kind.CONTRIBUTION, 1)
     member.on_frame("bob", sent, 0.0)
     held = member.progress().held
-    mine = {c: hash_bytes(p) for c, p in enumerate(contribution("ann", 3)) if c in (0, 1)}
+    mine = {c: hash_bytes(p) for c, p in contribution("ann", 3).items() if c in (0, 1)}
     assert held["ann"] == (0b011, combined(mine.items()))
     assert held["bob"] == (mask_of([1]), combined([(1, sent.header.hash)]))
 
@@ -385,12 +385,10 @@ class Short(OuterState):
         Short.made += 1
         self.liar = Short.made == 1
 
-    def encode(  # type: ignore[override]
-        self, slot: torch.Tensor, codec: str, fragment: int = 0
-    ) -> tuple[list[bytes], str]:
-        payloads, problem = super().encode(slot, codec, fragment)
+    def encode(self, *args: object, **kwargs: object) -> Iterator[tuple[dict[int, bytes], str]]:  # type: ignore[override]
         cut = -4 if self.liar and self.fault == "contributions" else None
-        return [bytes(payload)[:cut] for payload in payloads], problem
+        for payloads, problem in super().encode(*args, **kwargs):  # type: ignore[arg-type]
+            yield {chunk: bytes(payload)[:cut] for chunk, payload in payloads.items()}, problem
 
     def merge(self, effect: Merge) -> bytes:
         return super().merge(effect)[: -4 if self.liar and self.fault == "results" else None]

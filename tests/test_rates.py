@@ -57,7 +57,7 @@ LINES = pytest.mark.parametrize("mbit", [0.5, 10, 100, 1000])
 @pytest.mark.parametrize("buffer_bytes", [0, 4 * MIB])
 def test_a_steady_line_is_measured_right(mbit: float, buffer_bytes: int) -> None:
     line = MadeUpLine(mbit * MBIT, buffer_bytes=buffer_bytes)
-    line.transfer(max(3.0, 6 * MIB / line.bytes_per_s))
+    line.transfer(max(6.5, 10 * MIB / line.bytes_per_s))
     assert line.is_right(0.01)
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_claimed_before_it_is_known() -> None:
     assert line.meter.bytes_per_s is None
     line.transfer(1.7)
     assert line.meter.bytes_per_s is None
-    line.transfer(5.0)
+    line.transfer(6.5)
     assert line.is_right()
 
 
@@ -121,7 +121,7 @@ def test_a_faster_line_is_believed_at_once(before: float, after: float) -> None:
     line = MadeUpLine(before * MBIT)
     line.transfer(60.0)
     line.bytes_per_s = after * MBIT
-    line.transfer(3.0)
+    line.transfer(6.5)
     assert line.is_right(0.1)
 
 

@@ -149,7 +149,7 @@ def test_what_the_data_plane_cannot_reach_is_named_as_long_as_that_lasts() -> No
 
 def test_P3_an_owner_that_loses_its_chunks_alive_does_not_count_them_as_its_own() -> None:
     ann = member()
-    ann.on_encoded([b"0", b"1", b"2", b"3"])
+    ann.on_encoded({0: b"0", 1: b"1", 2: b"2", 3: b"3"})
     for sender in ("bob", "cyd"):
         ann.on_frame(sender, Frame(Header(Kind.CONTRIBUTION, TAG, round_no=1, chunk=0), b"x"), now=0.0)
     moved = Plan(1, 2, 0, ALL, (1, 1, 2, 3), FP32)

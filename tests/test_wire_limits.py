@@ -84,6 +84,7 @@ EXAMPLES: dict[str, m.Message] = {
     "tick": m.Tick(
         **TO,
         answers=8,
+        heard_s=1.5,
         fragments=(m.FragmentTick(3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),),
         goal="train",
         reason="go",
@@ -145,7 +146,7 @@ FROZEN_FIELDS = {
     "sent": "session seq round_no hashes tokens steps loss used",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
     "leave": "session seq reason",
-    "tick": "session seq answers fragments goal reason roster_no roster leases void era",
+    "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
     "open": "session seq plan",
     "decided": "session seq decision",
     "committed": "session seq commit",
