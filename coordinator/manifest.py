@@ -70,6 +70,7 @@ class InnerSection(_Section):
     ] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    rejoin_warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 10
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
 
 
@@ -314,6 +315,7 @@ lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
 warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
+rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its AdamW begins without memory
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
 [outer]                   # Nesterov momentum, applied to the merged result of a round

@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from zmq.utils import z85
 from farflung.collectives import failpoints
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.errors import FarflungError
-from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.frames import Frame
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
@@ -36,7 +35,9 @@ from farflung.coordinator.zap import ZapHandler
 from farflung.optim.outer import Nesterov, checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
+from farflung.peer.answering import Answering
 from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.arriving import Arriving
 from farflung.peer.beat_clock import BeatClock
 from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
@@ -44,7 +45,7 @@ from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import me_of
 from farflung.peer.failing import before_effect, on_the_way, on_word
-from farflung.peer.identity import Identity
+from farflung.peer.identity import Identity, default_path
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.log_lines import Say, Teller
@@ -52,7 +53,6 @@ from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.pulse import Pulse
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
-from farflung.peer.serving import Serving, What
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -77,6 +77,8 @@ class Agent:
         self._checkpoints = Checkpointing(
             options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
         )
+        folder = (options.own.identity or default_path()).parent / "state"
+        self._arriving = Arriving(folder, self._arithmetic.submit, self._carry_out)
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -88,6 +90,7 @@ class Agent:
         keys = zmq.curve_keypair()
         self._line = DataLine(self._bulk_context, keys, options.own)
         self._link = self._line.link
+        self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
@@ -95,7 +98,6 @@ class Agent:
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
-        self._serving = Serving(1)
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
@@ -139,7 +141,7 @@ class Agent:
             poller.register(quiet, zmq.POLLIN)
         for bulk, events in self._link.sockets():
             poller.register(bulk, events)
-        wait_s = min(until - time.monotonic(), self._link.idle_s())
+        wait_s = min(until - time.monotonic(), self._link.idle_s(), self._answering.idle_s())
         poller.poll(max(0, math.ceil(1000 * wait_s)))
 
     def _take_what_came(self) -> None:
@@ -159,13 +161,15 @@ class Agent:
         for sender, came in self._link.receive():
             now = time.monotonic()
             if isinstance(came, Frame):
-                self._carry_out(machine.on_frame(sender, came, now))
+                if not self._answering.takes(sender, came, machine, now):
+                    self._carry_out(machine.on_frame(sender, came, now))
             else:
                 self._carry_out(machine.on_spoiled(sender, came, now))
         self._arithmetic.collect()
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
+        self._answering.turn(machine, time.monotonic())
 
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
@@ -223,9 +227,11 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
-            self._serving = Serving(manifest.round.fragments)
+            self._arriving.begin(self._machine)
+            self._answering.begin(manifest.round.fragments, 8 * elements)
             outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
-            self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
+            mark = self._shared.mark_torn
+            self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
@@ -279,22 +285,30 @@ class Agent:
         | do.Encode
         | do.Resolve
         | do.ServeState
-        | do.ServeManifest,
+        | do.ServeManifest
+        | do.Recall,
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
         submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
-                submit(lambda: change(effect.chunk, lambda: state.install(effect)), nothing)
+                self._events.on_piece(effect.chunk, effect.version)
+                job = self._arriving.after(effect, state, lambda: state.install(effect))
+                submit(lambda: change(effect.chunk, job), nothing)
             case Roll():
-                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
+                job = self._arriving.after(effect, state, lambda: state.roll(effect))
+                submit(lambda: change(effect.chunk, job), nothing)
             case Seal(version=version, fragment=fragment):
                 seal, era = self._events.sealing, self._machine.reports.era
                 submit(
-                    lambda: seal(version, fragment, era, lambda: state.seal(fragment)),
+                    self._arriving.after_seal(
+                        effect, lambda: seal(version, fragment, era, lambda: state.seal(fragment))
+                    ),
                     lambda digest: self._sealed(effect, digest),
                 )
+            case do.Recall():
+                self._arriving.recall(effect, state, time.monotonic)
             case Merge() | Weigh():
                 submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
@@ -305,22 +319,8 @@ class Agent:
                     submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
-            case do.ServeState(to=to, chunk=chunk, version=version):
-                header = self._header(Kind.STATE, version, chunk)
-                self._serve(to, header, lambda: state.chunk_bytes(chunk))
-            case do.ServeManifest(to=to, chunk=chunk, version=version, fragment=fragment):
-                header = self._header(Kind.MANIFEST, version, chunk)
-                self._serve(to, header, lambda: state.manifest_bytes(fragment))
-
-    def _serve(self, to: str, header: Header, make: Callable[[], Payload]) -> None:
-        what = (header.kind, header.chunk)
-        if self._serving.begin(to, what, self._link.answers_waiting(to)):
-            self._arithmetic.submit(
-                lambda: with_payload(header, make()), lambda frame: self._served(to, what, frame)
-            )
-
-    def _header(self, kind: Kind, version: int, chunk: int) -> Header:
-        return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
+            case do.ServeState() | do.ServeManifest():
+                self._answering.serve(effect, self._machine.doorway.run_id[:8], state)
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
@@ -336,16 +336,13 @@ class Agent:
         if isinstance(made, tuple):  # and not None: nothing comes after a problem
             self._carry_out(self._machine.on_encoded(round_no, made[0], made[1], time.monotonic()))
 
-    def _served(self, to: str, what: What, frame: object) -> None:
-        self._serving.end(to, what)
-        self._do(SendFrame(to, frame))  # type: ignore[arg-type]
-
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
         self._events.close(self._exit)
         self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
+        self._arriving.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()

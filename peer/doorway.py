@@ -17,6 +17,11 @@ from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welco
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer.identity import Identity
 
+UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
+UNREACHABLE_HINT = (
+    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
+    "it printed last"
+)
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
@@ -58,11 +63,13 @@ class Doorway:
         self._tries = 0
         self._knocking_since: float | None = None
 
-    def silent_s(self, now: float) -> float:
-        """For how long nobody has answered, if nobody ever did."""
-        return (
-            0.0 if self.manifest is not None or self._knocking_since is None else now - self._knocking_since
-        )
+    def unreachable(self, now: float) -> str:
+        """Why to give up: nobody has answered for too long, and nobody ever did.  Else empty."""
+        if self.manifest is not None or self._knocking_since is None:
+            return ""
+        if now - self._knocking_since < UNREACHABLE_AFTER_S:
+            return ""
+        return f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
 
     def leave(self, now: float, jitter: float) -> None:
         """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""

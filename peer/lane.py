@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION, CatchUp
 from farflung.collectives.digests import mask_from_bytes
@@ -19,7 +20,7 @@ from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import FragmentTick
-from farflung.peer.effects import Effect, Encode, Resolve, ServeManifest, ServeState
+from farflung.peer.effects import Effect, Encode, Note, Resolve, ServeManifest, ServeState
 from farflung.peer.local_messages import Frozen
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
@@ -69,6 +70,17 @@ class Lane:
     def whole(self) -> bool:
         """Every chunk is at `version`, and nothing is on its way into the anchor."""
         return self.version != NO_VERSION and not self.sealing and set(self.catch.versions) == {self.version}
+
+    @property
+    def holds_state(self) -> bool:
+        """Whole, though it may just be changing."""
+        return self.version != NO_VERSION
+
+    @property
+    def serves(self) -> bool:
+        """It is whole, and the coordinator has confirmed its digest (P4)."""
+        whole = self.catch.lowest == self.version and not self.sealing
+        return whole and self.verified_version == self.version != NO_VERSION
 
     @property
     def idle(self) -> bool:
@@ -260,7 +272,8 @@ class Lane:
                 self.sealing = True
         if not self.catch.done:
             effects += self.catch.ask(now)
-        return [*resolved, *effects]
+        told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
+        return [*resolved, *effects, *(Note(f"{donor}: {told}") for donor in self.catch.take_dropped())]
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []
@@ -291,16 +304,14 @@ class Lane:
 
     def serve(self, sender: str, header: Header) -> list[Effect]:
         chunk = header.chunk
-        whole = self.catch.lowest == self.version and not self.sealing
-        serving = whole and self.verified_version == self.version != NO_VERSION
         if header.kind == Kind.WANT_LOGGED:
             payload = self.log.get(header.version, chunk)
             if payload is not None:
                 answer = Header(Kind.LOGGED, self._run_tag, version=header.version, chunk=chunk)
                 return [SendFrame(sender, with_payload(answer, payload))]
-        elif header.kind == Kind.WANT_STATE and serving:
+        elif header.kind == Kind.WANT_STATE and self.serves:
             return [ServeState(sender, chunk, self.version)]
-        elif header.kind == Kind.WANT_MANIFEST and serving and header.version == self.version:
+        elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
             return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
         missing = Header(
             Kind.MISSING, self._run_tag, decision_no=int(header.kind), version=header.version, chunk=chunk

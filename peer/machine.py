@@ -2,7 +2,7 @@
 
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
-    on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored: a checkpoint was read
+    on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
     on_timer     time passed                 leave        the user wants to go
 
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
@@ -51,15 +51,10 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.participation import Participation
+from farflung.peer.recalling import Held, Recalling
 from farflung.peer.reports import Reporter
 from farflung.peer.saving import Restoring, Saving
 from farflung.peer.training import Training
-
-UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
-UNREACHABLE_HINT = (
-    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
-    "it printed last"
-)
 
 
 class PeerMachine:
@@ -75,6 +70,7 @@ class PeerMachine:
         self.tick: Tick | None = None
         self.saving = Saving()
         self.restoring = Restoring()
+        self.recalling = Recalling()
         self.exited = False
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._in_seq = 0
@@ -197,7 +193,9 @@ class PeerMachine:
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
-        effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
+        effects += self.recalling.look(tick, part.lanes)
+        reading = self.training.loading or self.recalling.busy
+        effects += self.restoring.look(tick, part.lanes, reading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
@@ -284,9 +282,15 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         self._now = now
         assert self.exchange is not None
-        notes: list[do.Effect] = [do.Note(problem) for problem in problems]
+        notes: list[do.Effect] = [do.Note(each) for each in problems]
         good = self.restoring.on_end(version, now, self.reports.era)
         return notes + (self.exchange.on_restored(version) if good else []) + self._move_on()
+
+    def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
+        """These pieces of the run's state, which had arrived before a crash, stand in it again."""
+        self._now = now
+        assert self.part is not None
+        return self.recalling.on_end(held, self.part.lanes, self.reports.era) + self._move_on()
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -354,10 +358,8 @@ class PeerMachine:
         if self.exited:
             return []
         if self.doorway.stand != Stand.INSIDE:
-            if self.doorway.silent_s(now) >= UNREACHABLE_AFTER_S:
-                return self._exit(
-                    "unreachable", f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
-                )
+            if gave_up := self.doorway.unreachable(now):
+                return self._exit("unreachable", gave_up)
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             if self.part is not None and self.exchange is not None:
@@ -381,7 +383,7 @@ class PeerMachine:
         inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
         for lane in part.lanes if only is None else [only]:
-            busy = self._providing or self.restoring.busy
+            busy = self._providing or self.restoring.busy or self.recalling.busy
             if not self.training.works[lane.fragment.number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and inside:

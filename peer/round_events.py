@@ -70,6 +70,10 @@ class RoundEvents:
             upload_limits=upload_limits,
         )
 
+    def on_piece(self, chunk: int, version: int) -> None:
+        if self._log.detailed:
+            self._log.write("piece", chunk=chunk, version=version)
+
     # ---- what it does --------------------------------------------------------------------------------------
 
     def on_effect(self, effect: do.Effect, machine: PeerMachine) -> None:

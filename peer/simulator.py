@@ -1,8 +1,8 @@
 """The simulator: the production machines in virtual time over a seeded, hostile network.
 
-One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links
-are cut; any party is killed and started again between any two effects; trainers crash.  The invariants are
-checked at every event.  After the faults the network is calm and the run must come to its end.
+One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links are cut;
+any party is killed and started again between any two effects; trainers crash.  The invariants are checked at every
+event.  After the faults the network is calm and the run must come to its end.
 
 Used by the tests, and by hand: `python -m farflung.peer.simulator SEED`.  Nothing here waits or sleeps.
 """
@@ -36,7 +36,7 @@ from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import Surroundings, VirtualPeer
+from farflung.peer.virtual_peer import Surroundings, VirtualArrivals, VirtualPeer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
@@ -87,6 +87,7 @@ class World:
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
+        self.arrived: dict[int, VirtualArrivals] = {}  # and so does what joiners had fetched
         self._keys = [self._identity() for _ in range(scenario.peers)]
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
@@ -212,7 +213,8 @@ class World:
             forge=self._forge,
         )
         self.note(f"{me.peer} starts")
-        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))
+        arrived = self.arrived.setdefault(index, {})
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), arrived)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements

@@ -25,6 +25,8 @@ from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
+VirtualArrivals = dict[int, tuple[int, int, bytes, bytes]]  # chunk -> era, version, its digest, bytes
+
 
 @dataclass
 class Surroundings:
@@ -49,6 +51,7 @@ class VirtualPeer:
     model: ModelSchema
     world: Surroundings
     disk: VirtualDisk | None = None
+    arrived: VirtualArrivals = field(default_factory=dict)  # it survives every kill
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: VirtualTrainer | None = field(default=None, init=False)
@@ -62,6 +65,7 @@ class VirtualPeer:
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
         self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
+        self.machine.recalling.enabled = True
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], list[Sample]] = {}  # by (slot, fragment)
@@ -140,6 +144,7 @@ class VirtualPeer:
                 | do.Resolve()
                 | do.ServeState()
                 | do.ServeManifest()
+                | do.Recall()
             ):
                 era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
@@ -169,10 +174,17 @@ class VirtualPeer:
         match effect:
             case Install():
                 self.state.install(effect)
+                self._keep(effect, era)
             case Roll():
                 self.world.observe("roll", (self, effect, era))
                 self.state.roll(effect)
+                if effect.chunk in self.arrived:
+                    self._keep(effect, era)
+            case do.Recall():
+                self._recall(effect, now)
             case Seal():
+                for chunk in self.fragments[effect.fragment].chunks:
+                    self.arrived.pop(chunk, None)
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
@@ -189,6 +201,19 @@ class VirtualPeer:
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
                 self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
+
+    def _keep(self, effect: Install | Roll, era: int) -> None:
+        lane = self.machine.part.lane_of_chunk(effect.chunk) if self.machine.part is not None else None
+        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
+        self.arrived[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
+
+    def _recall(self, effect: do.Recall, now: float) -> None:
+        held = {}
+        for chunk, (era, version, digest, raw) in self.arrived.items():
+            if era == effect.era:
+                self.state.install(Install(chunk, version, raw))
+                held[chunk] = (version, digest)
+        self.carry_out(self.machine.on_recalled(held, now))
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)

@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, SPOILED_FORGIVEN, CatchUp
+from farflung.checkpoints.donors import SPOILED_FORGIVEN
+from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.collectives import line as lines
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import DataEffect, Install, SendFrame

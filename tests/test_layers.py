@@ -70,9 +70,9 @@ PURE = (
         "coordinator",
         "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back",
     )
-    | files("checkpoints", "transfer manifest")
+    | files("checkpoints", "transfer manifest donors")
     | files("optim", "outer")
-    | files("peer", "machine saving")
+    | files("peer", "machine saving recalling serving")
 )
 IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "logging", "os", "sqlite3"}
 
