@@ -87,6 +87,7 @@ def run(peers: int, monkeypatch: pytest.MonkeyPatch, fragments: int = 1) -> Obse
 
     monkeypatch.setattr(virtual_peer.VirtualPeer, "from_trainer", with_own_tokens)
     calm = Scenario(
+        policy="mean",
         peers=peers,
         fragments=fragments,
         rounds=ROUNDS,

@@ -154,7 +154,7 @@ def with_tensor(**changes: object) -> ModelSchema:
 def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
     wrong = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION + 1, run="demo"))
-    hall.refuses("protocol", "3 here, 2 in the run", wrong)
+    hall.refuses("protocol", f"{PROTOCOL_VERSION + 1} here, {PROTOCOL_VERSION} in the run", wrong)
     hall.refuses(
         "run",
         "'demo', not 'other'",
@@ -165,7 +165,7 @@ def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", "protocol version is 7 here, 2 in the run", {"protocol": 7}),
+        ("protocol", f"protocol version is 7 here, {PROTOCOL_VERSION} in the run", {"protocol": 7}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
@@ -431,7 +431,8 @@ messages = st.one_of(
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
         "refused": st.dictionaries(st.sampled_from([Guest(1).peer, "?"]), st.sampled_from(list(Verdict)), max_size=2),
         "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
-        "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
+        "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG]),
+        "dots": st.none() | st.builds(m.DotProducts, masks, masks, st.lists(st.floats(), max_size=3).map(tuple))}),
 )  # fmt: skip
 
 
