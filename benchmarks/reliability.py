@@ -134,7 +134,14 @@ ROWS = [
         "6", "... killed and started at once", "inner steps go on", MATRIX, (), ("coordinator away for 0 s",)
     ),
     Row("6", "... away for 5 s", "inner steps go on", MATRIX, (), ("coordinator away for 5 s",)),
-    Row("6", "... killed again and again", "no commit is lost", MATRIX, (), ("coordinator killed",)),
+    Row(
+        "6",
+        "... killed 200 times, at random moments",
+        "no commit is lost",
+        MATRIX,
+        (),
+        ("coordinator killed",),
+    ),
     Row(
         "7",
         "the coordinator's disk is full",
