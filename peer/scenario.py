@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 
 from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.schema import ModelSchema, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -93,4 +94,15 @@ def manifest_for(scenario: Scenario) -> Manifest:
         go_back_after_s = {scenario.go_back_after_s}
         """,
         "simulated",
+    )
+
+
+def model_for(scenario: Scenario) -> ModelSchema:
+    """One tensor, four values a chunk."""
+    return ModelSchema(
+        tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
+        chunk_elements=4,
+        chunk_count=scenario.chunks,
+        first_plain_chunk=scenario.chunks,
+        frozen=bytes(32),
     )

@@ -28,12 +28,11 @@ from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Wri
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
-from farflung.peer.scenario import Scenario, manifest_for
+from farflung.peer.scenario import Scenario, manifest_for, model_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
 from farflung.peer.virtual_peer import Surroundings, VirtualArrivals, VirtualPeer
@@ -68,13 +67,7 @@ class World:
         self.kills = 0
         self.events = 0
         self.manifest = manifest_for(scenario)
-        self.model = ModelSchema(
-            tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
-            chunk_elements=4,
-            chunk_count=scenario.chunks,
-            first_plain_chunk=scenario.chunks,
-            frozen=bytes(32),
-        )
+        self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
         self.invariants = Invariants(self.model, gather, scenario.fragments)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
