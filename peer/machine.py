@@ -193,8 +193,8 @@ class PeerMachine:
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
         effects += self.recalling.look(tick, part.lanes)
-        reading = self.training.loading or self.recalling.busy
-        effects += self.restoring.look(tick, part.lanes, reading, self._now)
+        loading = self.training.loading or self.recalling.busy
+        effects += self.restoring.look(tick, part.lanes, loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
@@ -284,11 +284,10 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         self._now = now
         assert self.exchange is not None
-        notes, good = (
-            [do.Note(each) for each in problems],
-            self.restoring.on_end(version, now, self.reports.era),
+        read = (
+            self.restoring.on_end(version, now, self.reports.era) and self.exchange.on_restored(version) or []
         )
-        return [*notes] + (self.exchange.on_restored(version) if good else []) + self._move_on()
+        return [*map(do.Note, problems), *read, *self._move_on()]
 
     def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""
