@@ -176,8 +176,7 @@ class PeerMachine:
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
         if len(tick.fragments) != len(part.lanes):
             return []
-        told = self.tick.reason if self.tick is not None else ""
-        self.tick = tick
+        told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
         if tick.goal in ("sync", "wait") and tick.reason != told:
             if tick.goal == "wait" or part.is_behind(tick.fragments):
@@ -193,8 +192,8 @@ class PeerMachine:
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
         effects += self.recalling.look(tick, part.lanes)
-        loading = self.training.loading or self.recalling.busy
-        effects += self.restoring.look(tick, part.lanes, loading, self._now)
+        if not self.recalling.busy:
+            effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
@@ -284,9 +283,8 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         self._now = now
         assert self.exchange is not None
-        read = (
-            self.restoring.on_end(version, now, self.reports.era) and self.exchange.on_restored(version) or []
-        )
+        good = self.restoring.on_end(version, now, self.reports.era)
+        read = self.exchange.on_restored(version) if good else []
         return [*map(do.Note, problems), *read, *self._move_on()]
 
     def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
