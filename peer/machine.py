@@ -177,8 +177,7 @@ class PeerMachine:
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
         if len(tick.fragments) != len(part.lanes):
             return []
-        told = self.tick.reason if self.tick is not None else ""
-        self.tick = tick
+        told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
         if tick.goal in ("sync", "wait") and tick.reason != told:
             if tick.goal == "wait" or part.is_behind(tick.fragments):
@@ -194,8 +193,8 @@ class PeerMachine:
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
         effects += self.recalling.look(tick, part.lanes)
-        reading = self.training.loading or self.recalling.busy
-        effects += self.restoring.look(tick, part.lanes, reading, self._now)
+        if not self.recalling.busy:
+            effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
