@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farflung.collectives.errors import Refused, UserError
     from farflung.peer.api import Run, join
+    from farflung.peer.text_lines import TextLines
 
-__all__ = ["join", "Run", "Refused", "UserError", "__version__"]
+__all__ = ["join", "Run", "TextLines", "Refused", "UserError", "__version__"]
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
     "join": "farflung.peer.api",
     "Run": "farflung.peer.api",
+    "TextLines": "farflung.peer.text_lines",
     "Refused": "farflung.collectives.errors",
     "UserError": "farflung.collectives.errors",
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from farflung.collectives.errors import UserError
 
-# A sample's gradient goes into every fragment; the commits of this one say that it is used, and count its tokens.
+# The same tokens go into every fragment: the commits of this one count them, and tell the loss.
 BOOKS_FRAGMENT = 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.collectives import shares
-from farflung.collectives.fragments import BOOKS_FRAGMENT, Fragment, fragments_of
+from farflung.collectives.fragments import Fragment, fragments_of
 from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_member
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
@@ -217,17 +217,17 @@ class Conductor:
 
     def on_sent(self, member: Member, sent: Sent) -> None:
         assert self.round is not None
-        problem = self.core.ledger.leases.problem(member.peer, sent.used) if self._keeps_books else None
+        problem = self.core.ledger.leases.problem(member.peer, sent.used, self.fragment)
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = problem
         why = self.round.on_sent(member.peer, sent)
         if why:
             self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
 
-    @property
-    def _keeps_books(self) -> bool:
-        """Its commits say which samples were used, for all fragments."""
-        return self.fragment == BOOKS_FRAGMENT
+    def may_use_work_of(self, peer: str) -> bool:
+        """A commit of the round in flight may acknowledge what this peer sent."""
+        flight = self.round
+        return flight is not None and peer in flight.plan.members and peer not in flight.barred
 
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
@@ -322,7 +322,7 @@ class Conductor:
         core.write(
             CommittedRound(
                 commit=commit,
-                used={m: sent[m].used for m in included} if self._keeps_books else {},
+                used={m: sent[m].used for m in included},
                 excluded=dict(self.round.decision.reasons),
                 tokens=tokens,
                 steps=sum(sent[m].steps for m in included),

@@ -12,7 +12,7 @@ from typing import Any
 
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Commit
-from farflung.coordinator.leases import Leases
+from farflung.coordinator.leases import Leases, Reach
 from farflung.coordinator.records import (
     AbortedRound,
     Admitted,
@@ -29,6 +29,7 @@ from farflung.coordinator.records import (
     Released,
     RolledBack,
     Started,
+    StreamEnded,
     Vouched,
 )
 from farflung.coordinator.schema import ModelSchema
@@ -55,13 +56,14 @@ class FragmentBook:
     norms: dict[int, float] = field(default_factory=dict)  # of the last merged updates, by version
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
+    marks: dict[int, Mark] = field(default_factory=dict)  # by version
 
 
 @dataclass(frozen=True)
 class Mark:
     """What the books said when a version was committed: to be said again if the run goes back to it."""
 
-    leases: Leases
+    reach: Reach
     tokens: int
     loss: float | None
 
@@ -82,12 +84,11 @@ class Ledger:
     loss: float | None = None
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
     names: dict[str, str] = field(default_factory=dict)
-    marks: dict[int, Mark] = field(default_factory=dict)  # by version of the fragment that keeps the books
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.leases = Leases(self.lease_samples)
+        self.leases = Leases(self.lease_samples, fragments=self.fragments)
         self.books = [FragmentBook() for _ in range(self.fragments)]
 
     @property
@@ -109,7 +110,11 @@ class Ledger:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
                 # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
-                self.leases = Leases(self.lease_samples, samples, next_id=self.leases.next_id)
+                self.leases = Leases(
+                    self.lease_samples, samples, self.fragments, next_id=self.leases.next_id
+                )
+            case StreamEnded(samples=samples):
+                self.leases.end_stream(samples)
             case Genesis(peer=peer):
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
@@ -159,17 +164,15 @@ class Ledger:
             book.norms[commit.version] = record.norm
             for old in sorted(book.norms)[:-NORMS_KEPT]:
                 del book.norms[old]
-        if commit.fragment != BOOKS_FRAGMENT:
-            return
-        # A sample's gradient goes into every fragment: only one of them counts it.
-        self.tokens += record.tokens
-        self.loss = record.loss if record.loss is not None else self.loss
+        if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment: one of them counts them
+            self.tokens += record.tokens
+            self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():
-            self.leases.acknowledge(used)
-        self.marks[book.version] = Mark(self.leases.copy(), self.tokens, self.loss)
+            self.leases.acknowledge(used, commit.fragment)
+        book.marks[book.version] = Mark(self.leases.reach(commit.fragment), self.tokens, self.loss)
         # Not one that a digest is kept of, and the digest of this version is not settled yet.
-        for old in [v for v in self.marks if not self._is_kept(v, book.version - 1)]:
-            del self.marks[old]
+        for old in [v for v in book.marks if not self._is_kept(v, book.version - 1)]:
+            del book.marks[old]
 
     def is_saved(self, version: int) -> bool:
         """Checkpoints of this version may exist."""
@@ -180,26 +183,22 @@ class Ledger:
         return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
 
     def _go_back(self, versions: tuple[int, ...]) -> None:
+        """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
         self.era += 1
-        if versions[BOOKS_FRAGMENT] < self.books[BOOKS_FRAGMENT].version:
-            self._reopen_books(versions[BOOKS_FRAGMENT])
-        for book, version in zip(self.books, versions, strict=True):
+        reaches = []
+        for fragment, (book, version) in enumerate(zip(self.books, versions, strict=True)):
+            if version < book.version:
+                mark = book.marks.get(version, Mark(Reach(0, 0, ()), 0, None))  # of version 0 there is none
+                reaches.append(mark.reach)
+                if fragment == BOOKS_FRAGMENT:
+                    self.tokens, self.loss = mark.tokens, mark.loss
+            else:
+                reaches.append(self.leases.reach(fragment))
             book.version, book.open_round, book.dropped_at = version, 0, -1
             known: dict[int, Any]
-            for known in (book.digests, book.commits, book.norms):
+            for known in (book.digests, book.commits, book.norms, book.marks):
                 for newer in [v for v in known if v > version]:
                     del known[newer]
+        self.leases.go_back(reaches)
         kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
         self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
-
-    def _reopen_books(self, version: int) -> None:
-        """Samples that only the lost versions had used are leased again; nothing leased since then counts."""
-        mark = self.marks.get(version)
-        if mark is None:  # version 0: nothing was acknowledged yet
-            mark = Mark(Leases(self.lease_samples, self.leases.samples), 0, None)
-        leases = mark.leases.copy()
-        leases.next_id = self.leases.next_id  # a number names one lease for ever
-        leases.release(list(leases.held))
-        self.leases, self.tokens, self.loss = leases, mark.tokens, mark.loss
-        for newer in [v for v in self.marks if v > version]:
-            del self.marks[newer]

@@ -119,6 +119,11 @@ class Membership:
         for oldest in gone[:-LOST_KEPT]:
             del self.members[oldest.peer]
 
+    def has_left(self, peer: str) -> bool:
+        """It said good-bye: its process does not come back."""
+        member = self.members.get(peer)
+        return member is not None and not member.alive and member.state == "left"
+
     def to_dial(self, now: float) -> list[Member]:
         """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
         due = [

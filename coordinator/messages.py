@@ -42,6 +42,7 @@ Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
 Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
+UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -155,10 +156,12 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     down_bytes_per_s: Count
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
-    samples: Count  # size of my data set, 0 if the run does not lease mine
+    samples: Count  # size of my data set, 0 if the run does not lease mine; UNKNOWN_LENGTH: it is a stream
     rough: bool  # the rates come from no round yet: from a probe, or from limits
     era: Count  # what I say of versions is meant in this era: see RolledBack in records.py
     saved: Version  # the newest version of which I wrote a checkpoint
+    unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
+    leaving: bool  # I stay for the rounds that I am in, and begin no other
 
 
 class Sent(_FromMember, frozen=True, kw_only=True):
@@ -205,13 +208,23 @@ class Leave(_FromMember, frozen=True, kw_only=True):
 
 
 class Lease(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Samples [start, stop) of one epoch's order; those before `upto` are committed already."""
+    """Samples [start, stop) of one epoch's order; those before `upto` are committed already, in every fragment."""
 
     lease: Count
     epoch: Count
     start: Count
     stop: Count
     upto: Count
+    uptos: Annotated[tuple[Count, ...], Meta(max_length=FRAGMENTS_MAX)] = ()  # where the fragments differ
+
+    @classmethod
+    def at(cls, lease: int, epoch: int, start: int, stop: int, uptos: tuple[int, ...]) -> Lease:
+        upto = min(uptos)
+        return cls(lease, epoch, start, stop, upto, uptos if max(uptos) > upto else ())
+
+    def reached(self, fragments: int) -> tuple[int, ...]:
+        """How far each fragment has learned from it."""
+        return self.uptos if len(self.uptos) == fragments else (self.upto,) * fragments
 
 
 class _ToMember(_Message, frozen=True, kw_only=True):

@@ -36,6 +36,13 @@ class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
     peer: str
 
 
+class StreamEnded(_Record, frozen=True, kw_only=True, tag="stream_ended"):
+    """A peer read a data set of unknown length to its end: this is the length of every epoch."""
+
+    samples: int
+    peer: str
+
+
 class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
     """Version 0 of every fragment is the founder's initial state."""
 
@@ -127,6 +134,7 @@ Record = (
     Started
     | ModelFixed
     | DataFixed
+    | StreamEnded
     | Genesis
     | Admitted
     | Vouched

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.collectives.digests import HASH_BYTES
-from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
@@ -64,7 +63,7 @@ class RunMachine:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
         self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
-        self.lending = Lending(self.core, self.conductors[BOOKS_FRAGMENT])
+        self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
         self.door = Door(self.core)
@@ -216,6 +215,7 @@ class RunMachine:
                 return self._on_beat(member, message)
             case Leave():
                 self._lose(member, "left", message.reason or "it left")
+                self.lending.reclaim()
                 return Verdict.ACCEPTED
 
     def _on_beat(self, member: Member, beat: Beat) -> Verdict:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from farflung import __version__
 from farflung.collectives.limits import CONTROL_BIN_BYTES
+from farflung.coordinator.leases import Leases
 from farflung.coordinator.member_status import finite, member_status, one_digest
+from farflung.coordinator.messages import UNKNOWN_LENGTH
 
 if TYPE_CHECKING:
     from farflung.coordinator.conductor import Conductor
@@ -67,17 +69,25 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(at - machine.started_at, 2), "text": text} for at, text in core.events],
-        "leases": {
-            "samples": ledger.leases.samples,
-            "leased": ledger.leases.leased_samples,
-            "committed": ledger.leases.committed_samples,
-            "returned": ledger.leases.returned_samples,
-        },
+        "leases": _leases(ledger.leases),
         "frames": machine.counters.as_dict(),
     }
     if ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in machine.conductors]
     return status
+
+
+def _leases(leases: Leases) -> dict[str, Any]:
+    """leased = committed + held + returned, always: a sample that was returned and leased again counts each time."""
+    return {
+        "samples": leases.samples if leases.samples != UNKNOWN_LENGTH else None,  # of an epoch
+        "epoch": leases.epoch,
+        "leased": leases.leased_samples,
+        "committed": leases.committed_samples,
+        "held": leases.held_samples,
+        "returned": leases.returned_samples,
+        "waiting": leases.waiting_samples,  # of the returned: not leased again yet
+    }
 
 
 def _least_advanced(machine: RunMachine) -> Conductor:

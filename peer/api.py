@@ -30,9 +30,9 @@ from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.agent_process import AgentProcess
 from farflung.peer.inner_loop import InnerLoop
-from farflung.peer.leased_data import checked_size, tokens_in
+from farflung.peer.leased_data import tokens_in
 from farflung.peer.optimizer import RunOptimizer
-from farflung.peer.sampling import permuted_range
+from farflung.peer.reading import Source, source_of
 
 Collate = Callable[[list[Any]], Any]
 SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
@@ -98,7 +98,7 @@ class Connection:
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
             loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
-            run = Run(self._agent, loop, RunOptimizer(optimizer, loop.after_step), self.name)
+            run = Run(self._agent, loop, RunOptimizer(optimizer, loop.after_step, loop.before_step), self.name)
             loop.attach()
             undo.pop_all()
         return run
@@ -137,21 +137,24 @@ class Run:
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
-        `dataset`: map-style (`__len__`, `__getitem__`), the same on every peer.  A batch counts as used once
-        the next step is done; the last batch of a lease may be smaller.
+        `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
+        iterable, visited in its own order (docs/models.md says what that costs); or the path of a text file, whose
+        lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
+        smaller.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
             raise UserError(f"batch_size must be at least 1, found {batch}")
-        return self._batches(dataset, checked_size(dataset), batch, collate or default_collate)
+        return self._batches(source_of(dataset, self.manifest.run.seed), batch, collate or default_collate)
 
-    def _batches(self, dataset: Any, size: int, batch: int, collate: Collate) -> Iterator[Any]:
-        seed = self.manifest.run.seed
-        while (span := self._loop.next_span(size, batch)) is not None:
-            indices = permuted_range(seed, span.epoch, size, span.start, span.stop)
-            made = collate([dataset[index] for index in indices])
-            self._loop.hand_out(span, tokens_in(made, len(indices)))
-            yield made
+    def _batches(self, source: Source, batch: int, collate: Collate) -> Iterator[Any]:
+        while (span := self._loop.next_span(source.samples, batch)) is not None:
+            samples = source.read(span)
+            made = collate(samples) if samples else None
+            # Beyond the end of a stream there is nothing to use: the lease is acknowledged all the same.
+            self._loop.hand_out(span, tokens_in(made, len(samples)))
+            if samples:
+                yield made
 
     # ---- what there is to know
 

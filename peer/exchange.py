@@ -7,7 +7,6 @@ the trainer has of it), and decides when a trainer that waits may go on.
 from __future__ import annotations
 
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.coordinator.messages import FragmentTick, Tick
 from farflung.peer.effects import Effect, Note
 from farflung.peer.lane import Lane
@@ -84,10 +83,10 @@ class Exchange:
         if lane.lost_track:
             lane.lost_track = False
             told = Note("away for too long to know whether my last contribution counted: it is dropped")
-            effects += training.forget_leases() if fragment == BOOKS_FRAGMENT else []
-            return [*effects, told, *training.drop_work(fragment, version)]
+            return [*effects, *training.forget_leases(), told, *training.drop_work(fragment, version)]
         if consumed is not None:
-            effects += training.on_commit_used({used.lease: used.upto for used in consumed.frozen.used})
+            used = {used.lease: used.upto for used in consumed.frozen.used}
+            effects += training.on_commit_used(fragment, used)
         taken = consumed.frozen if consumed is not None and not consumed.disowned else None
         return effects + training.load(fragment, version, taken)
 

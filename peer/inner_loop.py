@@ -92,7 +92,7 @@ class InnerLoop:
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4)
         fragments = fragments_of(self.layout.chunk_count, manifest.round.fragments)
         self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
-        self.leases = LeaseBook()
+        self.leases = LeaseBook(len(fragments))
         self.step_count = 0
         self.finished = False
         self._model = model
@@ -102,6 +102,8 @@ class InnerLoop:
         self._shared: SharedState | None = None
         self._loaded: list[Tensor] = []  # the model, each part of it right after its last load
         self._schedule = Blocking(manifest.round.sync_every, len(fragments))
+        self._before: list[Tensor] | None = None  # the model before a step that some fragments must not see
+        self._samples = 0
         self._period_step = 0
         self._all_tokens = 0
         self._batch_tokens = 0  # handed out since the last step
@@ -145,6 +147,11 @@ class InnerLoop:
             self._losses.add(loss)
         self._said_tokens = tokens
 
+    def before_step(self) -> None:
+        """Before every optimizer step.  Rarely, not all fragments may learn from it (see LeaseBook.learners)."""
+        every = self.finished or len(self.leases.learners()) == len(self.parts)
+        self._before = None if every else self.layout.snapshot(self._model)
+
     def after_step(self) -> None:
         """After every optimizer step.  Loads may come at any step; a freeze waits for the agent."""
         if self.finished:
@@ -165,8 +172,13 @@ class InnerLoop:
         self._said_tokens, self._batch_tokens = None, 0
         self.step_count += 1
         self._all_tokens += tokens
-        for part in self.parts:
-            part.count(tokens)
+        learners = self.leases.learners()
+        for number, part in enumerate(self.parts):
+            if number in learners:
+                part.count(tokens)
+            elif self._before is not None:
+                part.put_back(self._model, self._before)
+        self._before = None
         self._period_step += 1
         self.leases.on_step()
 
@@ -201,7 +213,7 @@ class InnerLoop:
             slot=part.spare,
             tokens=part.tokens,
             steps=part.steps,
-            used=self.leases.used() if number == BOOKS_FRAGMENT else (),
+            used=self.leases.used(number),
             loss=loss,
             fragment=number,
             step=self.step_count,
@@ -252,15 +264,22 @@ class InnerLoop:
         if not self._loaded:
             self._loaded = self.layout.snapshot(self._model)  # room for what every part is loaded with
         self.parts[load.fragment].load(load, self._model, self._loaded, self.shared)
-        if load.keep in ("drop", "restore") and load.fragment == BOOKS_FRAGMENT:
-            self._start_period()
-            self.leases.restart()
+        if load.keep in ("drop", "restore"):
+            self.leases.restart(load.fragment)
+            if load.fragment == BOOKS_FRAGMENT:
+                self._start_period()
         self._channel.send(Loaded(version=load.version, fragment=load.fragment))
 
     # ---- data
 
     def next_span(self, samples: int, batch: int) -> Span | None:
-        """The next leased samples; waits for a lease where there is none.  None: the run is over."""
+        """The next leased samples; waits for a lease where there is none.  None: the run is over.
+
+        `samples`: of an epoch, as far as it is known by now.
+        """
+        if samples != self._samples:
+            self._samples = samples
+            self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         warn_at = self._clock() + PATIENCE_S
         while not self.finished:
             # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from farflung.checkpoints.manifest import chunk_hash
 from farflung.collectives.digests import hash_bytes, root_of, split_hashes
 from farflung.collectives.effects import Roll, Seal
-from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
+from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
@@ -66,9 +66,9 @@ class Invariants:
         self._gather = gather
         self._fragments = fragments_of(model.chunk_count, fragments)
         self.eras = [Era()]
-        self.used: dict[int, set[tuple[int, ...]]] = {}  # samples, by round
+        self.used: dict[int, set[Sample]] = {}  # samples, by round
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
-        self.samples_committed: list[set[tuple[int, ...]]] = [set() for _ in self._fragments]
+        self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.steps_committed = 0
         self.checks = 0
@@ -126,9 +126,8 @@ class Invariants:
         for peer in commit.included:
             sent = self.contributions[peer, commit.round_no]
             self.steps_committed += sent.steps
-            # One fragment keeps the books: there a sample counts once.  Elsewhere nobody's work goes in twice, but a
-            # sample whose reader was lost may be read again by somebody else.
-            used = {sample[:2] if fragment == BOOKS_FRAGMENT else sample for sample in sent.samples}
+            used = set(sent.samples)
+            self._require("P7", len(used) == len(sent.samples), f"{peer} read a sample twice in one round")
             again = self.samples_committed[fragment] & used
             told = f"{sorted(again)[:3]} went into version {version} of {fragment} a second time"
             self._require("P7", not again, told)
@@ -177,7 +176,9 @@ class Invariants:
         peer, encode, payloads = details
         first = self._fragments[encode.fragment].first * self._elements
         steps = round(float(peer.slots[encode.slot][first]))
-        samples = tuple(peer.kept_work(encode.slot, encode.fragment))
+        samples = tuple(
+            sample for step in peer.kept_work(encode.slot, encode.fragment) for sample in step
+        )
         made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
         made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
 
@@ -220,6 +221,17 @@ class Invariants:
             ever = [c for era in self.eras for c in era.commits.values()]
             mine = [c for c in ever if c.fragment == load.fragment and peer.peer in c.included]
             self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
+
+    def on_books(self, ledger: Ledger) -> None:
+        """P7 to the sample: what the books say of a fragment is what it has learned from, no more and no less."""
+        leases = ledger.leases
+        for fragment, learned in enumerate(self.samples_committed):
+            granted = {(epoch, place) for epoch in range(leases.epoch) for place in range(leases.samples)}
+            granted |= {(leases.epoch, place) for place in range(leases.cursor)}
+            missing = leases.reach(fragment).missing
+            lacks = {(epoch, place) for epoch, start, stop in missing for place in range(start, stop)}
+            told = f"fragment {fragment}: the books and the model differ in {sorted(granted - lacks ^ learned)[:3]}"
+            self._require("P7", granted - lacks == learned and lacks <= granted, told)
 
     # ---- at the end --------------------------------------------------------------------------------------------
 

@@ -163,6 +163,12 @@ class ModelLayout:
         for tensor, piece in self._pieces(model, start, count):
             _write(copies[piece.index], piece, _read(tensor, piece))
 
+    def put_back(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
+        """The other way round: a part of the model as it was in an earlier snapshot."""
+        with torch.no_grad():
+            for tensor, piece in self._pieces(model, start, count):
+                _write(tensor, piece, _read(copies[piece.index], piece))
+
     def write_delta(
         self,
         model: nn.Module,

@@ -52,7 +52,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     slot: int
     tokens: int
     steps: int
-    used: tuple[Used, ...]  # named with one fragment only: see BOOKS_FRAGMENT in collectives/fragments.py
+    used: tuple[Used, ...]  # samples that this fragment has learned from
     loss: float | None
     fragment: int = 0
     step: int = 0  # the trainer's count of all its steps
@@ -60,7 +60,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
 
 
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
-    samples: int  # size of the data set
+    samples: int  # size of the data set, or UNKNOWN_LENGTH
     want: int  # samples wanted beyond what is leased now
 
 
@@ -106,7 +106,7 @@ class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
 
 
 class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
-    leases: tuple[Lease, ...]  # `upto`: where to go on reading
+    leases: tuple[Lease, ...]  # `upto`, `uptos`: where to go on reading
 
 
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):

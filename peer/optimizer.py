@@ -1,8 +1,8 @@
-"""`run.optimizer`: the user's inner optimizer, plus one call to the run after every optimizer step.
+"""`run.optimizer`: the user's inner optimizer, plus a call to the run before and after every optimizer step.
 
 Owns: the count of optimizer steps.
-Called by: the user's loop, LR schedulers, GradScaler, gradient clipping; `after_step` is the trainer's.
-Must not know: what happens in `after_step`.
+Called by: the user's loop, LR schedulers, GradScaler, gradient clipping; the two callbacks are the trainer's.
+Must not know: what happens in `before_step` and `after_step`.
 
 Everything a scheduler or scaler reads or writes is the inner optimizer's own object.  `Optimizer.__init__` is
 not called on purpose: it would make a second `param_groups` list and a second `state`, which drift apart from
@@ -30,21 +30,26 @@ _HOOK_TABLES = (
 
 
 class RunOptimizer(Optimizer):
-    """A `torch.optim.Optimizer` that steps `inner` and then tells the run.
+    """A `torch.optim.Optimizer` that tells the run, steps `inner` and tells the run again.
 
     A step that GradScaler skips is no step: it is not counted and `after_step` is not called.  Hooks are kept
     in the inner optimizer's tables, so each fires once, before `after_step`, and is handed the inner
     optimizer.
     """
 
-    def __init__(self, inner: Optimizer, after_step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        after_step: Callable[[], None],
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
         if not isinstance(inner, Optimizer):
             raise UserError(f"the inner optimizer must be a torch Optimizer, not {type(inner).__name__}")
         if isinstance(inner, RunOptimizer):
             raise UserError("this optimizer already belongs to a run: pass the one you built yourself")
         self.inner = inner
         self.steps = 0
-        self._after_step = after_step
+        self._before_step, self._after_step = before_step, after_step
         for table in _HOOK_TABLES:
             self.__dict__[table] = inner.__dict__.setdefault(table, OrderedDict())
 
@@ -55,6 +60,7 @@ class RunOptimizer(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        self._before_step()
         # Not every optimizer takes a closure; handing over None only when asked keeps those working.
         loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
         self.steps += 1

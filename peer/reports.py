@@ -66,6 +66,7 @@ class Reporter:
         self.vitals = Vitals()
         self.roster_no = 0
         self.era = 0
+        self.leaving = False
         self._seq = 0
         self._said: dict[int, Said] = {}  # by fragment
 
@@ -161,10 +162,12 @@ class Reporter:
                 down_bytes_per_s=vitals.down_bytes_per_s,
                 rough=vitals.rough,
                 have=tuple(sorted(training.known_leases)),
+                unsure=training.unsure,
                 want=training.want,
                 samples=training.samples,
                 era=self.era,
                 saved=vitals.saved,
+                leaving=self.leaving,
             )
         )
 

@@ -144,6 +144,8 @@ class World:
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
                     self._dial_back(machine, effect)
+        if any(isinstance(effect, Write) for effect in effects):
+            self.invariants.on_books(machine.core.ledger)
 
     def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
         """A handshake is a few packets; where none arrives the dialler gives up."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
 from farflung.peer.effects import Effect, Tell
@@ -26,6 +25,7 @@ class Training:
         self.leases: dict[int, Lease] = {}
         self.samples = 0
         self.want = 0
+        self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Training:
     def _tell_load(self, load: Load) -> list[Effect]:
         self.moved_on = True
         # Who starts from the anchor or from a slot must know where to go on reading.
-        restarts = load.keep in ("drop", "restore") and load.fragment == BOOKS_FRAGMENT
+        restarts = load.keep in ("drop", "restore")
         return [*(self._tell_leases() if restarts else []), Tell(load)]
 
     def on_loaded(self, fragment: int) -> None:
@@ -119,8 +119,9 @@ class Training:
         behind it may be unmerged, and only `on_void` knows that this work must go.
         """
         fresh = {lease.lease: lease for lease in leases if lease.lease not in self.leases}
-        if not fresh:
+        if not (fresh or self.unsure):
             return []
+        self.unsure = False
         self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
         self.leases |= fresh
         return self._tell_leases()
@@ -128,18 +129,20 @@ class Training:
     def forget_leases(self) -> list[Effect]:
         """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
         self.leases.clear()
+        self.unsure = True
         return self._tell_leases()
 
-    def on_commit_used(self, used: dict[int, int]) -> list[Effect]:
-        """A commit acknowledged my samples: the trainer must not name them again."""
+    def on_commit_used(self, fragment: int, used: dict[int, int]) -> list[Effect]:
+        """A commit acknowledged my samples for this fragment: the trainer must not name them again."""
         for lease_id, upto in used.items():
             lease = self.leases.get(lease_id)
             if lease is not None:
-                if upto >= lease.stop:
+                uptos = list(lease.reached(len(self.works)))
+                uptos[fragment] = max(uptos[fragment], upto)
+                self.leases[lease_id] = _moved(lease, uptos)
+                if min(uptos) >= lease.stop:
                     del self.leases[lease_id]
-                else:
-                    self.leases[lease_id] = Lease(lease.lease, lease.epoch, lease.start, lease.stop, upto)
-        return self._tell_leases() if used and not self.works[BOOKS_FRAGMENT].fresh else []
+        return self._tell_leases() if used and not self.works[fragment].fresh else []
 
     def on_void(self, void: tuple[int, ...], versions: Sequence[int]) -> list[Effect]:
         """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
@@ -153,25 +156,24 @@ class Training:
     @property
     def known_leases(self) -> set[int]:
         """Leases that I think are mine, and those behind work that stands frozen."""
-        return self.leases.keys() | {u.lease for u in self._frozen_used}
-
-    @property
-    def _frozen_used(self) -> tuple[Used, ...]:
-        frozen = self.works[BOOKS_FRAGMENT].frozen
-        return frozen.used if frozen is not None else ()
+        return self.leases.keys() | {u.lease for work in self.works for u in _used(work)}
 
     def _tell_leases(self) -> list[Effect]:
-        """Where to go on reading: behind what is committed, and behind what stands frozen."""
+        """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""
         if not self.attached:
             return []
-        frozen = {used.lease: used.upto for used in self._frozen_used}
-        return [
-            Tell(
-                LeasesNow(
-                    leases=tuple(
-                        Lease(x.lease, x.epoch, x.start, x.stop, max(x.upto, frozen.get(x.lease, 0)))
-                        for _, x in sorted(self.leases.items())
-                    )
-                )
-            )
-        ]
+        frozen = [{used.lease: used.upto for used in _used(work)} for work in self.works]
+        told = []
+        for _, lease in sorted(self.leases.items()):
+            reached = lease.reached(len(self.works))
+            uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
+            told.append(_moved(lease, uptos))
+        return [Tell(LeasesNow(leases=tuple(told)))]
+
+
+def _used(work: Work) -> tuple[Used, ...]:
+    return work.frozen.used if work.frozen is not None else ()
+
+
+def _moved(lease: Lease, uptos: Sequence[int]) -> Lease:
+    return Lease.at(lease.lease, lease.epoch, lease.start, lease.stop, tuple(uptos))

@@ -44,6 +44,10 @@ class Unmerged:
         self.tokens += tokens
         self.steps += 1
 
+    def put_back(self, model: nn.Module, before: Sequence[Tensor]) -> None:
+        """Undo a step in this fragment.  `before`: a snapshot of the model."""
+        self._layout.put_back(model, before, self._start, self._count)
+
     def write_owed(self, model: nn.Module, loaded: Sequence[Tensor], out: Tensor) -> None:
         """`loaded`: the model right after the last loads; `out`: the fragment's part of a slot."""
         self._layout.write_delta(model, loaded, self._carry, out, self._start)

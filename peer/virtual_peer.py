@@ -23,7 +23,7 @@ from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
 from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
-from farflung.peer.virtual_trainer import Sample, VirtualTrainer
+from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
 VirtualArrivals = dict[int, tuple[int, int, bytes, bytes]]  # chunk -> era, version, its digest, bytes
 
@@ -68,7 +68,7 @@ class VirtualPeer:
         self.machine.recalling.enabled = True
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
-        self._kept_work: dict[tuple[int, int], list[Sample]] = {}  # by (slot, fragment)
+        self._kept_work: dict[tuple[int, int], list[Learned]] = {}  # by (slot, fragment)
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
 
@@ -105,11 +105,11 @@ class VirtualPeer:
         self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
         self.world.after(self._arrivals[direction] - now, arrive)
 
-    def keep_work(self, slot: int, fragment: int, work: list[Sample]) -> None:
+    def keep_work(self, slot: int, fragment: int, work: list[Learned]) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
         self._kept_work[slot, fragment] = list(work)
 
-    def kept_work(self, slot: int, fragment: int) -> list[Sample]:
+    def kept_work(self, slot: int, fragment: int) -> list[Learned]:
         return self._kept_work[slot, fragment]
 
     # ---- effects -----------------------------------------------------------------------------------------

@@ -6,16 +6,13 @@ numbers (P6); it writes down which samples went into its work (P7).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from farflung.collectives.fragments import BOOKS_FRAGMENT
-from farflung.collectives.plan import Used
-from farflung.coordinator.messages import Lease
+from farflung.peer.leased_data import LeaseBook
 from farflung.peer.local_messages import (
     Attach,
     Begin,
@@ -39,7 +36,8 @@ if TYPE_CHECKING:
 SAMPLES_PER_STEP = 2
 DATASET_SAMPLES = 60
 
-Sample = tuple[int, int, int]  # (epoch, sample, which reading of it this was)
+Sample = tuple[int, int]  # (epoch, place in its order)
+Learned = tuple[Sample, ...]  # what one step has learned from
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Part:
     cells: slice  # of the whole vector
     carry: Tensor | None = None
     steps: int = 0
-    work: list[Sample] = field(default_factory=list)  # in the unmerged work, in order
+    work: list[Learned] = field(default_factory=list)  # the unmerged steps, in order
     spare: int = 0
     blocked: bool = True  # not loaded yet, or frozen
 
@@ -70,10 +68,8 @@ class VirtualTrainer:
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
         self._since_freeze = 0
-        self._leases: dict[int, Lease] = {}
-        self._at: dict[int, int] = {}
+        self.leases = LeaseBook(len(self.parts))
         self._stepping = False
-        self._asked = False
 
     # ---- what is owed ----------------------------------------------------------------------------------------
 
@@ -99,7 +95,7 @@ class VirtualTrainer:
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
                 self._go_on()
             case LeasesNow(leases=leases):
-                self._on_leases(leases)
+                self.leases.on_leases(leases)
             case Finish():
                 self.finished = True
                 self.host.from_trainer(Bye(reason="finished"))
@@ -119,12 +115,12 @@ class VirtualTrainer:
             case "rest":
                 part.carry = owed - self.host.slots[load.slot][cells]
                 part.steps -= load.steps
-                part.work = part.work[load.steps * SAMPLES_PER_STEP :]
+                part.work = part.work[load.steps :]
             case "restore":
                 part.carry, part.steps = self.host.slots[load.slot][cells].clone(), load.steps
                 part.work = list(self.host.kept_work(load.slot, part.number))
-        if load.keep in ("drop", "restore") and part.number == BOOKS_FRAGMENT:
-            self._at = {i: lease.upto for i, lease in self._leases.items()}
+        if load.keep in ("drop", "restore"):
+            self.leases.restart(part.number)
         if part.carry is not None and not part.carry.any():
             part.carry = None
         anchor = self.host.anchor[cells]
@@ -133,11 +129,6 @@ class VirtualTrainer:
         self.world.observe("loaded", (self.host, self, load))
         self.host.from_trainer(Loaded(version=load.version, fragment=part.number))
         self._go_on()
-
-    def _on_leases(self, leases: tuple[Lease, ...]) -> None:
-        self._leases = {lease.lease: lease for lease in leases}
-        self._at = {i: max(lease.upto, self._at.get(i, 0)) for i, lease in self._leases.items()}
-        self._asked = False
 
     # ---- inner steps -------------------------------------------------------------------------------------------
 
@@ -152,21 +143,15 @@ class VirtualTrainer:
     def _step(self) -> None:
         if not self.alive or self.finished:
             return
-        samples = self._take(SAMPLES_PER_STEP)
-        if len(samples) < SAMPLES_PER_STEP:
-            if not self._asked:
-                self._asked = True
-                self.host.from_trainer(
-                    Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._sync_every)
-                )
+        want = self.leases.ask(SAMPLES_PER_STEP, SAMPLES_PER_STEP * self._sync_every // 2)
+        if want:
+            self.host.from_trainer(Need(samples=DATASET_SAMPLES, want=want))
+        span = self.leases.next_span(SAMPLES_PER_STEP)
+        if span is None:
             self._again()
             return
-        step = torch.full_like(self._local, 0.01 * (1 + samples[0][1] % 7))
-        for part in self.parts:
-            step[part.cells.start] = 1.0
-            part.steps += 1
-            part.work += samples
-        self._local -= step
+        self.leases.hand_out(span)
+        self._learn(tuple((span.epoch, place) for place in range(span.start, span.stop)))
         self._since_freeze += 1
         self.world.observe("step", self.host)
         if self._since_freeze >= self._sync_every:
@@ -174,23 +159,25 @@ class VirtualTrainer:
         else:
             self._again()
 
-    def _take(self, count: int) -> list[Sample]:
-        """The next samples of my leases, in order; all or none."""
-        room = sum(lease.stop - self._at[i] for i, lease in self._leases.items())
-        if room < count:
-            return []
-        taken: list[Sample] = []
-        for i, lease in sorted(self._leases.items()):
-            while self._at[i] < lease.stop and len(taken) < count:
-                taken.append((lease.epoch, self._at[i], next(_readings)))
-                self._at[i] += 1
-        return taken
+    def _learn(self, samples: Learned) -> None:
+        learners, step = self.leases.learners(), self.step_for(samples)
+        for part in self.parts:
+            if part.number in learners:
+                part.steps += 1
+                part.work.append(samples)
+                self._local[part.cells] -= step[part.cells]
+        self.leases.on_step()
+
+    def step_for(self, samples: Learned) -> Tensor:
+        """By how much every value falls in this step; the first one of each fragment by 1."""
+        step = torch.full_like(self._local, 0.01 * (1 + samples[0][1] % 7))
+        for part in self.parts:
+            step[part.cells.start] = 1.0
+        return step
 
     def _freeze(self) -> None:
         self._since_freeze = 0
         self._stepping = False
-        # Every lease that was begun, also one whose samples came with a restored slot: naming it again is harmless.
-        used = tuple(Used(i, at) for i, at in sorted(self._at.items()) if at > self._leases[i].start)
         for part in self.parts:
             self.host.slots[part.spare][part.cells] = self.delta(part)
             self.host.keep_work(part.spare, part.number, part.work)
@@ -200,15 +187,12 @@ class VirtualTrainer:
                 slot=part.spare,
                 tokens=10 * part.steps,
                 steps=part.steps,
-                used=used if part.number == BOOKS_FRAGMENT else (),
+                used=self.leases.used(part.number),
                 loss=1.0,
                 fragment=part.number,
                 more=part is not self.parts[-1],
             )
             self.host.from_trainer(frozen)
-
-
-_readings = itertools.count()
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

@@ -120,7 +120,7 @@ def a_beat(seq: int) -> Beat:
             "phase": "",
             "loss": None,
             "have": (),
-            **{"rough": False, "era": 0, "saved": -1},
+            **{"rough": False, "era": 0, "saved": -1, "unsure": False, "leaving": False},
         },
     )
 

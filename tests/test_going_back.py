@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.collectives.plan import Commit, Used
+from farflung.coordinator.leases import Range
 from farflung.coordinator.ledger import DIGESTS_KEPT, Ledger
 from farflung.coordinator.messages import Lease
 from farflung.coordinator.records import (
@@ -76,8 +77,10 @@ def test_P7_samples_that_only_lost_versions_used_are_leased_again() -> None:
     ledger = folded([*begin, RolledBack(versions=(2,), reason="lost")])
     assert (ledger.version, ledger.era, ledger.tokens, ledger.loss) == (2, 1, 20, 0.5)
     assert ledger.leases.committed_samples == 6 and not ledger.leases.held
-    # What was used up to version 2 stays used; the rest of lease 1 comes first, then what was never granted by then.
-    assert ledger.leases.next_range(8) == (0, 6, 8) and ledger.leases.cursor == 8
+    # What was used up to version 2 stays used; the rest of lease 1, and what was granted later, comes first.
+    assert ledger.leases.next_range(8) == Range(0, 6, 14, (6,)) and ledger.leases.cursor == 16
+    assert ledger.leases.returned == [Range(0, 6, 16, (6,))]
+    assert ledger.leases.leased_samples == ledger.leases.committed_samples + ledger.leases.returned_samples == 16
     assert ledger.leases.next_id == 3, "a number names one lease for ever"
     assert sorted(ledger.books[0].digests) == [0, 1, 2] and sorted(ledger.books[0].commits) == [1, 2]
     assert [each.commit.version for each in ledger.rounds] == [1, 2]
@@ -87,23 +90,26 @@ def test_whatever_version_the_run_may_go_back_to_has_its_books_kept() -> None:
     for every_rounds in (0, 1, 3, 25):
         records: list[Record] = [DataFixed(samples=1000, peer="ann")]
         for version in range(1, 80):
-            records.append(Granted(peer="ann", lease=Lease(version, 0, version, version + 1, version)))
-            records += committed(version, {"ann": (Used(version, version + 1),)})
+            records.append(Granted(peer="ann", lease=Lease(version, 0, version - 1, version, version - 1)))
+            records += committed(version, {"ann": (Used(version, version),)})
         ledger = folded(records, every_rounds)
         kept = ledger.books[0].digests
-        assert set(kept) <= set(ledger.marks) and len(kept) <= DIGESTS_KEPT + 9
+        assert set(kept) <= set(ledger.books[0].marks) and len(kept) <= DIGESTS_KEPT + 9
         assert every_rounds != 25 or {25, 50, 75} <= set(kept)
         for version in kept:
             back = folded([*records, RolledBack(versions=(version,), reason="lost")], every_rounds)
             assert back.leases.committed_samples == version
 
 
-def test_fragments_go_back_each_to_its_own_version() -> None:
+def test_P7_fragments_go_back_each_to_its_own_version_and_learn_again_only_what_they_lost() -> None:
     begin: list[Record] = [DataFixed(samples=10, peer="ann"), Granted(peer="ann", lease=Lease(1, 0, 0, 8, 0))]
-    records = [*begin, *committed(1, {"ann": (Used(1, 4),)}), *committed(1, {}, 1), *committed(2, {}, 1)]
+    used = {"ann": (Used(1, 4),)}
+    records = [*begin, *committed(1, used), *committed(1, {}, 1), *committed(2, used, 1)]
+    assert folded(records, fragments=2).leases.committed_samples == 4
     ledger = folded([*records, RolledBack(versions=(1, 1), reason="lost")], fragments=2)
-    assert [book.version for book in ledger.books] == [1, 1]
-    assert ledger.leases.held[1].upto == 4, "the fragment that keeps the books did not go back: leases stay"
+    assert [book.version for book in ledger.books] == [1, 1] and not ledger.leases.held
+    assert ledger.leases.returned == [Range(0, 0, 4, (4, 0)), Range(0, 4, 8, (4, 4))]
+    assert ledger.leases.committed_samples == 0
 
 
 def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:

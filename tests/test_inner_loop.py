@@ -109,6 +109,7 @@ class Trainer:
         return self
 
     def step(self, by: float = 0.25, loss: float | None = None, tokens: int | None = 10) -> None:
+        self.loop.before_step()
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter -= by
@@ -434,7 +435,7 @@ def test_news_of_leases_moves_no_position_of_those_known() -> None:
     assert (read(book, 9), read(book, 9)) == (Span(2, 0, 6, 12), Span(3, 0, 14, 18))
 
 
-def test_leases_that_vanish_are_neither_read_nor_named() -> None:
+def test_leases_that_vanish_are_not_read_and_are_named_until_their_work_is_dropped() -> None:
     book = LeaseBook()
     book.on_leases((lease(1, 0, 6), lease(2, 6, 12)))
     read(book, 6)
@@ -442,6 +443,8 @@ def test_leases_that_vanish_are_neither_read_nor_named() -> None:
     read(book, 2)
     book.on_leases((lease(3, 12, 18),))
     book.on_step()  # the batch of lease 2 was on its way
+    assert book.used() == (Used(2, 8),)
+    book.restart()
     assert book.used() == ()
     assert read(book, 2) == Span(3, 0, 12, 14)
 
@@ -502,7 +505,8 @@ class NoAgent:
 
 
 def run_of(trainer: Trainer) -> Run:
-    optimizer = RunOptimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.0), trainer.loop.after_step)
+    inner = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    optimizer = RunOptimizer(inner, trainer.loop.after_step, trainer.loop.before_step)
     return Run(NoAgent(), trainer.loop, optimizer, "me")  # type: ignore[arg-type]
 
 
@@ -547,15 +551,11 @@ def test_waiting_long_for_data_is_said(trainer: Trainer, caplog: pytest.LogCaptu
     assert len(caplog.records) == 2
 
 
-def test_data_that_leases_cannot_address_is_refused(trainer: Trainer) -> None:
-    class Stream(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
+def test_data_that_cannot_be_leased_is_refused(trainer: Trainer) -> None:
     run = run_of(trainer)
-    with pytest.raises(UserError, match="Stream has no length.*map-style"):
-        run.batches(Stream())
-    with pytest.raises(UserError, match="generator has no length"):
+    with pytest.raises(UserError, match="int is no data set"):
+        run.batches(3)
+    with pytest.raises(UserError, match="generator can be read only once"):
         run.batches(i for i in range(3))
     with pytest.raises(UserError, match="empty"):
         run.batches([])
@@ -632,7 +632,7 @@ def test_all_fragments_are_frozen_at_once_and_each_is_waited_for(tmp_path: Path)
     first, second = halves.frozen()
     assert (first.fragment, first.slot, first.steps, first.more) == (0, 0, 3, True)
     assert (second.fragment, second.slot, second.steps, second.more) == (1, 0, 3, False)
-    assert first.used == (Used(1, 4),) and second.used == (), "one fragment keeps the books"
+    assert first.used == second.used == (Used(1, 4),)
     assert torch.equal(halves.shared.slots[0][:408], torch.full((408,), 0.75))
     assert not halves.shared.slots[0][408:].any()
     assert [part.spare for part in halves.loop.parts] == [1, 2]
@@ -672,21 +672,41 @@ def test_the_version_is_that_of_the_least_advanced_fragment(tmp_path: Path) -> N
     assert halves.owes() == [0.5, 0.5]
 
 
-def test_dropping_a_fragment_that_keeps_no_books_reads_no_sample_again(tmp_path: Path) -> None:
+def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_from_it(tmp_path: Path) -> None:
     halves = Halves(tmp_path)
+
+    def step_on(expected: Span) -> None:
+        span = halves.loop.next_span(6, 2)
+        assert span == expected
+        halves.loop.hand_out(span, 2)
+        halves.step()
+
     halves.channel.will_say(LeasesNow(leases=(lease(1, 0, 6),)))
     halves.step()
-    span = halves.loop.next_span(6, 2)
-    assert span is not None
-    halves.loop.hand_out(span, 2)
     halves.channel.will_say(load(1, "drop", fragment=1))
-    halves.step()
+    step_on(Span(1, 0, 0, 2))
     assert halves.owes() == [0.5, 0.0]
-    assert halves.loop.leases.next_span(2) == Span(1, 0, 2, 4)
-    halves.channel.will_say(load(1, "drop"))
     halves.channel.will_answer(Resume(spare=1), Resume(spare=1, fragment=1))
-    halves.step()
-    assert halves.loop.leases.next_span(2) == Span(1, 0, 0, 2)
+    step_on(Span(1, 0, 0, 2))
+    assert halves.owes() == [0.5, 0.25], "the first fragment has these samples already"
+    assert [frozen.used for frozen in halves.frozen()] == [(Used(1, 2),), (Used(1, 2),)]
+    assert [part.steps for part in halves.loop.parts] == [2, 1]
+    step_on(Span(1, 0, 2, 4))
+    assert halves.owes() == [0.75, 0.5]
+
+
+def test_P7_a_step_on_samples_new_to_one_fragment_and_known_to_another_counts_where_all_are_new() -> None:
+    book = LeaseBook(2)
+    book.on_leases((Lease.at(1, 0, 0, 4, (2, 0)),))
+    assert read(book, 4) == Span(1, 0, 0, 2), "no batch mixes them; a step of several batches may"
+    assert read(book, 4) == Span(1, 0, 2, 4)
+    assert book.learners() == [1]
+    book.on_step()
+    assert (book.used(0), book.used(1)) == ((Used(1, 2),), (Used(1, 4),))
+    assert read(book, 4) == Span(1, 0, 2, 4)
+    assert book.learners() == [0]
+    book.on_step()
+    assert book.used(0) == book.used(1) and book.next_span(1) is None
 
 
 def test_a_model_with_fewer_chunks_than_fragments_is_refused() -> None:

@@ -59,6 +59,8 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             rough=False,
             era=0,
             saved=-1,
+            unsure=False,
+            leaving=False,
         )
     return machine
 

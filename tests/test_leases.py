@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.plan import Commit, Used
+from farflung.coordinator.leases import Range
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import Lease
 from farflung.coordinator.records import (
@@ -17,6 +18,7 @@ from farflung.coordinator.records import (
     Granted,
     Record,
     Released,
+    RolledBack,
     from_bytes,
     to_bytes,
 )
@@ -30,11 +32,12 @@ fixed = settings(derandomize=True, deadline=None, database=None, max_examples=60
 class Book:
     """The ledger with its journal beside it, and a second account of who holds and who used which sample."""
 
-    def __init__(self, samples: int, lease_samples: int) -> None:
+    def __init__(self, samples: int, lease_samples: int, fragments: int = 1) -> None:
         self.lease_samples = lease_samples
-        self.ledger = Ledger(lease_samples, keep_results=3)
+        self.ledger = Ledger(lease_samples, keep_results=3, fragments=fragments)
         self.journal: list[bytes] = []
-        self.used: list[Sample] = []
+        self.used: list[list[Sample]] = [[] for _ in range(fragments)]
+        self.at: list[list[int]] = [[0] for _ in range(fragments)]  # by version: how many samples were used
         self.write(DataFixed(samples=samples, peer="ann"))
 
     @property
@@ -46,24 +49,25 @@ class Book:
         self.ledger.apply(record)
 
     def grant(self, peer: str, wanted: int = 1) -> Lease:
-        epoch, start, stop = self.leases.next_range(wanted)
-        lease = Lease(self.leases.next_id, epoch, start, stop, start)
+        found = self.leases.next_range(wanted)
+        lease = Lease.at(self.leases.next_id, found.epoch, found.start, found.stop, found.uptos)
         self.write(Granted(peer=peer, lease=lease))
         return lease
 
-    def commit(self, used: dict[str, tuple[Used, ...]]) -> None:
+    def commit(self, used: dict[str, tuple[Used, ...]], fragment: int = 0) -> None:
         """A committed round acknowledges what its members used."""
         for peer, items in used.items():
-            assert self.leases.problem(peer, items) is None
+            assert self.leases.problem(peer, items, fragment) is None
             for item in items:
                 held = self.leases.held[item.lease]
-                self.used += [(held.epoch, sample) for sample in range(held.upto, item.upto)]
+                self.used[fragment] += [(held.epoch, s) for s in range(held.uptos[fragment], item.upto)]
+        self.at[fragment].append(len(self.used[fragment]))
         members = tuple(sorted(used))
-        version = self.ledger.version + 1
+        version = self.ledger.books[fragment].version + 1
         weights = tuple(1 / len(members) for _ in members)
         self.write(
             CommittedRound(
-                commit=Commit(version, version, members, weights, bytes(32), "fp32"),
+                commit=Commit(version, version, members, weights, bytes(32), "fp32", fragment),
                 used=used,
                 excluded={},
                 tokens=1,
@@ -78,40 +82,52 @@ class Book:
         if self.leases.of(peer):
             self.write(Released(leases=tuple(self.leases.of(peer)), reason="it did not come back"))
 
+    def go_back(self, by: int) -> None:
+        """Every fragment to an older version, one of them perhaps not."""
+        versions = [max(0, book.version - by * (f != by % 3)) for f, book in enumerate(self.ledger.books)]
+        for fragment, version in enumerate(versions):
+            self.at[fragment] = self.at[fragment][: version + 1]
+            self.used[fragment] = self.used[fragment][: self.at[fragment][-1]]
+        self.write(RolledBack(versions=tuple(versions), reason="lost"))
+
     def check(self) -> None:
         leases = self.leases
         out = [(h.epoch, sample) for h in leases.held.values() for sample in range(h.upto, h.stop)]
-        back = [(epoch, sample) for epoch, start, stop in leases.returned for sample in range(start, stop)]
-        known = [*self.used, *out, *back]
+        back = [(r.epoch, sample) for r in leases.returned for sample in range(r.start, r.stop)]
         granted = leases.epoch * leases.samples + leases.cursor
-        assert len(set(known)) == len(known), "a sample is in two places"
-        assert len(known) == granted, "a granted sample is nowhere"
-        assert leases.committed_samples == len(self.used)
-        assert leases.leased_samples - leases.returned_samples == len(self.used) + len(out)
-        assert leases.returned_samples - (leases.leased_samples - granted) == len(back)
+        by_all = set.intersection(*map(set, self.used))
+        for fragment, used in enumerate(self.used):
+            missing = [(e, s) for e, a, b in leases.reach(fragment).missing for s in range(a, b)]
+            known = [*used, *missing]
+            assert len(set(known)) == len(known), "a fragment learned from a sample twice, or will"
+            assert len(known) == granted, "a granted sample is nowhere"
+        assert sorted(by_all) == sorted(set.union(*map(set, self.used)) - set(out) - set(back))
+        assert (leases.committed_samples, leases.held_samples) == (len(by_all), len(out))
+        assert leases.leased_samples == leases.committed_samples + len(out) + leases.returned_samples
+        assert leases.waiting_samples == len(back) <= leases.returned_samples
 
     def replayed(self) -> Ledger:
-        ledger = Ledger(self.lease_samples, keep_results=3)
+        ledger = Ledger(self.lease_samples, keep_results=3, fragments=self.ledger.fragments)
         for raw in self.journal:
             ledger.apply(from_bytes(raw))
         return ledger
 
 
-def used_by(book: Book, peer: str, share: float) -> tuple[Used, ...]:
-    """The peer read a share of what it holds, lease after lease."""
+def used_by(book: Book, peer: str, share: float, fragment: int = 0) -> tuple[Used, ...]:
+    """The fragment learned from a share of what the peer holds, lease after lease."""
     held = sorted(book.leases.of(peer).items())
-    left = round(share * sum(h.stop - h.upto for _, h in held))
+    left = round(share * sum(h.stop - h.uptos[fragment] for _, h in held))
     used = []
     for lease_id, lease in held:
-        take = min(left, lease.stop - lease.upto)
+        take = min(left, lease.stop - lease.uptos[fragment])
         left -= take
         if take:
-            used.append(Used(lease_id, lease.upto + take))
+            used.append(Used(lease_id, lease.uptos[fragment] + take))
     return tuple(used)
 
 
 deeds = st.tuples(
-    st.sampled_from(["grant", "grant", "commit", "release", "restart"]),
+    st.sampled_from(["grant", "grant", "commit", "commit", "release", "restart", "back"]),
     st.sampled_from(PEERS),
     st.floats(0, 1),
     st.integers(1, 12),
@@ -119,11 +135,11 @@ deeds = st.tuples(
 
 
 @fixed
-@given(st.integers(1, 40), st.integers(1, 9), st.lists(deeds, max_size=40))
-def test_whatever_happens_every_sample_is_in_one_place(
-    samples: int, lease_samples: int, story: list[tuple[str, str, float, int]]
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.lists(deeds, max_size=40))
+def test_P7_whatever_happens_every_fragment_learns_from_every_sample_once(
+    samples: int, lease_samples: int, fragments: int, story: list[tuple[str, str, float, int]]
 ) -> None:
-    book = Book(samples, lease_samples)
+    book = Book(samples, lease_samples, fragments)
     for deed, peer, share, wanted in story:
         match deed:
             case "grant":
@@ -133,8 +149,10 @@ def test_whatever_happens_every_sample_is_in_one_place(
             case "restart":
                 book.ledger = book.replayed()
             case "commit":
-                used = {p: used_by(book, p, share) for p in PEERS if p >= peer}
-                book.commit(used)
+                fragment = wanted % fragments
+                book.commit({p: used_by(book, p, share, fragment) for p in PEERS if p >= peer}, fragment)
+            case "back":
+                book.go_back(wanted % 4)
         book.check()
     assert book.replayed() == book.ledger
 
@@ -145,7 +163,7 @@ def test_every_sample_of_every_epoch_is_acknowledged_exactly_once(seed: int) -> 
     draw = random.Random(seed)
     book = Book(samples=draw.choice((1, 7, 30, 64)), lease_samples=draw.choice((1, 5, 8, 100)))
     epochs = 3
-    while len([1 for epoch, _ in book.used if epoch < epochs]) < epochs * book.leases.samples:
+    while len([1 for epoch, _ in book.used[0] if epoch < epochs]) < epochs * book.leases.samples:
         peer = draw.choice(PEERS)
         if draw.random() < 0.2:
             book.release(peer)
@@ -154,7 +172,7 @@ def test_every_sample_of_every_epoch_is_acknowledged_exactly_once(seed: int) -> 
         else:
             book.commit({peer: used_by(book, peer, draw.choice((0.3, 1.0)))})
         book.check()
-    once = sorted(sample for sample in book.used if sample[0] < epochs)
+    once = sorted(sample for sample in book.used[0] if sample[0] < epochs)
     assert once == [(epoch, s) for epoch in range(epochs) for s in range(book.leases.samples)]
 
 
@@ -165,7 +183,7 @@ def test_a_restart_restores_the_leases_exactly() -> None:
     book.release("bob")
     assert book.replayed() == book.ledger
     assert book.replayed().leases.of("ann")[first.lease].as_lease(first.lease) == Lease(1, 0, 0, 6, 2)
-    assert book.replayed().leases.returned == [(0, second.start, second.stop)]
+    assert book.replayed().leases.returned == [Range(0, second.start, second.stop, (second.start,))]
 
 
 def test_what_a_lost_holder_did_not_get_committed_is_granted_first() -> None:

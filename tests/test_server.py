@@ -221,6 +221,8 @@ def beat(session: bytes, seq: int) -> Beat:
         rough=False,
         era=0,
         saved=-1,
+        unsure=False,
+        leaving=False,
     )
 
 

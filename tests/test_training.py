@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
 from farflung.peer.effects import Effect, Tell
@@ -17,11 +19,12 @@ def told(effects: list[Effect], kind: type) -> list:
     return [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, kind)]
 
 
-def attached() -> Training:
-    training = Training()
+def attached(fragments: int = 1) -> Training:
+    training = Training(fragments)
     training.on_attach()
-    training.load(0, 0, None)
-    training.on_loaded(0)
+    for fragment in range(fragments):
+        training.load(fragment, 0, None)
+        training.on_loaded(fragment)
     return training
 
 
@@ -116,7 +119,7 @@ def test_P7_frozen_work_names_its_leases_even_when_the_list_has_lost_them() -> N
 def test_P7_acknowledged_samples_are_not_named_again() -> None:
     training = attached()
     training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
-    effects = training.on_commit_used({1: 8, 2: 12})
+    effects = training.on_commit_used(0, {1: 8, 2: 12})
     [now] = told(effects, LeasesNow)
     assert now.leases == (Lease(2, 0, 8, 16, 12),)
 
@@ -129,3 +132,24 @@ def test_a_restarted_trainer_reads_on_behind_what_is_frozen() -> None:
     training.on_attach()
     [now] = told(training.load(0, 0, None), LeasesNow)
     assert now.leases == (Lease(1, 0, 0, 8, 6),)
+
+
+def test_P7_with_several_fragments_a_lease_is_done_when_the_last_one_learned_from_it() -> None:
+    training = attached(fragments=2)
+    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    [now] = told(training.on_commit_used(0, {1: 8}), LeasesNow)
+    assert now.leases == (Lease.at(1, 0, 0, 8, (8, 0)),)
+    [now] = told(training.on_commit_used(1, {1: 8}), LeasesNow)
+    assert now.leases == ()
+
+
+def test_P7_a_restarted_trainer_reads_again_what_only_some_fragments_have() -> None:
+    """Fragment 1's newest freeze crossed a load and was not taken: that work died with the trainer."""
+    training = attached(fragments=2)
+    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    training.on_frozen(replace(frozen(0, 4, Used(1, 6)), more=True))
+    training.on_frozen(replace(frozen(0, 2, Used(1, 4)), fragment=1))
+    training.on_gone()
+    training.on_attach()
+    [now] = told(training.load(0, 0, None), LeasesNow)
+    assert now.leases == (Lease.at(1, 0, 0, 8, (6, 4)),)

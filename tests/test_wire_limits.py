@@ -68,6 +68,8 @@ EXAMPLES: dict[str, m.Message] = {
         rough=True,
         era=1,
         saved=20,
+        unsure=True,
+        leaving=True,
     ),
     "sent": m.Sent(**TO, round_no=7, hashes=H1 + H2, tokens=10, steps=2, loss=None, used=(Used(1, 8),)),
     "progress": m.ProgressReport(
@@ -93,7 +95,7 @@ EXAMPLES: dict[str, m.Message] = {
         reason="go",
         roster_no=1,
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
-        leases=(m.Lease(1, 0, 0, 8, 0),),
+        leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
         void=(3,),
         era=1,
     ),
@@ -147,7 +149,7 @@ FROZEN_FIELDS = {
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved",
+    "down_bytes_per_s have want samples rough era saved unsure leaving",
     "sent": "session seq round_no hashes tokens steps loss used",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots",
@@ -168,7 +170,7 @@ FROZEN_PARTS = {
     Commit: "version round_no members weights hashes codec fragment",
     Used: "lease upto",
     Contact: "peer name key address",
-    m.Lease: "lease epoch start stop upto",
+    m.Lease: "lease epoch start stop upto uptos",
     ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen",
     TensorSpec: "name shape dtype kind",
 }
