@@ -107,7 +107,7 @@ class Conductor:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
         expected = [m for m in able if m in ready or self._will_be_ready(m)]
-        expected += self._arriving
+        expected = [m for m in expected + self._arriving if not m.leaving]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"

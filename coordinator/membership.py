@@ -67,6 +67,11 @@ class Member:
         return any(standing.quarantined for standing in self.standings)
 
     @property
+    def leaving(self) -> bool:
+        """It stays for the rounds that it is in: nobody waits for it to begin another one."""
+        return self.beat is not None and self.beat.leaving
+
+    @property
     def missed(self) -> int:
         return max(standing.missed for standing in self.standings)
 

@@ -57,6 +57,7 @@ from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
 TICK_S = 0.05
+ASKED = "the user asked it to leave"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Agent:
         return self._exit
 
     def ask_to_leave(self) -> None:
-        """From a signal handler: leave in good order, at the next turn of the loop."""
+        """From a signal handler: leave in good order, at the next turn of the loop; at once when asked again."""
         self._asked_to_leave += 1
 
     def _wait(self, until: float) -> None:
@@ -179,12 +180,11 @@ class Agent:
         if self._supervisor.just_died:
             self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
-        if problem is not None and self._exit is None:
-            self._carry_out([*machine.leave(problem), do.Exit("agent", problem)])
-            return
+        if problem is not None and not machine.leaving.asked:
+            self._carry_out(machine.take_leave(problem, now, "agent"))
         if self._asked_to_leave:
-            self._carry_out(machine.leave("the user asked it to leave"))
-            return
+            go = machine.take_leave(ASKED, now) if self._asked_to_leave == 1 else machine.leave(ASKED)
+            self._carry_out(go)
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
             self._look_at_trainer(now, vitals.step)

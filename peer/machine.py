@@ -3,7 +3,7 @@
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
     on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
-    on_timer     time passed                 leave        the user wants to go
+    on_timer     time passed                 take_leave   the user wants to go; `leave`: at once
 
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
 rounds and state for each fragment) and the exchange between the last two.  Pure: no clock, no sockets, no tensors.
@@ -38,6 +38,7 @@ from farflung.peer import effects as do
 from farflung.peer.doorway import Doorway, Me, Stand
 from farflung.peer.exchange import Exchange
 from farflung.peer.lane import Lane
+from farflung.peer.leaving import Leaving
 from farflung.peer.local_messages import (
     Attach,
     Begin,
@@ -71,13 +72,12 @@ class PeerMachine:
         self.saving = Saving()
         self.restoring = Restoring()
         self.recalling = Recalling()
+        self.leaving = Leaving()
         self.exited = False
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._in_seq = 0
-        self._heard_at = 0.0
-        self._beat_at = 0.0
+        self._heard_at = self._beat_at = self._now = 0.0
         self._providing = False
-        self._now = 0.0
 
     # ---- the door ------------------------------------------------------------------------------------------
 
@@ -121,8 +121,7 @@ class PeerMachine:
 
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session)
-        self._in_seq = 0
-        self._heard_at = self._now
+        self._in_seq, self._heard_at = 0, self._now
         return [do.EnterMembers(welcome.member_port), *self._beat()]
 
     def _lose_contact(self, why: str) -> list[do.Effect]:
@@ -139,9 +138,8 @@ class PeerMachine:
         if part is None or self.doorway.stand != Stand.INSIDE or message.session != self.reports.session:
             return []
         if isinstance(message, Gone):
-            if message.final:
-                return self._exit("refused", message.reason)
-            return self._lose_contact(message.reason)
+            why = message.reason
+            return self._exit("refused", why) if message.final else self._lose_contact(why)
         if message.seq <= self._in_seq:
             part.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
@@ -312,7 +310,7 @@ class PeerMachine:
                 self.training.on_need(message)
                 effects = self._beat()
             case Bye(reason=reason):
-                return self.leave(reason)
+                return self.take_leave(reason, now)
         return effects + self._move_on()
 
     def on_trainer_waiting(self) -> list[do.Effect]:
@@ -338,13 +336,23 @@ class PeerMachine:
         self._providing = False
         return []
 
-    def leave(self, reason: str) -> list[do.Effect]:
-        effects: list[do.Effect] = []
-        if self.doorway.stand == Stand.INSIDE:
-            effects.append(self.reports.leave(reason))
-        self.exited = True
-        code = "finished" if reason == "finished" else "left"
-        return [*effects, do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
+    def take_leave(self, reason: str, now: float, code: str = "left") -> list[do.Effect]:
+        """In good order: after the rounds in flight, if they end soon."""
+        self._now = now
+        if self.exited or self.leaving.asked:
+            return []
+        self.reports.leaving = True
+        self.leaving.ask(reason, code, now)
+        if self.leaving.may_go(self.part, self.doorway.stand == Stand.INSIDE, now):
+            return self.leave(reason, code)
+        return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]
+
+    def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
+        """At once."""
+        if self.exited:
+            return []
+        goodbye = [self.reports.leave(reason)] if self.doorway.stand == Stand.INSIDE else []
+        return [*goodbye, *self._exit("finished" if reason == "finished" else code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True
@@ -356,7 +364,10 @@ class PeerMachine:
         self._now = now
         if self.exited:
             return []
-        if self.doorway.stand != Stand.INSIDE:
+        inside = self.doorway.stand == Stand.INSIDE
+        if self.leaving.may_go(self.part, inside, now):
+            return self.leave(self.leaving.reason, self.leaving.code)
+        if not inside:
             if gave_up := self.doorway.unreachable(now):
                 return self._exit("unreachable", gave_up)
             knock = self.doorway.on_timer(now)

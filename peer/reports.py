@@ -151,8 +151,11 @@ class Reporter:
                 session=self.session,
                 seq=self._next(),
                 roster_no=self.roster_no,
-                fragments=tuple(map(_fragment_beat, part.lanes, training.works)),
-                phase=STUCK if vitals.stuck else phase_of(part, training),
+                fragments=tuple(
+                    _fragment_beat(lane, work, self.leaving)
+                    for lane, work in zip(part.lanes, training.works, strict=True)
+                ),
+                phase=STUCK if vitals.stuck else "leaving" if self.leaving else phase_of(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,
@@ -181,7 +184,7 @@ def _told(dots: Dots | None) -> DotProducts | None:
     return DotProducts(mask_to_bytes(dots.members), mask_to_bytes(dots.chunks), dots.products)
 
 
-def _fragment_beat(lane: Lane, work: Work) -> FragmentBeat:
+def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
     flight = lane.round
     return FragmentBeat(
         version=lane.version,
@@ -189,7 +192,7 @@ def _fragment_beat(lane: Lane, work: Work) -> FragmentBeat:
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
         decision_no=flight.decision.decision_no if flight and flight.decision else 0,
-        ready=work.frozen is not None and flight is None and not lane.sealing,
+        ready=work.frozen is not None and flight is None and not lane.sealing and not leaving,
         need=lane.catch.needs_commits,
         dropped=lane.dropped_round,
     )

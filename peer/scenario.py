@@ -36,6 +36,7 @@ class Scenario:
     go_back_after_s: float = 4.0
     blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
     store_fails: float = 0.1  # share of writes and reads
+    leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
     hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
     hostile_until_s: float = 8.0
     forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
@@ -63,6 +64,7 @@ class Scenario:
             one_store=draw.choice((False, True)),
             go_back_after_s=draw.choice((0.0, 4.0, 4.0, 10.0)),
             blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
+            leave_per_s=draw.choice((0.0, 0.0, 0.05)),
         )
 
 

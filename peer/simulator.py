@@ -29,6 +29,7 @@ from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_O
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.signing import name_of, peer_id_of
+from farflung.peer.departures import let_some_leave
 from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
@@ -317,8 +318,10 @@ class World:
             self.after(delay_s, self.start_coordinator)
         else:
             self.peers[party].alive = False
-            index = next(i for i, key in enumerate(self._keys) if _peer_of(key) == party)
-            self.after(delay_s, lambda: self.start_peer(index))
+            self.after(delay_s, lambda: self.start_again(party))
+
+    def start_again(self, peer: str) -> None:
+        self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))
 
     def _blackout(self) -> None:
         """Everybody at once: what is left is the journal, and the checkpoints."""
@@ -337,6 +340,7 @@ class World:
         parties = [COORDINATOR, *self.peers]
         if len(parties) > 1 and self.random.random() < self.scenario.cut_per_s * len(parties):
             self._cut.add(frozenset(self.random.sample(parties, 2)))
+        let_some_leave(self)
         for peer in list(self.peers.values()):
             if peer.alive and peer.trainer and self.random.random() < self.scenario.trainer_crash_per_s:
                 self.note(f"the trainer of {peer.peer} crashes")
