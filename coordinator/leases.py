@@ -152,7 +152,9 @@ class Leases:
 
     def acknowledge(self, used: Iterable[Used], fragment: int = 0) -> None:
         for item in used:
-            held = self.held[item.lease]
+            held = self.held.get(item.lease)
+            if held is None:
+                continue  # named once more; the last fragment has learned from all of it since then
             held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])
             if held.upto == held.stop:
                 del self.held[item.lease]

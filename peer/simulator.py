@@ -60,6 +60,8 @@ class Report:
 
 
 class World:
+    trainer_class = Surroundings.trainer
+
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
         self.random = random.Random(seed)
@@ -207,6 +209,7 @@ class World:
             observe=self._observe,
             machine=self._machine_class,
             forge=self._forge,
+            trainer=self.trainer_class,
         )
         self.note(f"{me.peer} starts")
         arrived = self.arrived.setdefault(index, {})

@@ -7,7 +7,10 @@ fragment is in work.py.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+
+import msgspec
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.plan import Used
@@ -15,6 +18,9 @@ from farflung.coordinator.messages import Lease
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
 from farflung.peer.work import Work
+
+
+DONE_KEPT = 1024
 
 
 class Training:
@@ -26,6 +32,7 @@ class Training:
         self.samples = 0
         self.want = 0
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
+        self._done: deque[int] = deque(maxlen=DONE_KEPT)  # leases that every fragment has learned from to their end
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
@@ -94,7 +101,14 @@ class Training:
 
     def on_frozen(self, frozen: Frozen) -> None:
         self.moved_on = False
-        self.works[frozen.fragment].on_frozen(frozen)
+        news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
+        self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
+
+    def _is_committed(self, fragment: int, used: Used) -> bool:
+        """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
+        lease = self.leases.get(used.lease)
+        known = lease is not None and lease.reached(len(self.works))[fragment] >= used.upto
+        return known or used.lease in self._done
 
     def resume(self) -> list[Effect]:
         """The trainer goes on, whatever it waits for."""
@@ -142,6 +156,7 @@ class Training:
                 self.leases[lease_id] = _moved(lease, uptos)
                 if min(uptos) >= lease.stop:
                     del self.leases[lease_id]
+                    self._done.append(lease_id)
         return self._tell_leases() if used and not self.works[fragment].fresh else []
 
     def on_void(self, void: tuple[int, ...], versions: Sequence[int]) -> list[Effect]:

@@ -42,6 +42,7 @@ class Surroundings:
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
+    trainer: type[VirtualTrainer] = VirtualTrainer
 
 
 @dataclass
@@ -79,7 +80,7 @@ class VirtualPeer:
     # ---- the trainer process -----------------------------------------------------------------------------
 
     def start_trainer(self) -> None:
-        self.trainer = VirtualTrainer(self, self.world, self.manifest.round.sync_every)
+        self.trainer = self.world.trainer(self, self.world, self.manifest.round.sync_every)
         self.carry_out(self.machine.on_trainer_waiting())
 
     def kill_trainer(self) -> None:

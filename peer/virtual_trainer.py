@@ -54,6 +54,9 @@ class Part:
 
 
 class VirtualTrainer:
+    samples_per_step = SAMPLES_PER_STEP
+    dataset_samples = DATASET_SAMPLES
+
     def __init__(self, host: VirtualPeer, world: Surroundings, sync_every: int) -> None:
         self.host = host
         self.world = world
@@ -86,7 +89,7 @@ class VirtualTrainer:
             case Begin():
                 self.host.from_trainer(Attach(model=self.host.model, pid=0))
             case Provide():
-                self.host.anchor.copy_(initial_values(self.host.peer, self.host.anchor.numel()))
+                self.host.anchor.copy_(self.first_values())
                 self.host.state.restart_momentum()
                 self.host.from_trainer(Provided())
             case Load():
@@ -143,10 +146,10 @@ class VirtualTrainer:
     def _step(self) -> None:
         if not self.alive or self.finished:
             return
-        want = self.leases.ask(SAMPLES_PER_STEP, SAMPLES_PER_STEP * self._sync_every // 2)
+        want = self.leases.ask(self.samples_per_step, self.samples_per_step * self._sync_every // 2)
         if want:
-            self.host.from_trainer(Need(samples=DATASET_SAMPLES, want=want))
-        span = self.leases.next_span(SAMPLES_PER_STEP)
+            self.host.from_trainer(Need(samples=self.dataset_samples, want=want))
+        span = self.leases.next_span(self.samples_per_step)
         if span is None:
             self._again()
             return
@@ -167,6 +170,9 @@ class VirtualTrainer:
                 part.work.append(samples)
                 self._local[part.cells] -= step[part.cells]
         self.leases.on_step()
+
+    def first_values(self) -> Tensor:
+        return initial_values(self.host.peer, self.host.anchor.numel())
 
     def step_for(self, samples: Learned) -> Tensor:
         """By how much every value falls in this step; the first one of each fragment by 1."""

@@ -120,7 +120,7 @@ def test_a_round_that_takes_too_long_keeps_nobody() -> None:
 
 def test_in_a_hostile_world_peers_come_and_go_and_no_promise_is_broken() -> None:
     for seed in range(6):
-        scenario = Scenario(peers=4, fragments=1 + seed % 3, rounds=4, leave_per_s=0.3, kill_per_effect=0.002)
+        scenario = Scenario(peers=4, fragments=1 + seed % 3, chunks=4, rounds=4, leave_per_s=0.2, trainer_crash_per_s=0.1)
         try:
             World(seed, scenario).run()
         except Exception as error:
