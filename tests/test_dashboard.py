@@ -238,6 +238,9 @@ def test_plain_line() -> None:
     assert plain_line({}).startswith(
         "version 0/0 waiting  loss -  0 alive 0 participating  tokens 0  parity unknown"
     )
+    data = {"leased": 3400, "committed": 3200, "held": 40, "returned": 160}
+    told = "  3400 samples leased = 3200 committed + 40 held + 160 returned"
+    assert plain_line({"leases": data}).endswith(told)
     assert "\n" not in plain_line({"phase": "a\nb", "digest": "\n", "parity": True})
 
 

@@ -130,6 +130,9 @@ def test_P10_ctrl_c_leaves_cleanly(stage: Any) -> None:
     after = stage.until(lambda s: s["version"] >= before["version"] + 2, "ann goes on")
     assert [m["state"] for m in after["members"] if not m["alive"]] == ["left"]
     assert "left the run" in stage.log("bob") and "Traceback" not in stage.log("bob")
+    data = after["leases"]
+    assert data["leased"] == data["committed"] + data["held"] + data["returned"]
+    assert data["returned"] > before["leases"]["returned"], "what bob had not used was free at once"
 
 
 def test_another_model_is_refused_with_the_differing_field(stage: Any) -> None:
