@@ -215,7 +215,5 @@ def _ranges(missing: Sequence[Sequence[Missing]]) -> list[Range]:
             joined = list(group)
             start, stop = joined[0][0], joined[-1][1]
             if any(lacking):
-                found.append(
-                    Range(epoch, start, stop, tuple(start if lacks else stop for lacks in lacking))
-                )
+                found.append(Range(epoch, start, stop, tuple(start if lacks else stop for lacks in lacking)))
     return found

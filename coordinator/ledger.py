@@ -110,9 +110,7 @@ class Ledger:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples):
                 # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
-                self.leases = Leases(
-                    self.lease_samples, samples, self.fragments, next_id=self.leases.next_id
-                )
+                self.leases = Leases(self.lease_samples, samples, self.fragments, next_id=self.leases.next_id)
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
             case Genesis(peer=peer):
@@ -164,7 +162,7 @@ class Ledger:
             book.norms[commit.version] = record.norm
             for old in sorted(book.norms)[:-NORMS_KEPT]:
                 del book.norms[old]
-        if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment: one of them counts them
+        if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
             self.tokens += record.tokens
             self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():

@@ -97,7 +97,5 @@ class Lending:
             if left or core.now - since >= patience_s:
                 why = "left" if left else "did not come back"
                 core.write(
-                    Released(
-                        leases=tuple(core.ledger.leases.of(peer)), reason=f"{core.name(peer)} {why}"
-                    )
+                    Released(leases=tuple(core.ledger.leases.of(peer)), reason=f"{core.name(peer)} {why}")
                 )

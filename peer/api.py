@@ -98,7 +98,9 @@ class Connection:
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
             loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
-            run = Run(self._agent, loop, RunOptimizer(optimizer, loop.after_step, loop.before_step), self.name)
+            run = Run(
+                self._agent, loop, RunOptimizer(optimizer, loop.after_step, loop.before_step), self.name
+            )
             loop.attach()
             undo.pop_all()
         return run

@@ -176,9 +176,7 @@ class Invariants:
         peer, encode, payloads = details
         first = self._fragments[encode.fragment].first * self._elements
         steps = round(float(peer.slots[encode.slot][first]))
-        samples = tuple(
-            sample for step in peer.kept_work(encode.slot, encode.fragment) for sample in step
-        )
+        samples = tuple(sample for step in peer.kept_work(encode.slot, encode.fragment) for sample in step)
         made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
         made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
 

@@ -107,14 +107,10 @@ class World:
         self.invariants.at_rest(p for p in self.peers.values() if p.alive)
         return self._report()
 
-    def _over(self) -> bool:
-        """Looked at when a peer exits: everybody who is left has finished."""
-        return self.calm and all(not p.alive or p.exit_code for p in self.peers.values())
-
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
-        if what == "exit":
-            self._ended = self._over()
+        over = what == "exit" and self.calm and all(not p.alive or p.exit_code for p in self.peers.values())
+        self._ended = self._ended or over  # everybody who is left has finished
 
     @property
     def calm(self) -> bool:
@@ -300,8 +296,9 @@ class World:
         return forged(payloads, self.model.chunk_elements, how) if how else payloads
 
     def _is_hostile(self, peer: str) -> bool:
-        """One peer at most; where there is none, nothing is drawn for it, and a seed keeps its course."""
-        return peer == self.hostile and self.now < self.scenario.hostile_until_s
+        return (
+            peer == self.hostile and self.now < self.scenario.hostile_until_s
+        )  # else a seed keeps its course
 
     # ---- misfortune -----------------------------------------------------------------------------------------------
 
@@ -398,6 +395,5 @@ def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMach
 if __name__ == "__main__":
     report = simulate(int(sys.argv[1]))
     print("\n".join(report.log))
-    print(
-        report.outcome, f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
-    )
+    told = f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
+    print(report.outcome, told)

@@ -28,8 +28,8 @@ class TextLines(Dataset[str]):
     """
 
     def __init__(self, paths: TextPath | Iterable[TextPath]) -> None:
-        one = isinstance(paths, (str, os.PathLike))
-        self.paths = [os.fspath(path) for path in ([paths] if one else paths)]  # type: ignore[list-item, union-attr]
+        listed: list[TextPath] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self.paths = [os.fspath(path) for path in listed]
         self._places: list[tuple[int, int]] = []  # (file, offset) of lines 0, 64, 128, ...
         self._count = 0
         self._files: dict[int, BinaryIO] = {}

@@ -19,7 +19,6 @@ from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
 from farflung.peer.work import Work
 
-
 DONE_KEPT = 1024
 
 
@@ -32,7 +31,9 @@ class Training:
         self.samples = 0
         self.want = 0
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
-        self._done: deque[int] = deque(maxlen=DONE_KEPT)  # leases that every fragment has learned from to their end
+        self._done: deque[int] = deque(
+            maxlen=DONE_KEPT
+        )  # leases that every fragment has learned from to their end
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------

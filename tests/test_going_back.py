@@ -80,7 +80,9 @@ def test_P7_samples_that_only_lost_versions_used_are_leased_again() -> None:
     # What was used up to version 2 stays used; the rest of lease 1, and what was granted later, comes first.
     assert ledger.leases.next_range(8) == Range(0, 6, 14, (6,)) and ledger.leases.cursor == 16
     assert ledger.leases.returned == [Range(0, 6, 16, (6,))]
-    assert ledger.leases.leased_samples == ledger.leases.committed_samples + ledger.leases.returned_samples == 16
+    assert (
+        ledger.leases.leased_samples == ledger.leases.committed_samples + ledger.leases.returned_samples == 16
+    )
     assert ledger.leases.next_id == 3, "a number names one lease for ever"
     assert sorted(ledger.books[0].digests) == [0, 1, 2] and sorted(ledger.books[0].commits) == [1, 2]
     assert [each.commit.version for each in ledger.rounds] == [1, 2]

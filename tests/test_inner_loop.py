@@ -671,7 +671,9 @@ def test_the_version_is_that_of_the_least_advanced_fragment(tmp_path: Path) -> N
     assert halves.owes() == [0.5, 0.5]
 
 
-def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_from_it(tmp_path: Path) -> None:
+def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_from_it(
+    tmp_path: Path,
+) -> None:
     halves = Halves(tmp_path)
 
     def step_on(expected: Span) -> None:

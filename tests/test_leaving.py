@@ -1,4 +1,4 @@
-"""Who takes its leave costs the others no waiting, at whatever moment it is asked, and gives its samples back at once."""
+"""Who takes its leave costs the others no waiting, at whatever moment it is asked, and its samples are free at once."""
 
 from __future__ import annotations
 
@@ -85,10 +85,14 @@ def test_leaving_costs_the_others_no_waiting(undisturbed: Steady, phase: str) ->
         room_s = 0.0 if version <= VERSION and phase != "inner" else 0.2
         assert world.committed_s[version] <= at_s + room_s + 1e-9, version
     stayed = phase in ("scatter", "gather")
-    assert (world.leaver.peer in world.included[VERSION]) == (phase != "inner"), "what it used is acknowledged"
+    assert (world.leaver.peer in world.included[VERSION]) == (phase != "inner"), (
+        "what it used is acknowledged"
+    )
     assert world.left_at_s - world.asked_at_s <= (1.0 if stayed else 0.0)
     assert not world.moved, "nothing of a round was done again"
-    assert world.asked_at_s <= world.released_at_s <= world.left_at_s + 0.5, "its other samples are free at once"
+    assert world.asked_at_s <= world.released_at_s <= world.left_at_s + 0.5, (
+        "its other samples are free at once"
+    )
     ledger = world.coordinator.core.ledger  # type: ignore[union-attr]
     assert not ledger.leases.of(world.leaver.peer)
 
@@ -120,7 +124,8 @@ def test_a_round_that_takes_too_long_keeps_nobody() -> None:
 
 def test_in_a_hostile_world_peers_come_and_go_and_no_promise_is_broken() -> None:
     for seed in range(6):
-        scenario = Scenario(peers=4, fragments=1 + seed % 3, chunks=4, rounds=4, leave_per_s=0.2, trainer_crash_per_s=0.1)
+        often = {"leave_per_s": 0.2, "trainer_crash_per_s": 0.1}
+        scenario = Scenario(peers=4, fragments=1 + seed % 3, chunks=4, rounds=4, **often)  # type: ignore[arg-type]
         try:
             World(seed, scenario).run()
         except Exception as error:

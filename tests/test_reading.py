@@ -76,7 +76,11 @@ def test_a_stream_is_read_by_position_and_what_others_have_is_passed_over() -> N
 def test_a_position_before_the_last_one_or_a_new_epoch_begins_the_stream_anew() -> None:
     data = Numbers(20)
     source = source_of(data, seed=1)
-    assert [source.read(s) for s in (span(8, 10), span(2, 4), span(0, 2, epoch=1))] == [[8, 9], [2, 3], [0, 1]]
+    assert [source.read(s) for s in (span(8, 10), span(2, 4), span(0, 2, epoch=1))] == [
+        [8, 9],
+        [2, 3],
+        [0, 1],
+    ]
     assert data.begun == 3
 
 
@@ -164,7 +168,7 @@ class Reader:
 @pytest.mark.parametrize("size", [1, 7, 24, 25])
 @pytest.mark.parametrize("kind", [Numbers, Skippable, list])
 def test_P7_whatever_the_data_every_sample_of_an_epoch_is_committed_once(size: int, kind: type) -> None:
-    """Readers use a part of their leases, or are lost with what they have; the length of a stream is found on the way."""
+    """Readers use a part of their leases, or are lost with all of it; the length of a stream is found on the way."""
     draw = random.Random(size)
     make = (lambda: list(range(size))) if kind is list else (lambda: kind(size))
     source_size = source_of(make(), seed=1).samples
@@ -199,7 +203,9 @@ def test_P7_whatever_the_data_every_sample_of_an_epoch_is_committed_once(size: i
         if leases.samples != UNKNOWN_LENGTH:
             assert leases.committed_samples == len(committed)
     assert len(set(committed)) == len(committed), "a sample was committed twice"
-    open_epochs = {held.epoch for held in leases.held.values()} | {each.epoch for each in leases.returned} | {3}
+    open_epochs = (
+        {held.epoch for held in leases.held.values()} | {each.epoch for each in leases.returned} | {3}
+    )
     whole = [each for each in committed if each[0] < min(open_epochs)]
     assert len(whole) == size * min(open_epochs) and leases.samples == size
 

@@ -34,7 +34,9 @@ from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0
-CHUNK = 8192  # values of a chunk: one that counts the steps, as the simulator's checks want it, and the model's
+CHUNK = (
+    8192  # values of a chunk: one that counts the steps, as the simulator's checks want it, and the model's
+)
 
 
 class Learner(VirtualTrainer):
