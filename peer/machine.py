@@ -110,8 +110,7 @@ class PeerMachine:
     def _begin(self) -> list[do.Effect]:
         """Tell a waiting trainer what the run is, so that it can say what its model is."""
         assert self.manifest is not None
-        begin = Begin(manifest=self.manifest.canonical(), peer=self.me.peer, name=self.me.name)
-        return [do.Tell(begin)]
+        return [do.Tell(Begin(manifest=self.manifest.canonical(), peer=self.me.peer, name=self.me.name))]
 
     def _greet(self) -> list[do.Effect]:
         if self.doorway.stand != Stand.READING or self.part is None or self.model is None:
@@ -320,9 +319,7 @@ class PeerMachine:
     def _on_attach(self, model: ModelSchema) -> list[do.Effect]:
         assert self.manifest is not None
         if self.model is not None and model != self.model:
-            return [
-                do.Tell(Stop(code="model", reason="the trainer came back with another model than before"))
-            ]
+            return [do.Tell(Stop(code="model", reason="the trainer came back with another model"))]
         if self.part is None or self.exchange is None:
             self.model = model
             self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest)
