@@ -4,8 +4,8 @@
 
 The machines are the program's own, driven by its simulator: the coordinator (killed too, every ten rounds), the
 peers' agents, the round, the outer step, the leases.  Time is virtual; the trainer is the demo's model in small, and
-it learns for real.  Every promise is checked at every event, P7 to the sample.  Prints a row for the disturbed run, and for undisturbed ones with as much data
-and with as many rounds, by how much its loss is above theirs.
+it learns for real.  Every promise is checked at every event, P7 to the sample.  Prints a row for the disturbed run, and
+for undisturbed ones with as much data and with as many rounds, by how much its loss is above theirs.
 """
 
 from __future__ import annotations
