@@ -69,15 +69,11 @@ class PeerMachine:
         self.manifest: Manifest | None = None
         self.model: ModelSchema | None = None
         self.tick: Tick | None = None
-        self.saving = Saving()
-        self.restoring = Restoring()
-        self.recalling = Recalling()
-        self.leaving = Leaving()
-        self.exited = False
+        self.saving, self.restoring = Saving(), Restoring()
+        self.recalling, self.leaving = Recalling(), Leaving()
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
-        self._in_seq = 0
         self._heard_at = self._beat_at = self._now = 0.0
-        self._providing = False
+        self._in_seq, self._providing, self.exited = 0, False, False
 
     # ---- the door ------------------------------------------------------------------------------------------
 
@@ -345,7 +341,6 @@ class PeerMachine:
         return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]
 
     def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
-        """At once."""
         if self.exited:
             return []
         goodbye = [self.reports.leave(reason)] if self.doorway.stand == Stand.INSIDE else []
@@ -384,8 +379,7 @@ class PeerMachine:
 
     def _move_on(self, only: Lane | None = None) -> list[do.Effect]:
         """`only`: nothing has changed in the other lanes."""
-        part = self.part
-        if part is None or self.exited:
+        if (part := self.part) is None or self.exited:
             return []
         inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
