@@ -103,7 +103,8 @@ def test_who_is_asked_twice_goes_at_once_and_its_chunks_move_at_once(undisturbed
     assert world.leaver is not None and world.left_at_s == world.asked_at_s
     assert world.moved == (phase in ("scatter", "gather"))
     for version, at_s in undisturbed.committed_s.items():
-        assert world.committed_s[version] <= at_s + 0.5, "no patience ran out: the shortest is 1 s"
+        # Progress is told at turns of the clock, every 0.4 s here; the shortest patience is 1 s.
+        assert world.committed_s[version] <= at_s + 0.9, "the share is sent once more, and no patience runs out"
     assert not world.coordinator.core.ledger.leases.of(world.leaver.peer)  # type: ignore[union-attr]
 
 
