@@ -35,7 +35,7 @@ from farflung.coordinator.messages import DOOR_OUT, Hello
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
-from farflung.optim.outer import Nesterov, checked
+from farflung.optim.outer import checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.arithmetic import Arithmetic
@@ -51,6 +51,7 @@ from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folde
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.recipes import outer_of
 from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
 from farflung.peer.serving import Serving, What
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
@@ -224,7 +225,7 @@ class Agent:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
             self._serving = Serving(manifest.round.fragments)
-            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
+            outer = outer_of(manifest, checked(outer_step()))
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)

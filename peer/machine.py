@@ -50,6 +50,7 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.participation import Participation
+from farflung.peer.recipes import rules_of
 from farflung.peer.reports import Reporter
 from farflung.peer.saving import Restoring, Saving
 from farflung.peer.training import Training
@@ -104,7 +105,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.manifest is None:
             self.manifest = Manifest.from_canonical(challenge.manifest)
-            self.training = Training(self.manifest.round.fragments)
+            self.training = Training(self.manifest.round.fragments, rules_of(self.manifest))
             self.doorway.manifest_digest = self.manifest.digest
             self.saving.begin(self.manifest)
             effects = self._begin()
@@ -175,6 +176,7 @@ class PeerMachine:
             self.reports.begin_round(plan.fragment)
             if lane.contribution is None:
                 effects = [self.reports.sent(plan, b"", None), *effects]
+            effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
         return effects
 
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:

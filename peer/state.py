@@ -25,14 +25,14 @@ from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
-from farflung.optim.outer import Nesterov, OuterStep, PlainMean
+from farflung.optim.outer import OuterStep, PlainMean
 from farflung.peer.effects import Encode
 
 CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
 
 
 class OuterState:
-    def __init__(self, anchor: Tensor, model: ModelSchema, rules: RoundSection, outer: Nesterov) -> None:
+    def __init__(self, anchor: Tensor, model: ModelSchema, rules: RoundSection, outer: OuterStep) -> None:
         """`anchor`: fp32, model.chunk_count * model.chunk_elements values."""
         self._model = model
         self._gather = codec_named(rules.gather_codec)

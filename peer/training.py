@@ -13,13 +13,15 @@ from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
+from farflung.optim.schedule import Rules
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
 from farflung.peer.work import Work
 
 
 class Training:
-    def __init__(self, fragments: int = 1) -> None:
+    def __init__(self, fragments: int = 1, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules("blocking", 1, fragments)
         self.works = [Work(number) for number in range(fragments)]
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
@@ -93,6 +95,20 @@ class Training:
     def resume(self) -> list[Effect]:
         """The trainer goes on, whatever it waits for."""
         return [Tell(work.resume()) for work in self.works if self.attached and work.waiting]
+
+    def resume_where(self, idle: Sequence[bool]) -> list[Effect]:
+        """Each fragment that no round is using, and whose trainer waits for a word, goes on."""
+        return [
+            Tell(work.resume())
+            for work, free in zip(self.works, idle, strict=True)
+            if self.attached and free and work.waiting
+        ]
+
+    def on_opened(self, fragment: int, uses: bool) -> list[Effect]:
+        """A round of the fragment began; `uses`: what stands frozen goes into it."""
+        if not (self.attached and self.rules.told_of_rounds):
+            return []
+        return [Tell(self.works[fragment].opened(uses and not self.rules.waits))]
 
     def finish(self, versions: Sequence[int]) -> list[Effect]:
         if not self.attached or self.loading or self._finish_told:

@@ -52,11 +52,22 @@ class Unmerged:
         self.write_owed(model, loaded, owed)
         return owed
 
-    def load(self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState) -> None:
-        """Take the new anchor into the model, and note what the model then holds in `loaded`."""
+    def load(
+        self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, mix: float = 0.0
+    ) -> None:
+        """Take the new anchor into the model, and note what the model then holds in `loaded`.
+
+        `mix`: how much of its own values the model keeps.  That moves the model alone: what is owed stays the same, so
+        no step is merged twice and none is lost.
+        """
         self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
-        self._layout.load(model, anchor if self._carry is None else anchor - self._carry, self._start)
+        values = anchor if self._carry is None else anchor - self._carry
+        if mix and load.keep in ("all", "rest"):
+            own = torch.empty_like(values)
+            self._layout.write_values(model, own, self._start)
+            values = torch.lerp(values, own, mix)
+        self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
         self.version, self.spare, self.blocked = load.version, load.spare, False
 

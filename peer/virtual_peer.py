@@ -16,11 +16,11 @@ from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
-from farflung.optim.outer import Nesterov
 from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
+from farflung.peer.recipes import outer_of, rules_of
 from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
@@ -57,9 +57,8 @@ class VirtualPeer:
         elements = self.model.chunk_count * self.model.chunk_elements
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
-        outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
-        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
+        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer_of(self.manifest))
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
@@ -74,7 +73,7 @@ class VirtualPeer:
     # ---- the trainer process -----------------------------------------------------------------------------
 
     def start_trainer(self) -> None:
-        self.trainer = VirtualTrainer(self, self.world, self.manifest.round.sync_every)
+        self.trainer = VirtualTrainer(self, self.world, rules_of(self.manifest))
         self.carry_out(self.machine.on_trainer_waiting())
 
     def kill_trainer(self) -> None:

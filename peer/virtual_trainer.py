@@ -16,6 +16,7 @@ from torch import Tensor
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
+from farflung.optim.schedule import Rules, Schedule
 from farflung.peer.local_messages import (
     Attach,
     Begin,
@@ -26,6 +27,7 @@ from farflung.peer.local_messages import (
     Load,
     Loaded,
     Need,
+    Opened,
     Provide,
     Provided,
     Resume,
@@ -53,10 +55,11 @@ class Part:
     work: list[Sample] = field(default_factory=list)  # in the unmerged work, in order
     spare: int = 0
     blocked: bool = True  # not loaded yet, or frozen
+    loaded: bool = False
 
 
 class VirtualTrainer:
-    def __init__(self, host: VirtualPeer, world: Surroundings, sync_every: int) -> None:
+    def __init__(self, host: VirtualPeer, world: Surroundings, rules: Rules) -> None:
         self.host = host
         self.world = world
         self.alive = True
@@ -66,10 +69,11 @@ class VirtualTrainer:
             Part(each.number, slice(each.first * size, (each.first + each.count) * size))
             for each in host.fragments
         ]
-        self._sync_every = sync_every
+        self._schedule = Schedule(rules, world.now())
+        self._held: dict[int, Load] = {}
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
-        self._since_freeze = 0
+        self._due: list[int] = []  # to be frozen as soon as the agent has said how to go on
         self._leases: dict[int, Lease] = {}
         self._at: dict[int, int] = {}
         self._stepping = False
@@ -94,7 +98,10 @@ class VirtualTrainer:
                 self.host.state.restart_momentum()
                 self.host.from_trainer(Provided())
             case Load():
-                self._load(message, self.parts[message.fragment])
+                self._on_load(message)
+            case Opened(fragment=fragment, hold=hold):
+                self.parts[fragment].blocked |= hold
+                self._schedule.on_opened(fragment, self.world.now())
             case Resume(spare=spare, fragment=fragment):
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
                 self._go_on()
@@ -108,9 +115,22 @@ class VirtualTrainer:
             case _:
                 raise AssertionError(f"unexpected {message}")
 
-    def _load(self, load: Load, part: Part) -> None:
+    def _on_load(self, load: Load) -> None:
+        self._load_held([load.fragment])
+        early = load.keep in ("all", "rest") and not self._schedule.may_take(load.fragment)
+        if early and self._stepping:
+            self._held[load.fragment] = load
+        else:
+            self._load(load)
+
+    def _load_held(self, fragments: list[int]) -> None:
+        for load in [self._held.pop(f) for f in fragments if f in self._held]:
+            self._load(load)
+
+    def _load(self, load: Load) -> None:
+        part = self.parts[load.fragment]
         owed, cells = self.delta(part), part.cells
-        part.spare, part.blocked = load.spare, False
+        part.spare, part.blocked, part.loaded = load.spare, False, True
         match load.keep:
             case "drop":
                 part.carry, part.steps, part.work = None, 0, []
@@ -125,10 +145,13 @@ class VirtualTrainer:
                 part.work = list(self.host.kept_work(load.slot, part.number))
         if load.keep in ("drop", "restore") and part.number == BOOKS_FRAGMENT:
             self._at = {i: lease.upto for i, lease in self._leases.items()}
+            self._schedule.restart(self.world.now())
         if part.carry is not None and not part.carry.any():
             part.carry = None
         anchor = self.host.anchor[cells]
-        self._local[cells] = anchor if part.carry is None else anchor - part.carry
+        target = anchor if part.carry is None else anchor - part.carry
+        mix = self._schedule.rules.mix if load.keep in ("all", "rest") else 0.0
+        self._local[cells] = torch.lerp(target, self._local[cells], mix)
         self._loaded[cells] = self._local[cells]
         self.world.observe("loaded", (self.host, self, load))
         self.host.from_trainer(Loaded(version=load.version, fragment=part.number))
@@ -142,9 +165,20 @@ class VirtualTrainer:
     # ---- inner steps -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if not self._stepping and not any(part.blocked for part in self.parts):
+        if self._stepping or any(part.blocked for part in self._awaited):
+            return
+        due, self._due = self._due, []
+        self._freeze([number for number in due if self.parts[number].steps])
+        if not any(part.blocked for part in self._awaited):
             self._stepping = True
+            self._schedule.on_waited(self.world.now())
             self._again()
+
+    @property
+    def _awaited(self) -> list[Part]:
+        """Those that must not be blocked for training to go on."""
+        everything = self._schedule.rules.waits or not all(part.loaded for part in self.parts)
+        return self.parts if everything else [self.parts[number] for number in self._due]
 
     def _again(self) -> None:
         self.world.after(self.world.delay("step"), self._step)
@@ -152,12 +186,13 @@ class VirtualTrainer:
     def _step(self) -> None:
         if not self.alive or self.finished:
             return
-        samples = self._take(SAMPLES_PER_STEP)
+        samples = self._read(SAMPLES_PER_STEP)
         if len(samples) < SAMPLES_PER_STEP:
+            self._load_held(list(self._held))
             if not self._asked:
                 self._asked = True
                 self.host.from_trainer(
-                    Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._sync_every)
+                    Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._schedule.rules.period_steps)
                 )
             self._again()
             return
@@ -167,14 +202,16 @@ class VirtualTrainer:
             part.steps += 1
             part.work += samples
         self._local -= step
-        self._since_freeze += 1
+        now = self.world.now()
+        self._schedule.count_step(now)
         self.world.observe("step", self.host)
-        if self._since_freeze >= self._sync_every:
-            self._freeze()
-        else:
-            self._again()
+        self._load_held([f for f in self._held if self._schedule.may_take(f)])
+        due = self._schedule.take_due(now)
+        self._load_held(due)
+        self._due, self._stepping = due, False
+        self._go_on()
 
-    def _take(self, count: int) -> list[Sample]:
+    def _read(self, count: int) -> list[Sample]:
         """The next samples of my leases, in order; all or none."""
         room = sum(lease.stop - self._at[i] for i, lease in self._leases.items())
         if room < count:
@@ -186,16 +223,14 @@ class VirtualTrainer:
                 self._at[i] += 1
         return taken
 
-    def _freeze(self) -> None:
-        self._since_freeze = 0
-        self._stepping = False
+    def _freeze(self, due: list[int]) -> None:
         # Every lease that was begun, also one whose samples came with a restored slot: naming it again is harmless.
         used = tuple(Used(i, at) for i, at in sorted(self._at.items()) if at > self._leases[i].start)
-        for part in self.parts:
+        for part in [self.parts[number] for number in due]:
             self.host.slots[part.spare][part.cells] = self.delta(part)
             self.host.keep_work(part.spare, part.number, part.work)
             part.blocked = True
-        for part in self.parts:
+        for part in [self.parts[number] for number in due]:
             frozen = Frozen(
                 slot=part.spare,
                 tokens=10 * part.steps,
@@ -203,7 +238,7 @@ class VirtualTrainer:
                 used=used if part.number == BOOKS_FRAGMENT else (),
                 loss=1.0,
                 fragment=part.number,
-                more=part is not self.parts[-1],
+                more=part.number != due[-1],
             )
             self.host.from_trainer(frozen)
 
