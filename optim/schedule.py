@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
-LEAD = 10  # by steps, a peer may be a period / LEAD ahead of the others for good
+LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Schedule:
             return
         if self.rules.period_s:
             self._began = now
-        self._steps = min(self._steps, self.rules.period_steps // LEAD)
+        self._steps = min(self._steps, max(1, self.rules.period_steps // LEAD))
 
     def restart(self, now: float) -> None:
         """A period begins."""

@@ -57,16 +57,17 @@ class Unmerged:
     ) -> None:
         """Take the new anchor into the model, and note what the model then holds in `loaded`.
 
-        `mix`: how much of its own values the model keeps.  That moves the model alone: what is owed stays the same, so
-        no step is merged twice and none is lost.
+        `mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
+        alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
         """
         self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
         values = anchor if self._carry is None else anchor - self._carry
-        if mix and load.keep in ("all", "rest"):
+        if mix and load.keep == "rest":
             own = torch.empty_like(values)
             self._layout.write_values(model, own, self._start)
             values = torch.lerp(values, own, mix)
+            self._carry = _none_if_zero(anchor - values)
         self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
         self.version, self.spare, self.blocked = load.version, load.spare, False

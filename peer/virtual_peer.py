@@ -26,6 +26,9 @@ from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
 
+Kept = tuple[list[Sample], float]  # the samples, and what mixing added
+
+
 @dataclass
 class Surroundings:
     """What a virtual peer needs of the simulated world."""
@@ -62,7 +65,7 @@ class VirtualPeer:
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
-        self._kept_work: dict[tuple[int, int], list[Sample]] = {}  # by (slot, fragment)
+        self._kept_work: dict[tuple[int, int], Kept] = {}  # by (slot, fragment)
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
 
@@ -99,11 +102,11 @@ class VirtualPeer:
         self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
         self.world.after(self._arrivals[direction] - now, arrive)
 
-    def keep_work(self, slot: int, fragment: int, work: list[Sample]) -> None:
+    def keep_work(self, slot: int, fragment: int, work: Kept) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
-        self._kept_work[slot, fragment] = list(work)
+        self._kept_work[slot, fragment] = work
 
-    def kept_work(self, slot: int, fragment: int) -> list[Sample]:
+    def kept_work(self, slot: int, fragment: int) -> Kept:
         return self._kept_work[slot, fragment]
 
     # ---- effects -----------------------------------------------------------------------------------------

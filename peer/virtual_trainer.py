@@ -56,6 +56,7 @@ class Part:
     spare: int = 0
     blocked: bool = True  # not loaded yet, or frozen
     loaded: bool = False
+    mixed: float = 0.0  # what its delta holds of the first element besides steps: see `Rules.mix`
 
 
 class VirtualTrainer:
@@ -133,25 +134,29 @@ class VirtualTrainer:
         part.spare, part.blocked, part.loaded = load.spare, False, True
         match load.keep:
             case "drop":
-                part.carry, part.steps, part.work = None, 0, []
+                part.carry, part.steps, part.work, part.mixed = None, 0, [], 0.0
             case "all":
                 part.carry = owed
             case "rest":
                 part.carry = owed - self.host.slots[load.slot][cells]
                 part.steps -= load.steps
-                part.work = part.work[load.steps * SAMPLES_PER_STEP :]
+                part.work, part.mixed = part.work[load.steps * SAMPLES_PER_STEP :], 0.0
             case "restore":
                 part.carry, part.steps = self.host.slots[load.slot][cells].clone(), load.steps
-                part.work = list(self.host.kept_work(load.slot, part.number))
+                work, part.mixed = self.host.kept_work(load.slot, part.number)
+                part.work = list(work)
         if load.keep in ("drop", "restore") and part.number == BOOKS_FRAGMENT:
             self._at = {i: lease.upto for i, lease in self._leases.items()}
             self._schedule.restart(self.world.now())
+        anchor = self.host.anchor[cells]
+        values = anchor if part.carry is None else anchor - part.carry
+        if load.keep == "rest" and self._schedule.rules.mix:
+            values = torch.lerp(values, self._local[cells], self._schedule.rules.mix)
+            part.mixed = float((anchor - values - part.carry)[0])  # type: ignore[operator]
+            part.carry = anchor - values
         if part.carry is not None and not part.carry.any():
             part.carry = None
-        anchor = self.host.anchor[cells]
-        target = anchor if part.carry is None else anchor - part.carry
-        mix = self._schedule.rules.mix if load.keep in ("all", "rest") else 0.0
-        self._local[cells] = torch.lerp(target, self._local[cells], mix)
+        self._local[cells] = values
         self._loaded[cells] = self._local[cells]
         self.world.observe("loaded", (self.host, self, load))
         self.host.from_trainer(Loaded(version=load.version, fragment=part.number))
@@ -167,8 +172,9 @@ class VirtualTrainer:
     def _go_on(self) -> None:
         if self._stepping or any(part.blocked for part in self._awaited):
             return
-        due, self._due = self._due, []
-        self._freeze([number for number in due if self.parts[number].steps])
+        due, self._due = [number for number in self._due if self.parts[number].steps], []
+        if due:
+            self._freeze(due)
         if not any(part.blocked for part in self._awaited):
             self._stepping = True
             self._schedule.on_waited(self.world.now())
@@ -228,7 +234,7 @@ class VirtualTrainer:
         used = tuple(Used(i, at) for i, at in sorted(self._at.items()) if at > self._leases[i].start)
         for part in [self.parts[number] for number in due]:
             self.host.slots[part.spare][part.cells] = self.delta(part)
-            self.host.keep_work(part.spare, part.number, part.work)
+            self.host.keep_work(part.spare, part.number, (list(part.work), part.mixed))
             part.blocked = True
         for part in [self.parts[number] for number in due]:
             frozen = Frozen(
