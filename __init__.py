@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung.collectives.errors import Refused, UserError
+    from farflung.optim.inner import muon
     from farflung.peer.api import Run, join
 
-__all__ = ["join", "Run", "Refused", "UserError", "__version__"]
+__all__ = ["join", "Run", "muon", "Refused", "UserError", "__version__"]
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
     "join": "farflung.peer.api",
     "Run": "farflung.peer.api",
+    "muon": "farflung.optim.inner",
     "Refused": "farflung.collectives.errors",
     "UserError": "farflung.collectives.errors",
 }

@@ -80,9 +80,9 @@ class OuterSection(_Section):
     lr: Annotated[
         Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
     ] = "auto"
-    momentum: Annotated[
-        Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')
-    ] = "auto"
+    momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
+        "auto"
+    )
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
     overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
     mix: Decay = 0.0
@@ -195,7 +195,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
         problems.append(
-            f"[round] fragments: expected at least 2 with schedule = \"streaming\", found {m.round.fragments}"
+            f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
         )
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.

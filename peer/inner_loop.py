@@ -185,7 +185,9 @@ class InnerLoop:
     def _freeze(self, due: Sequence[int]) -> None:
         self._load_held(due)
         self._await([self.parts[number] for number in due])
-        due = [number for number in due if self.parts[number].steps]  # the work may have been dropped meanwhile
+        due = [
+            number for number in due if self.parts[number].steps
+        ]  # the work may have been dropped meanwhile
         loss = self._losses.read()
         for number in due:
             part = self.parts[number]
@@ -205,7 +207,9 @@ class InnerLoop:
             self._load_held(list(self._held))
             if not self._schedule.rules.waits and self._clock() >= self._warn_at:
                 self._warn_at = self._clock() + PATIENCE_S
-                log.warning("training waits: a round takes longer than a period; raise sync_every or period_s")
+                log.warning(
+                    "training waits: a round takes longer than a period; raise sync_every or period_s"
+                )
             message = self._next_message()
             if message is not None:
                 self._handle(message)

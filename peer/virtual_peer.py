@@ -25,7 +25,6 @@ from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
-
 Kept = tuple[list[Sample], float]  # the samples, and what mixing added
 
 

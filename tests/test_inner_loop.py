@@ -724,7 +724,9 @@ def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is
     trainer.channel.will_say(Opened(hold=True))
     assert frozen_by(trainer, SYNC_EVERY - 1) == [] and trainer.loop.waited_s == 0.0
     trainer.shared.anchor[:15] -= 5.0
-    trainer.channel.will_say(load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=1))
+    trainer.channel.will_say(
+        load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=1)
+    )
     [second] = frozen_by(trainer, 1)
     assert (second.slot, second.steps, second.tokens) == (1, SYNC_EVERY, 10 * SYNC_EVERY)
     assert torch.allclose(trainer.owed(), torch.full((15,), 0.25 * SYNC_EVERY))

@@ -59,7 +59,12 @@ def test_a_wait_is_no_part_of_a_step() -> None:
 
 def test_by_the_clock_streaming_is_staggered_too() -> None:
     found = frozen(Schedule(Rules("streaming", 999, fragments=2, period_s=10.0)), 20)
-    assert [(n + 1, due) for n, due in enumerate(found) if due] == [(5, (1,)), (10, (0,)), (15, (1,)), (20, (0,))]
+    assert [(n + 1, due) for n, due in enumerate(found) if due] == [
+        (5, (1,)),
+        (10, (0,)),
+        (15, (1,)),
+        (20, (0,)),
+    ]
 
 
 # ---- together ----------------------------------------------------------------------------------------------
