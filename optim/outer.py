@@ -5,9 +5,9 @@
     sparse     the same, for contributions of a few large values, of which each peer keeps the rest back: its error
                feedback is the momentum, and a second one would only delay    https://arxiv.org/abs/2508.15706
 
-Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary fp32 operations, each rounded on its own
-(no fused multiply-add, no `alpha=`, no reduction): every machine gets the same bits (P1).  `torch.optim.SGD`
-computes the same formula but may fuse; it is therefore not used.
+Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary
+fp32 operations, each rounded on its own (no fused multiply-add, no `alpha=`, no reduction): every machine gets the same
+bits (P1).  `torch.optim.SGD` computes the first formula but may fuse; it is therefore not used.
 """
 
 from __future__ import annotations

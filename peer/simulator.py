@@ -36,7 +36,8 @@ from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for
 from farflung.peer.spoiling import LARGEST_BYTES, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import Surroundings, VirtualPeer
+from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualPeer
+from farflung.peer.virtual_trainer import VirtualTrainer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
@@ -60,6 +61,8 @@ class Report:
 
 
 class World:
+    trainer_class: MakeTrainer = VirtualTrainer
+
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
         self.random = random.Random(seed)
@@ -209,6 +212,7 @@ class World:
             survives=self.survives,
             observe=self._observe,
             machine=self._machine_class,
+            trainer=self.trainer_class,
         )
         self.note(f"{me.peer} starts")
         peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))

@@ -16,6 +16,7 @@ from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
+from farflung.optim.schedule import Rules
 from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
@@ -25,6 +26,7 @@ from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
+MakeTrainer = Callable[["VirtualPeer", "Surroundings", Rules], VirtualTrainer]
 Kept = tuple[list[Sample], float]  # the samples, and what mixing added
 
 
@@ -41,6 +43,7 @@ class Surroundings:
     survives: Callable[[str], bool]  # may return False: the party is killed here
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
+    trainer: MakeTrainer = VirtualTrainer
 
 
 @dataclass
@@ -75,7 +78,7 @@ class VirtualPeer:
     # ---- the trainer process -----------------------------------------------------------------------------
 
     def start_trainer(self) -> None:
-        self.trainer = VirtualTrainer(self, self.world, rules_of(self.manifest))
+        self.trainer = self.world.trainer(self, self.world, rules_of(self.manifest))
         self.carry_out(self.machine.on_trainer_waiting())
 
     def kill_trainer(self) -> None:

@@ -38,9 +38,6 @@ from farflung.peer.local_messages import (
 if TYPE_CHECKING:
     from farflung.peer.virtual_peer import Surroundings, VirtualPeer
 
-SAMPLES_PER_STEP = 2
-DATASET_SAMPLES = 60
-
 Sample = tuple[int, int, int]  # (epoch, sample, which reading of it this was)
 
 
@@ -60,6 +57,11 @@ class Part:
 
 
 class VirtualTrainer:
+    """Examples let it learn for real: they replace `learn`, `first_values` and the numbers."""
+
+    samples_per_step = 2
+    dataset_samples = 60
+
     def __init__(self, host: VirtualPeer, world: Surroundings, rules: Rules) -> None:
         self.host = host
         self.world = world
@@ -78,6 +80,8 @@ class VirtualTrainer:
         self._leases: dict[int, Lease] = {}
         self._at: dict[int, int] = {}
         self._stepping = False
+        self._stopped_at = world.now()
+        self.waited_s = 0.0
         self._asked = False
 
     # ---- what is owed ----------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ class VirtualTrainer:
             case Begin():
                 self.host.from_trainer(Attach(model=self.host.model, pid=0))
             case Provide():
-                self.host.anchor.copy_(initial_values(self.host.peer, self.host.anchor.numel()))
+                self.host.anchor.copy_(self.first_values())
                 self.host.state.restart_momentum()
                 self.host.from_trainer(Provided())
             case Load():
@@ -140,7 +144,7 @@ class VirtualTrainer:
             case "rest":
                 part.carry = owed - self.host.slots[load.slot][cells]
                 part.steps -= load.steps
-                part.work, part.mixed = part.work[load.steps * SAMPLES_PER_STEP :], 0.0
+                part.work, part.mixed = part.work[load.steps * self.samples_per_step :], 0.0
             case "restore":
                 part.carry, part.steps = self.host.slots[load.slot][cells].clone(), load.steps
                 work, part.mixed = self.host.kept_work(load.slot, part.number)
@@ -177,6 +181,7 @@ class VirtualTrainer:
             self._freeze(due)
         if not any(part.blocked for part in self._awaited):
             self._stepping = True
+            self.waited_s += self.world.now() - self._stopped_at
             self._schedule.on_waited(self.world.now())
             self._again()
 
@@ -187,35 +192,46 @@ class VirtualTrainer:
         return self.parts if everything else [self.parts[number] for number in self._due]
 
     def _again(self) -> None:
-        self.world.after(self.world.delay("step"), self._step)
+        self.world.after(self.step_s(), self._step)
 
     def _step(self) -> None:
         if not self.alive or self.finished:
             return
-        samples = self._read(SAMPLES_PER_STEP)
-        if len(samples) < SAMPLES_PER_STEP:
+        samples = self._read(self.samples_per_step)
+        if len(samples) < self.samples_per_step:
             self._load_held(list(self._held))
             if not self._asked:
                 self._asked = True
                 self.host.from_trainer(
-                    Need(samples=DATASET_SAMPLES, want=SAMPLES_PER_STEP * self._schedule.rules.period_steps)
+                    Need(samples=self.dataset_samples, want=self.samples_per_step * self._schedule.rules.period_steps)
                 )
             self._again()
             return
-        step = torch.full_like(self._local, 0.01 * (1 + samples[0][1] % 7))
+        self.learn(samples)
         for part in self.parts:
-            step[part.cells.start] = 1.0
             part.steps += 1
             part.work += samples
-        self._local -= step
         now = self.world.now()
         self._schedule.count_step(now)
         self.world.observe("step", self.host)
         self._load_held([f for f in self._held if self._schedule.may_take(f)])
         due = self._schedule.take_due(now)
         self._load_held(due)
-        self._due, self._stepping = due, False
+        self._due, self._stepping, self._stopped_at = due, False, now
         self._go_on()
+
+    def step_s(self) -> float:
+        return self.world.delay("step")
+
+    def learn(self, samples: list[Sample]) -> None:
+        """One inner step: changes `_local` in place."""
+        step = torch.full_like(self._local, 0.01 * (1 + samples[0][1] % 7))
+        for part in self.parts:
+            step[part.cells.start] = 1.0
+        self._local -= step
+
+    def first_values(self) -> Tensor:
+        return initial_values(self.host.peer, self.host.anchor.numel())
 
     def _read(self, count: int) -> list[Sample]:
         """The next samples of my leases, in order; all or none."""

@@ -53,6 +53,8 @@ class Seen:
 
 
 class ObservedWorld(World):
+    trainer_class = UnequalTrainer
+
     def __init__(self, seed: int, scenario: Scenario) -> None:
         super().__init__(seed, scenario)
         self.seen = Seen()
@@ -77,7 +79,6 @@ class ObservedWorld(World):
 def run(
     peers: int, monkeypatch: pytest.MonkeyPatch, fragments: int = 1, schedule: str = "blocking"
 ) -> ObservedWorld:
-    monkeypatch.setattr(virtual_peer, "VirtualTrainer", UnequalTrainer)
     told = virtual_peer.VirtualPeer.from_trainer
 
     def with_own_tokens(self: virtual_peer.VirtualPeer, message: object) -> None:
