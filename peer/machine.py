@@ -50,7 +50,6 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.participation import Participation
-from farflung.peer.recipes import rules_of
 from farflung.peer.reports import Reporter
 from farflung.peer.saving import Restoring, Saving
 from farflung.peer.training import Training
@@ -105,7 +104,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.manifest is None:
             self.manifest = Manifest.from_canonical(challenge.manifest)
-            self.training = Training(self.manifest.round.fragments, rules_of(self.manifest))
+            self.training = Training.of(self.manifest)
             self.doorway.manifest_digest = self.manifest.digest
             self.saving.begin(self.manifest)
             effects = self._begin()

@@ -12,23 +12,31 @@ from collections.abc import Sequence
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Used
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
 from farflung.optim.schedule import Rules
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
+from farflung.peer.recipes import rules_of
 from farflung.peer.work import Work
+
+BLOCKING = Rules("blocking", period_steps=1)
 
 
 class Training:
-    def __init__(self, fragments: int = 1, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules("blocking", 1, fragments)
-        self.works = [Work(number) for number in range(fragments)]
+    def __init__(self, rules: Rules = BLOCKING) -> None:
+        self.rules = rules
+        self.works = [Work(number) for number in range(rules.fragments)]
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
         self.samples = 0
         self.want = 0
         self._finish_told = False
+
+    @staticmethod
+    def of(manifest: Manifest) -> Training:
+        return Training(rules_of(manifest))
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 

@@ -203,7 +203,10 @@ class VirtualTrainer:
             if not self._asked:
                 self._asked = True
                 self.host.from_trainer(
-                    Need(samples=self.dataset_samples, want=self.samples_per_step * self._schedule.rules.period_steps)
+                    Need(
+                        samples=self.dataset_samples,
+                        want=self.samples_per_step * self._schedule.rules.period_steps,
+                    )
                 )
             self._again()
             return
