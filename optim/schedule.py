@@ -87,7 +87,7 @@ class Schedule:
 
     def restart(self, now: float) -> None:
         """A period begins."""
-        self._steps, self._began = 0, now
+        self._steps, self._began, self._last_step_at = 0, now, now
         self._done.clear()
 
     def may_take(self, fragment: int) -> bool:

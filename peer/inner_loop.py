@@ -185,9 +185,8 @@ class InnerLoop:
     def _freeze(self, due: Sequence[int]) -> None:
         self._load_held(due)
         self._await([self.parts[number] for number in due])
-        due = [
-            number for number in due if self.parts[number].steps
-        ]  # the work may have been dropped meanwhile
+        # The work may have been dropped meanwhile.
+        due = [number for number in due if self.parts[number].steps]
         loss = self._losses.read()
         for number in due:
             part = self.parts[number]

@@ -57,6 +57,12 @@ def test_a_wait_is_no_part_of_a_step() -> None:
     assert frozen(schedule, 7, now=15.0) == [()] * 6 + [(0,)], "ten seconds after the round opened"
 
 
+def test_waiting_for_the_first_state_is_no_part_of_the_first_step() -> None:
+    schedule = Schedule(Rules("overlap", 999, period_s=10.0))
+    schedule.restart(100.0)
+    assert frozen(schedule, 10, now=100.0) == [()] * 9 + [(0,)]
+
+
 def test_by_the_clock_streaming_is_staggered_too() -> None:
     found = frozen(Schedule(Rules("streaming", 999, fragments=2, period_s=10.0)), 20)
     assert [(n + 1, due) for n, due in enumerate(found) if due] == [
