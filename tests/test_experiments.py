@@ -17,7 +17,17 @@ long = pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="minutes; 
 @pytest.mark.parametrize("name", ["room", "schedules", "outer", "shards", "slow", "idle"])
 def test_an_experiment_prints_its_table_and_draws_its_plot(name: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
-    command = [sys.executable, FOLDER / "learning.py", name, "--steps", "100", "--period", "10", "--plot", plot]
+    command = [
+        sys.executable,
+        FOLDER / "learning.py",
+        name,
+        "--steps",
+        "100",
+        "--period",
+        "10",
+        "--plot",
+        plot,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     assert all("%" in line for line in done.stdout.splitlines()[2:])

@@ -89,7 +89,10 @@ def slow(base: Setting) -> Rows:
         (replace(base, name="three equal peers", peers=3), farflung),
         (replace(fifth, name="one at 1/5, by steps"), farflung),
         (replace(fifth, name="one at 1/5, by the clock", rounds={"period_s": float(base.period)}), farflung),
-        (replace(base, name="three, by the clock", peers=3, rounds={"period_s": float(base.period)}), farflung),
+        (
+            replace(base, name="three, by the clock", peers=3, rounds={"period_s": float(base.period)}),
+            farflung,
+        ),
         (replace(fifth, name="one at 1/5, overlap", outer={"schedule": "overlap"}), farflung),
     ]
 
