@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint format demo bench-codec clean
+.PHONY: help install test chaos storm lint format demo bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -28,6 +28,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: $(STAMP) ## run the tests, two processes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+chaos: $(STAMP) ## break it at every failpoint and in every row of the fault matrix (half an hour)
+	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos
+
+storm: $(STAMP) ## 16 peers, faults that come by chance, 15 minutes
+	@$(BIN)/python benchmarks/storm.py
 
 # mypy follows folders, not editable installs, and the checkout may have any name: so it is shown the checkout
 # through a link called farflung.

@@ -1,13 +1,16 @@
-"""Kills a process that writes checkpoints, again and again, at random moments; the newest one must stay readable.
+"""Kills processes that write checkpoints, again and again, at random moments; the newest one must stay readable.
 
     python benchmarks/checkpoint_kills.py [KILLS] [FOLDER]
 
-Each writer is a fork that writes checkpoints in a loop and keeps two; it lives for up to 40 ms.  After each kill
-every file of the newest checkpoint is read and compared with its hashes.  Ends with 1 at the first that is not good.
+Two writers share the folder.  Each is a fork that writes its part of checkpoints in a loop and keeps two; it lives for
+up to 80 ms, and the other one goes on without it.  After each kill every file of the newest checkpoint is read and
+compared with its hashes.  Goes on until so many kills hit the middle of a checkpoint; ends with 1 at the first
+checkpoint that is not good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -16,14 +19,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from farflung.checkpoints.manifest import FORMAT, CheckpointManifest, SavedFragment, shards_of
+from farflung.checkpoints.manifest import FORMAT, CheckpointManifest, SavedFragment, chunk_hash, shards_of
+from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Store
 from farflung.collectives.digests import root_of
+from farflung.collectives.errors import CheckpointError, StoreError
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.peer.identity import Identity
 
 RUN_ID = bytes(range(16)).hex()
-ELEMENTS, CHUNKS, LONGEST_LIFE_S = 4096, 24, 0.04
+ELEMENTS, CHUNKS, LONGEST_LIFE_S = 4096, 24, 0.08
 MODEL = ModelSchema(
     tensors=(TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),),
     chunk_elements=ELEMENTS,
@@ -34,11 +39,17 @@ MODEL = ModelSchema(
 
 
 def write(store: Store, version: int, me: Identity) -> None:
-    draft = store.draft(RUN_ID, 0, version, me.peer_id)
-    for first, count in shards_of(0, CHUNKS, ELEMENTS):
-        chunks = (bytes([version % 251]) * 8 * ELEMENTS for _ in range(count))
-        draft.write_shard(first, count, ELEMENTS, chunks)
-    hashes = tuple(draft.hashes[chunk] for chunk in range(CHUNKS))
+    raw = bytes([version % 251]) * 8 * ELEMENTS
+    hashes = (chunk_hash(raw),) * CHUNKS
+    draft = store.draft(RUN_ID, 0, version, me.peer_id, ELEMENTS)
+    draft.parts.add(
+        [
+            Part(first, hashes[first : first + count], lambda chunk: raw, lambda chunks: None)
+            for first, count in shards_of(0, CHUNKS, ELEMENTS)
+        ]
+    )
+    if not draft.parts.finish(lambda _: time.sleep(0.0002)):
+        return
     digest = root_of(bytes.fromhex(each) for each in hashes).hex()
     manifest = CheckpointManifest(
         format=FORMAT,
@@ -50,48 +61,76 @@ def write(store: Store, version: int, me: Identity) -> None:
         incarnation=1,
         model=MODEL,
         fragments=(SavedFragment(version, digest, 0, hashes),),
-        files=tuple(draft.shards),
+        files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
         writer=me.peer_id,
         key=me.public.hex(),
     )
     draft.publish(manifest.signed(me.sign))
 
 
-def write_for_ever(store: Store, me: Identity) -> None:
-    store.sweep(RUN_ID, me.peer_id)
+def newest(store: Store) -> int:
     complete = store.look(RUN_ID).complete
-    version = complete[0].manifest.version if complete else 0
+    return complete[0].manifest.version if complete else 0
+
+
+def write_for_ever(store: Store, me: Identity) -> None:
     while True:
-        version += 1
-        write(store, version, me)
-        store.retain(RUN_ID, 2)
+        # The other one may be done with this version, or remove what is old, in the middle of mine.
+        with contextlib.suppress(StoreError, CheckpointError):
+            store.sweep(RUN_ID, me.peer_id)
+            write(store, newest(store) + 1, me)
+            store.retain(RUN_ID, 2)
+
+
+def start(store: Store, me: Identity) -> int:
+    writer = os.fork()
+    if writer == 0:
+        try:
+            write_for_ever(store, me)
+        finally:
+            os._exit(1)  # the fork must not go on with its parent's work
+    return writer
+
+
+def stop(writer: int) -> None:
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
 
 
 def main(kills: int, folder: str) -> int:
-    store, me, draw = Store(folder), Identity.generate(), random.Random(kills)
-    write(store, 1, me)
-    unfinished = 0
-    for number in range(kills):
-        writer = os.fork()
-        if writer == 0:
-            try:
-                write_for_ever(store, me)
-            finally:
-                os._exit(1)  # the fork must not go on with its parent's work
-        time.sleep(draw.uniform(0, LONGEST_LIFE_S))  # the moment of death is what is tried here
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
-        found = store.look(RUN_ID)
-        problems = found.problems + (
-            store.problems_of(found.complete[0]) if found.complete else ["none is left"]
-        )
-        unfinished += len(found.unfinished)
-        if problems:
-            print(f"after kill {number + 1}: {'; '.join(problems)}")
-            return 1
-    newest = store.look(RUN_ID).complete[0].manifest.version
+    store, draw = Store(folder), random.Random(kills)
+    identities = [Identity.generate() for _ in range(2)]
+    write(store, 1, identities[0])
+    writers = [start(Store(folder), me) for me in identities]
+    killed = in_the_middle = together = 0
+    try:
+        while in_the_middle < kills:
+            time.sleep(draw.uniform(0, LONGEST_LIFE_S))  # the moment of death is what is tried here
+            # Mostly one dies and the other goes on; now and then both, and what lies there then is looked at in peace.
+            dying = [0, 1] if draw.random() < 0.5 else [draw.randrange(2)]
+            for number in dying:
+                stop(writers[number])
+            killed += 1
+            if len(dying) == 2:
+                together += 1
+                found = store.look(RUN_ID)
+                problems = found.problems + (
+                    store.problems_of(found.complete[0]) if found.complete else ["none is left"]
+                )
+                in_the_middle += bool(found.unfinished)
+                if problems:
+                    print(f"after kill {killed}: {'; '.join(problems)}")
+                    return 1
+            for number in dying:
+                writers[number] = start(Store(folder), identities[number])
+    finally:
+        for writer in writers:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                stop(writer)
+    shared = [s for s in store.look(RUN_ID).complete if len({f.writer for f in s.manifest.files}) > 1]
     print(
-        f"{kills} kills, {unfinished} of them in the middle of a checkpoint, {newest} versions: 0 unreadable"
+        f"{killed} kills, {together} of all writers, {in_the_middle} of those in the middle of a checkpoint, "
+        f"{newest(store)} versions, {len(shared)} of the last {len(store.look(RUN_ID).complete)} by both: 0 unreadable"
     )
     return 0
 

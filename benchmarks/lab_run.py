@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from farflung.collectives.errors import FarflungError
+from farflung.collectives.events import JOURNAL_VARIABLE, Event, read_events
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.bench import Aim, BenchOptions, Party, as_toml, check
 from farflung.peer.bench_figures import Killed, result_of
-from farflung.peer.events import JOURNAL_VARIABLE, Event, read_events
 from lab.emulator import Effort, Host, HostSpec, Lab
 
 SAMPLE_S = 0.05

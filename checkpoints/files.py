@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import FarflungError, StoreError, UserError
 
 ASIDE = ".aside"  # the ending of a file that is not finished
@@ -31,6 +33,7 @@ class Folder:
             raise UserError(f"{url}: this place for checkpoints can't be used: {error}") from None
         self.url = url
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._mark = secrets.token_hex(4)  # others may write a file of the same name
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root.rstrip("/"), *names))
@@ -89,24 +92,39 @@ class Folder:
 
     def _write_locally(self, folder: Path, name: str, pieces: Iterable[bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{name}{ASIDE}"
-        with aside.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, folder / name)
+        aside = folder / f"{name}.{self._mark}{ASIDE}"
+        try:
+            with aside.open("wb") as file:
+                for piece in pieces:
+                    file.write(failpoints.passing("checkpoint.mid_write", piece))
+                failpoints.hit("checkpoint.before_fsync")
+                file.flush()
+                os.fsync(file.fileno())
+            failpoints.hit("checkpoint.before_rename")
+            os.replace(aside, folder / name)
+            failpoints.hit("checkpoint.after_rename")
+        finally:
+            aside.unlink(missing_ok=True)
         for place in (folder, folder.parent):
             _sync_folder(place)
 
     def remove(self, folder: str, first: str) -> None:
-        """The folder with all files, `first` before the others."""
-        with self._told(folder):
+        """The folder with all files, `first` before the others.  Another peer may be removing it at this moment."""
+        with self._told(folder), contextlib.suppress(FileNotFoundError):
             if first in self._list(folder):
                 self._fs.rm_file(self._path(folder, first))
                 if self._local:
                     _sync_folder(Path(self._path(folder)))
             if self._fs.exists(self._path(folder)):
+                self._fs.rm(self._path(folder), recursive=True)
+
+    def remove_files(self, folder: str, names: Iterable[str]) -> None:
+        """What is gone already is no trouble; an empty folder goes too."""
+        with self._told(folder):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(folder, name))
+            if not self._list(folder) and self._fs.exists(self._path(folder)):
                 self._fs.rm(self._path(folder), recursive=True)
 
     @contextlib.contextmanager

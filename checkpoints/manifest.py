@@ -25,9 +25,9 @@ from farflung.coordinator.signing import peer_id_of, verify
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
 FORMAT = 1
-SHARD_BYTES = (
-    256 << 20
-)  # about this much state in one file: large enough for object stores, small enough to retry
+# At most so much state in one file: large enough for object stores, small enough to retry.
+SHARD_BYTES = 256 << 20
+PARTS_LEAST = 8  # files, if there are so many chunks: whoever shares the place writes some of them
 
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 # No separators and no leading dot: a manifest must not lead a reader out of its own folder.
@@ -35,7 +35,7 @@ FileName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,79}$")]
 Text = Annotated[str, Meta(max_length=256)]
 
 
-class ShardFile(Struct, frozen=True, forbid_unknown_fields=True):
+class ShardFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The chunks [first, first + count): of each its parameters, then its momentum."""
 
     name: FileName
@@ -43,6 +43,7 @@ class ShardFile(Struct, frozen=True, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1)]
     size_bytes: Count
     blake3: Hex32
+    writer: Text = ""  # the peer that wrote this file; not told where one peer wrote all
 
 
 class SavedFragment(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     model: ModelSchema
     fragments: Annotated[tuple[SavedFragment, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=CHUNKS_PER_FRAGMENT)]
-    writer: Text  # the peer's id
+    writer: Text  # the id of the peer that wrote the manifest
     key: Hex32
     signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""
 
@@ -150,7 +151,7 @@ def _problem(manifest: CheckpointManifest) -> str:
 
 def shards_of(first: int, count: int, chunk_elements: int) -> list[tuple[int, int]]:
     """(first chunk, chunks) of each file for a fragment."""
-    most = max(1, SHARD_BYTES // (8 * chunk_elements))
+    most = max(1, min(SHARD_BYTES // (8 * chunk_elements), -(-count // PARTS_LEAST)))
     return [(start, min(most, first + count - start)) for start in range(first, first + count, most)]
 
 

@@ -1,13 +1,14 @@
 """Checkpoints in a folder at any URL: written whole or not at all, checked when read, the oldest removed.
 
-Called by the agent's checkpoint thread and by the command line.  Each checkpoint is a folder of its own, of one
-writer; its manifest is written last.  Several writers may share the URL, and several runs.
+Called by the agent's checkpoint thread and by the command line.  Each checkpoint is a folder of its own, written by
+all who share the URL (parts.py); its manifest is written last.  Several runs may share the URL too.
 Must not know rounds, peers or tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from farflung.checkpoints.files import Folder
@@ -15,14 +16,14 @@ from farflung.checkpoints.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
     CheckpointManifest,
-    ShardFile,
     ShardHash,
     canonical,
     chunk_hash,
     parse,
     shard_header,
-    shard_name,
 )
+from farflung.checkpoints.parts import Parts
+from farflung.collectives import failpoints
 from farflung.collectives.errors import CheckpointError, StoreError
 
 
@@ -122,8 +123,10 @@ class Store:
 
     # ---- changing ----------------------------------------------------------------------------------------
 
-    def draft(self, run_id: str, era: int, version: int, writer: str) -> Draft:
-        return Draft(self.files, f"{run_id[:8]}-e{era:04d}-v{version:08d}-{writer}")
+    def draft(self, run_id: str, era: int, version: int, writer: str, chunk_elements: int) -> Draft:
+        """Peers that share this place write into one folder."""
+        folder = f"{run_id[:8]}-e{era:04d}-v{version:08d}"
+        return Draft(self.files, Parts(self.files, folder, writer, chunk_elements))
 
     def retain(self, run_id: str, keep: int) -> None:
         """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays."""
@@ -131,42 +134,39 @@ class Store:
         ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
         for saved in complete:
             if saved.manifest.age not in ages:
+                failpoints.hit("checkpoint.before_remove")
                 self.files.remove(saved.folder, MANIFEST_NAME)
 
-    def sweep(self, run_id: str, writer: str) -> None:
-        """Remove what this writer left unfinished when it was killed."""
+        # Who still writes an older one is too late.
+        newest = _age_in(complete[0].folder) if complete else None
         for folder in self.look(run_id).unfinished:
-            if folder.endswith(f"-{writer}"):
+            age = _age_in(folder)
+            if newest is not None and age is not None and age < newest:
                 self.files.remove(folder, MANIFEST_NAME)
+
+    def sweep(self, run_id: str, writer: str) -> None:
+        """Remove what this writer alone had begun when it was killed or gave up."""
+        for folder in self.look(run_id).unfinished:
+            writers = {name.split(".")[1] for name in self.files.files(folder) if name.endswith(".claim")}
+            if writers <= {writer} and (writers or folder.endswith(f"-{writer}")):
+                self.files.remove(folder, MANIFEST_NAME)
+
+
+def _age_in(folder: str) -> tuple[int, int] | None:
+    found = re.match(r"[0-9a-f]{8}-e(\d+)-v(\d+)", folder)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class Draft:
     """A checkpoint that is being written.  It does not exist until `publish`."""
 
-    def __init__(self, files: Folder, folder: str) -> None:
-        self.folder = folder
-        self.shards: list[ShardFile] = []
-        self.hashes: dict[int, str] = {}  # of each chunk
+    def __init__(self, files: Folder, parts: Parts) -> None:
+        self.folder, self.parts = parts.folder, parts
         self._files = files
-
-    def write_shard(self, first: int, count: int, chunk_elements: int, chunks: Iterable[bytes]) -> None:
-        seen = ShardHash()
-
-        def pieces() -> Iterator[bytes]:
-            yield seen.update(shard_header(first, count, chunk_elements))
-            for chunk, raw in enumerate(chunks, first):
-                self.hashes[chunk] = chunk_hash(raw)
-                yield seen.update(raw)
-
-        name = shard_name(first)
-        self._files.write(self.folder, name, pieces())
-        self.shards.append(ShardFile(name, first, count, seen.bytes, seen.hex()))
 
     def publish(self, manifest: CheckpointManifest) -> None:
         """`manifest`: signed.  Checked as a reader will check it, so that nothing unreadable is ever published."""
+        failpoints.hit("checkpoint.before_manifest")
         raw = canonical(manifest)
         parse(raw, f"{self.folder}/{MANIFEST_NAME}")
         self._files.write(self.folder, MANIFEST_NAME, [raw])
-
-    def remove(self) -> None:
-        self._files.remove(self.folder, MANIFEST_NAME)

@@ -15,8 +15,8 @@ fetched too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from farflung.checkpoints.donors import Asked, Donors
 from farflung.collectives.digests import root_of, split_hashes
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
@@ -25,18 +25,10 @@ from farflung.collectives.plan import Commit
 from farflung.collectives.verdicts import Verdict
 
 ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
-SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
-BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
+UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 NO_VERSION = -1
 
 Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
-
-
-@dataclass
-class Asked:
-    donor: str
-    at: float
-    answers_before: int  # frames that this donor had sent until then
 
 
 class CatchUp:
@@ -58,10 +50,9 @@ class CatchUp:
         self._pause_until: dict[Key, float] = {}  # all were tried: not again before
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
-        self._heard_at: dict[str, float] = {}  # when a donor last gave something
-        self._answers: dict[str, int] = {}  # how many frames it gave
-        self._in_vain: dict[str, int] = {}  # how often in a row it did not
-        self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
+        self._of = Donors(retry_s)
+        self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
+        self._dropped: list[str] = []  # donors that are not asked any more, not told yet
         self.fetched_bytes = 0
 
     # ---- what the peer machine tells it -----------------------------------------------------------------
@@ -72,6 +63,7 @@ class CatchUp:
         self.sealed = NO_VERSION
         self._manifests.clear()
         self._bases.clear()
+        self._unvouched.clear()
         self._results.clear()
         self._asked.clear()
         self._shunned.clear()
@@ -104,6 +96,8 @@ class CatchUp:
         """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
         if any(digests.get(base, digest) != digest for base, digest in self._bases.items()):
             self.reset()  # version 0 was founded anew while I was fetching it
+        if version > self.target:
+            self._unvouched.clear()
         self.target = max(self.target, version)
         self.digests = digests
         if donors != self.donors:
@@ -120,9 +114,22 @@ class CatchUp:
         if self.done:
             self._manifests.clear()
             self._bases.clear()
-            self._spoiled.clear()
+            self._of.forgive()
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
+
+    def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
+        """Chunks that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty).
+
+        Taken where that version can still be rolled forward; what is too old or void is fetched anew.
+        """
+        for chunk, (version, digest) in held.items():
+            known = self.digests.get(version, b"")
+            if chunk in self.fragment.chunks and version <= self.target:
+                if not digest or not known or digest == known:
+                    self.versions[self.fragment.index(chunk)] = version
+                    if digest:
+                        self._bases[version] = digest
 
     def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
         """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
@@ -172,45 +179,50 @@ class CatchUp:
     def ask(self, now: float) -> list[DataEffect]:
         """Requests for what is missing, spread over the donors, at most a few in flight per donor."""
         self._now = now
-        late = self._late_donors(now)
+        late = self._of.late(self._asked.values(), now)
         for key, asked in list(self._asked.items()):
-            # A few are in flight at most: a donor that answered so much else since then never heard of this one.
-            lost = self._answers.get(asked.donor, 0) - asked.answers_before >= 2 * ASKED_OF_ONE_DONOR
+            lost = self._of.never_heard_of(asked, ASKED_OF_ONE_DONOR)
             if lost or asked.donor in late or asked.donor not in self.donors:
                 self._refused(key)
         if late:
             self._all_may_be_asked_again(list(self._shunned))
-        trusted = self._trusted()
+        trusted = self._of.trusted(self.donors)
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
             load[asked.donor] += 1
         # One question shows whether a silent donor is back; more of them would only wait there.
-        most = {donor: 1 if donor in self._in_vain else ASKED_OF_ONE_DONOR for donor in trusted}
+        most = {donor: 1 if self._of.is_silent(donor) else ASKED_OF_ONE_DONOR for donor in trusted}
         effects: list[DataEffect] = []
         for key in self._missing():
             free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
             if not free:
                 continue
-            donor = min(free, key=lambda d: (d in self._in_vain, load[d], d))
+            # The quickest first.  While there is enough to ask for, all are kept busy anyway.
+            donor = min(free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), d))
             load[donor] += 1
-            self._asked[key] = Asked(donor, now, self._answers.get(donor, 0))
+            self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
-        if any(not load[donor] for donor in trusted if donor not in self._in_vain):
-            # At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor.
-            for key in [key for key, asked in self._asked.items() if asked.donor in self._in_vain]:
-                self._refused(key)
+        self._take_from_the_slow([d for d in trusted if not load[d] and not self._of.is_silent(d)])
         return effects
 
-    def _trusted(self) -> tuple[str, ...]:
-        """Donors that may be asked: not those that kept sending wrong bytes, as long as there are others."""
-        good = tuple(d for d in self.donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
-        return good or self.donors
+    def _take_from_the_slow(self, idle: list[str]) -> None:
+        """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
+        at one that takes much longer."""
+        for key, asked in list(self._asked.items()) if idle else []:
+            quicker = any(self._of.is_quicker(donor, asked, self._now) for donor in idle)
+            if quicker or self._of.is_silent(asked.donor):
+                self._refused(key)
+
+    def take_dropped(self) -> list[str]:
+        """Donors that gave wrong bytes too often, each told once."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def _all_may_be_asked_again(self, keys: Iterable[Key]) -> None:
         """Of these, what every donor that answers was asked for in vain, after a pause.  Who fell silent was tried."""
-        trusted = self._trusted()
-        answering = {donor for donor in trusted if donor not in self._in_vain} or set(trusted)
+        trusted = self._of.trusted(self.donors)
+        answering = {donor for donor in trusted if not self._of.is_silent(donor)} or set(trusted)
         for key in keys:
             if self._shunned.get(key, set()) >= answering:
                 self._shunned.pop(key)
@@ -219,19 +231,6 @@ class CatchUp:
                     # The donors themselves came later: none kept this result, but they hold what it led to.
                     self._stuck.add(key[2])
 
-    def _late_donors(self, now: float) -> set[str]:
-        """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
-        first: dict[str, float] = {}
-        for asked in self._asked.values():
-            first[asked.donor] = min(asked.at, first.get(asked.donor, now))
-        late = set()
-        for donor, at in first.items():
-            patience_s = self._retry_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
-            if now - max(at, self._heard_at.get(donor, 0.0)) >= patience_s:
-                self._in_vain[donor] = self._in_vain.get(donor, 0) + 1
-                late.add(donor)
-        return late
-
     def _missing(self) -> list[Key]:
         keys: list[Key] = []
         held = list(zip(self.fragment.chunks, self.versions, strict=True))
@@ -239,7 +238,7 @@ class CatchUp:
         if whole and self.target in self.digests:
             if self.target not in self._manifests:
                 keys.append((Kind.WANT_MANIFEST, self.target, self.fragment.first))
-            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole]
+            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole if chunk not in self._unvouched]
         for chunk, version in held:
             if version != NO_VERSION:
                 keys += [
@@ -258,25 +257,28 @@ class CatchUp:
         header = frame.header
         if header.chunk not in self.fragment.chunks:
             return Verdict.MALFORMED, []
-        waited_for = len(self._asked)
+        waited_for = dict(self._asked)
         effects: list[DataEffect] = []
         match header.kind:
             case Kind.MANIFEST:
                 verdict = self._on_manifest(sender, header, frame.payload)
+                effects = self._take_unvouched() if verdict == Verdict.ACCEPTED else []
             case Kind.STATE:
-                verdict, effects = self._on_state(sender, header, frame.payload)
+                verdict, effects = self._on_state(sender, frame)
             case Kind.LOGGED:
                 verdict = self._on_logged(sender, header, frame.payload)
+            case Kind.LATER:
+                for key in self._meant_by(sender, header):
+                    self._of.put_off(self._asked[key], self._now)
+                return Verdict.ACCEPTED, []
             case _:
                 self._on_missing(sender, header)
                 verdict = Verdict.ACCEPTED
         if verdict == Verdict.BAD_HASH:
             self._strike(sender)
-        elif len(self._asked) < waited_for:
-            # Only an answer that was waited for buys patience: noise must not keep a question open for ever.
-            self._heard_at[sender] = self._now
-            self._answers[sender] = self._answers.get(sender, 0) + 1
-            self._in_vain.pop(sender, None)
+            return verdict, effects
+        for key in waited_for.keys() - self._asked.keys():
+            self._of.answered(sender, waited_for[key], self._now)
         return verdict, effects
 
     def on_spoiled(self, sender: str, header: Header) -> None:
@@ -291,8 +293,8 @@ class CatchUp:
         self._refused_by(sender, (kind, 0 if kind == Kind.WANT_STATE else header.version, header.chunk))
 
     def _strike(self, donor: str) -> None:
-        self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
-        if self._spoiled[donor] == SPOILED_FORGIVEN + 1:
+        if self._of.strike(donor):
+            self._dropped.append(donor)
             self._shunned.clear()  # with one donor less, those that are left are all asked again
 
     def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
@@ -309,10 +311,28 @@ class CatchUp:
         self._bases[header.version] = digest
         return Verdict.ACCEPTED
 
-    def _on_state(self, sender: str, header: Header, payload: Payload) -> tuple[Verdict, list[DataEffect]]:
+    def _take_unvouched(self) -> list[DataEffect]:
+        """What came before the manifest that has just arrived."""
+        effects: list[DataEffect] = []
+        waiting, self._unvouched = self._unvouched, {}
+        for sender, frame in waiting.values():
+            verdict, moved = self._on_state(sender, frame)
+            effects += moved
+            if verdict == Verdict.BAD_HASH:
+                self._strike(sender)
+        return effects
+
+    def _on_state(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+        header, payload = frame.header, frame.payload
         key, index = (Kind.WANT_STATE, 0, header.chunk), self.fragment.index(header.chunk)
         manifest = self._manifests.get(header.version)
         if manifest is None:
+            asked, room = self._asked.get(key), len(self._unvouched) < UNVOUCHED_KEPT
+            awaited = header.version == self.target and self.target in self.digests
+            if asked is not None and asked.donor == sender and awaited and room:
+                self._asked.pop(key)
+                self._unvouched[header.chunk] = (sender, frame)
+                return Verdict.ACCEPTED, []
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
             return Verdict.STALE, []
@@ -339,10 +359,17 @@ class CatchUp:
         return Verdict.ACCEPTED
 
     def _on_missing(self, sender: str, header: Header) -> None:
-        for key, asked in list(self._asked.items()):
-            asked_for = (header.decision_no, header.version, header.chunk)
-            if asked.donor == sender and asked_for == (int(key[0]), key[1], key[2]):
-                self._refused(key)
+        for key in self._meant_by(sender, header):
+            self._refused(key)
+
+    def _meant_by(self, sender: str, header: Header) -> list[Key]:
+        """The question that MISSING or LATER names, if it was asked of that donor and is open."""
+        named = (header.decision_no, header.version, header.chunk)
+        return [
+            key
+            for key, asked in self._asked.items()
+            if asked.donor == sender and named == (int(key[0]), key[1], key[2])
+        ]
 
     def _refused_by(self, sender: str, key: Key) -> None:
         """Only the donor that was asked can spoil its own answer."""

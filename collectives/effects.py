@@ -28,6 +28,16 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Weigh:
+    """The dot products of all pairs of payloads of one chunk."""
+
+    round_no: int
+    chunk: int
+    members: int  # mask: whose payloads these are, in order
+    payloads: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Install:
     """Replace one chunk of outer state by verified bytes of `version`."""
 
@@ -53,4 +63,4 @@ class Seal:
     fragment: int = 0
 
 
-DataEffect = SendFrame | Merge | Install | Roll | Seal
+DataEffect = SendFrame | Merge | Weigh | Install | Roll | Seal

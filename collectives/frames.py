@@ -36,6 +36,7 @@ class Kind(IntEnum):
     MISSING = 6  # "I do not have what you asked for"; `version` says where I am
     PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
     PONG = 8
+    LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
@@ -46,7 +47,7 @@ class Kind(IntEnum):
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
 ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
 _KINDS = frozenset(Kind)
-_BARE = WANTS | {Kind.MISSING, Kind.PONG}
+_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER}
 
 
 @dataclass(frozen=True, slots=True)

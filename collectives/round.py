@@ -9,6 +9,8 @@ The rules, in the order in which a round meets them:
     receives the same bytes.
   * An owner merges only after the decision, and only when it holds every included contribution of the
     chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
+  * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
+    to it are here, and reports their sums before the decision.
   * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
 
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
@@ -17,14 +19,15 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
-from farflung.collectives.effects import DataEffect, Merge, SendFrame
+from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.collectives.pieces import Piece, Progress
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
+from farflung.collectives.weighing import Weighing
 
 ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
@@ -32,26 +35,16 @@ ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    payload: Payload
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What this member can prove to hold; the coordinator compares the combined hashes."""
-
-    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
-    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
-    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
-    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
-    got: tuple[int, bytes]  # (mask, combined hash) of results
-
-
 class MemberRound:
     def __init__(
-        self, me: str, plan: Plan, run_tag: bytes, quiet_s: float, now: float, first_chunk: int = 0
+        self,
+        me: str,
+        plan: Plan,
+        run_tag: bytes,
+        quiet_s: float,
+        now: float,
+        first_chunk: int = 0,
+        compare: bool = False,
     ) -> None:
         self.me = me
         self.first_chunk = first_chunk
@@ -62,6 +55,7 @@ class MemberRound:
         self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}
+        self.weighing = Weighing(full_mask(len(plan.members)), compare)
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
@@ -81,6 +75,7 @@ class MemberRound:
         if plan.epoch <= self.plan.epoch:
             return []
         before, self.plan = self.plan, plan
+        self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
         self._heard_at = dict.fromkeys(plan.members, now)
         self._asked_times.clear()
@@ -106,6 +101,7 @@ class MemberRound:
         if self.decision is not None and decision.decision_no <= self.decision.decision_no:
             return []
         self.decision = decision
+        self.weighing.active = False
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
         self._merging.clear()
@@ -132,8 +128,16 @@ class MemberRound:
         effects: list[DataEffect] = []
         for chunk, payload in payloads.items():
             self.mine[chunk] = Piece(payload, hash_bytes(payload))
-            effects += self._deliver(chunk)
+            effects += self._deliver(chunk) + self._weigh_ready(chunk)
         return effects + self._merge_ready()
+
+    def on_calculated(self, effect: Merge | Weigh, made: object) -> list[DataEffect]:
+        if isinstance(effect, Weigh):
+            assert isinstance(made, tuple)
+            self.weighing.on_weighed(effect.chunk - self.first_chunk, effect.members, made)
+            return []  # what came of it is told with the progress
+        assert isinstance(made, bytes)
+        return self.on_merged(effect.decision_no, effect.chunk, made)
 
     @property
     def encoded(self) -> bool:
@@ -209,7 +213,7 @@ class MemberRound:
             return Verdict.DUPLICATE, []
         shelf[sender] = Piece(frame.payload, frame.header.hash)
         self._shelved += 1
-        return Verdict.ACCEPTED, self._merge_ready(chunk)
+        return Verdict.ACCEPTED, self._weigh_ready(chunk) + self._merge_ready(chunk)
 
     def on_missing(self, sender: str, now: float) -> None:
         """It has not got it yet, but it answers."""
@@ -222,6 +226,7 @@ class MemberRound:
         if sender in self.plan.members and sender != self.me:
             self.refused.setdefault(sender, why)
             self._faulty.add(sender)
+            self.weighing.changed = True
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
         """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
@@ -257,7 +262,7 @@ class MemberRound:
 
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
-        effects: list[DataEffect] = []
+        effects = self._weigh_ready() if self.weighing.changed else []
         for member in self.plan.members:
             patience_s = self._quiet_s * 2 ** min(self._asked_times.get(member, 0), ASK_BACKOFF_MOST)
             if member != self.me and now - self._heard_at[member] >= patience_s:
@@ -301,6 +306,7 @@ class MemberRound:
             tuple(sorted(self._cut_off())),
             dict(self.merged),
             (mask_of(got), combined(got.items())),
+            self.weighing.report(self._my_chunks, self._refused_mask),
         )
 
     def _cut_off(self) -> set[str]:
@@ -309,10 +315,11 @@ class MemberRound:
         return (self.unreached | self._faulty | in_vain) & set(self.plan.members)
 
     @property
-    def complete(self) -> tuple[bool, bool]:
-        """(every contribution I own is here, every result is here): worth telling at once."""
+    def complete(self) -> tuple[bool, bool, bool]:
+        """(every contribution I own is here, they are compared, every result is here): worth telling at once."""
         held, due, got, chunks = self.counts
-        return held >= due, got == chunks
+        weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
+        return held >= due, weighed, got == chunks
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -359,6 +366,16 @@ class MemberRound:
             if member != self.me:
                 effects += self._answer(member, Kind.RESULT, chunk, piece)
         return effects
+
+    @property
+    def _refused_mask(self) -> int:
+        return mask_of(self.plan.members.index(member) for member in self.refused)
+
+    def _weigh_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Compare what is here, chunk by chunk, where nothing is missing for it."""
+        self.weighing.changed = self.weighing.changed and only is not None
+        shelves = {chunk: self.held.get(chunk, {}) for chunk in (self._my_chunks if only is None else [only])}
+        return [*self.weighing.begin(self.plan, shelves, self._refused_mask, self.first_chunk)]
 
     def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
         """Start the sum of every chunk of mine whose included contributions are all here."""

@@ -62,6 +62,7 @@ class ZmqLink:
         self.counters = counters
         self.settings = settings if settings is not None else LinkSettings()
         self.tx_bytes = self.rx_bytes = 0
+        self.rx_frames = 0  # each ends in one counter, here or at the machine
         self.stalls = 0
         self.pings = Pings(bytes(8), 0)
         self.tcp = TcpCounts()
@@ -294,6 +295,7 @@ class ZmqLink:
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             size = sum(len(part) for part in parts)
             self.rx_bytes += size
+            self.rx_frames += 1
             self.settings.download.take(self._clock(), size)
             peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
             if not peer:

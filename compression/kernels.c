@@ -313,6 +313,34 @@ static int any_codes_are_valid(const uint8_t *codes, int64_t blocks) {
 
 #define GROUP 1024
 
+/* Adds <x_i, x_j> for members i <= j, row by row, to `out`.  `rooms` holds one row of `length` values for each; a
+   multiple of 64, so that the sums of 64 lanes are vector code.  Nobody depends on the bits of these sums. */
+static void add_products(const float *rooms, int64_t members, int length, double *out) {
+    for (int64_t i = 0; i < members; i++) {
+        for (int64_t j = i; j < members; j++, out++) {
+            const float *a = rooms + i * length, *b = rooms + j * length;
+            float lanes[64] = {0}, sum = 0.0f;
+            for (int k = 0; k < length; k += 64)
+                for (int l = 0; l < 64; l++) lanes[l] += a[k + l] * b[k + l];
+            for (int l = 0; l < 64; l++) sum += lanes[l];
+            *out += (double)sum;
+        }
+    }
+}
+
+/* `values`: of each member, at any address.  `rooms` has GROUP values for each. */
+void fp32_dots(const uint8_t *const *values, int64_t members, int64_t elements, float *rooms, double *out) {
+    for (int64_t first = 0; first < elements; first += GROUP) {
+        int64_t filled = elements - first < GROUP ? elements - first : GROUP;
+        for (int64_t m = 0; m < members; m++) {
+            float *room = rooms + m * GROUP;
+            memcpy(room, values[m] + first * (int64_t)sizeof *room, (size_t)filled * sizeof *room);
+            memset(room + filled, 0, (size_t)(GROUP - filled) * sizeof *room);
+        }
+        add_products(rooms, members, GROUP, out);
+    }
+}
+
 /* NAME_encode returns 0 where a value is not finite, and then what it wrote means nothing.  Steps are a long chain of
    operations, so those of a group of blocks come first: the processor works on several chains at once.
    NAME_decode_add rounds the product, then the sum. */
@@ -360,6 +388,21 @@ static int any_codes_are_valid(const uint8_t *codes, int64_t blocks) {
             NAME##_restore(get_step(steps), codes, values);                                                         \
             for (int i = 0; i < BLOCK; i++) values[i] *= weight;                                                    \
             for (int64_t i = 0; i < filled; i++) total[first + i] += values[i];                                     \
+        }                                                                                                           \
+    }                                                                                                               \
+    void NAME##_dots(const uint8_t *const *steps, const uint8_t *const *codes, int64_t members, int64_t elements,   \
+                     float *rooms, double *out) {                                                                   \
+        for (int64_t first = 0; first < elements; first += NAME##_group) {                                          \
+            int filled = elements - first < NAME##_group ? (int)(elements - first) : NAME##_group;                  \
+            for (int64_t m = 0; m < members; m++) {                                                                 \
+                float *room = rooms + m * NAME##_group;                                                             \
+                for (int at = 0; at < filled; at += BLOCK) {                                                        \
+                    int64_t block = (first + at) / BLOCK;                                                           \
+                    NAME##_restore(get_step(steps[m] + 2 * block), codes[m] + block * CODE_BYTES, room + at);       \
+                }                                                                                                   \
+                memset(room + filled, 0, (size_t)(NAME##_group - filled) * sizeof *room);                           \
+            }                                                                                                       \
+            add_products(rooms, members, NAME##_group, out);                                                        \
         }                                                                                                           \
     }                                                                                                               \
     int NAME##_check(const uint8_t *steps, const uint8_t *codes, int64_t elements) {                                \

@@ -13,12 +13,13 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.compression.native_build import NoLibrary, library
@@ -28,7 +29,10 @@ from farflung.compression.wire import HEADER_BYTES, Bytes, Format
 
 SWITCH = "FARFLUNG_NATIVE"
 _CPU = torch.device("cpu")
+_GROUP = 1024  # values that the library decodes at a time
 _ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+Products = NDArray[np.float64]
 
 
 class Layout(Protocol):
@@ -77,6 +81,7 @@ class Compiled:
         self._check = bound("check", ctypes.c_int, *coded)
         self._decode = bound("decode", None, *coded, _ADDRESS)
         self._decode_add = bound("decode_add", None, *coded, ctypes.c_float, _ADDRESS)
+        self._dots = bound("dots", None, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS)
 
     @staticmethod
     def can_use(values_n: Tensor) -> bool:
@@ -112,6 +117,15 @@ class Compiled:
         elements = total_n.numel()
         self._decode_add(*self._addresses(payload, elements), elements, weight, total_n.data_ptr())
 
+    def dots(self, payloads: Sequence[Bytes], elements: int) -> Products:
+        """<x_i, x_j> of the decoded values for i <= j, row by row.  Not the torch path's bits: nobody needs them."""
+        places = np.array([self._addresses(payload, elements) for payload in payloads], np.uint64).T.copy()
+        rooms, out = _rooms_and_products(len(payloads), max(_GROUP, self._block))
+        self._dots(
+            places[0].ctypes.data, places[1].ctypes.data, len(payloads), elements, rooms.data_ptr(), out.ctypes.data
+        )  # fmt: skip
+        return out
+
     def _addresses(self, payload: Bytes, elements: int) -> tuple[int, int]:
         """Of steps and codes.  The caller holds the payload, so its memory stays until the call is over."""
         steps_at = np.frombuffer(payload, np.uint8).ctypes.data + HEADER_BYTES
@@ -140,9 +154,13 @@ class _Choices:
                 self._by_codec[codec.format.name] = choice
         return choice
 
-    def _choose(self, codec: Layout) -> _Choice:
+    def library(self) -> ctypes.CDLL | NoLibrary:
         if self._library is None:
             self._library = loaded()
+        return self._library
+
+    def _choose(self, codec: Layout) -> _Choice:
+        self._library = self.library()
         if isinstance(self._library, NoLibrary):
             return _Choice(None, str(self._library))
         compiled = Compiled(self._library, codec)
@@ -163,6 +181,25 @@ def loaded() -> ctypes.CDLL | NoLibrary:
         return error
     except OSError as error:
         return NoLibrary(f"the compiled library cannot be loaded: {error}")
+
+
+def fp32_dots(payloads: Sequence[Bytes], elements: int) -> Products | None:
+    """As `Compiled.dots`, of fp32 payloads; None where there is no library."""
+    functions = _choices.library() if os.environ.get(SWITCH) != "0" else None
+    if not isinstance(functions, ctypes.CDLL):
+        return None
+    function = functions.fp32_dots
+    function.restype = None
+    function.argtypes = (_ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS)
+    values = [np.frombuffer(payload, np.uint8).ctypes.data + HEADER_BYTES for payload in payloads]
+    places = np.array(values, np.uint64)
+    rooms, out = _rooms_and_products(len(payloads), _GROUP)
+    function(places.ctypes.data, len(payloads), elements, rooms.data_ptr(), out.ctypes.data)
+    return out
+
+
+def _rooms_and_products(members: int, group: int) -> tuple[Tensor, Products]:
+    return scratch("rooms", members * group, torch.float32, _CPU), np.zeros(members * (members + 1) // 2)
 
 
 OuterStep = Callable[[Tensor, Tensor, Tensor, float, float], None]

@@ -18,6 +18,7 @@ from farflung.coordinator.core import Core
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
+    STUCK,
     Aborted,
     Committed,
     Decided,
@@ -27,10 +28,13 @@ from farflung.coordinator.messages import (
     Sent,
 )
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
-from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
+from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, Settled, Waiting
+from farflung.coordinator.rules import rules_for
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
+MUCH_SHORTENED = 0.5  # to this or less: people are told
+FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
 class Conductor:
@@ -40,6 +44,7 @@ class Conductor:
         self.round: InFlight | None = None
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
+        self.merged = ""  # how the round in flight is merged, once that is decided
         self._not_before = 0.0
         self._aborts = 0
         self._committed_at = 0.0
@@ -84,7 +89,11 @@ class Conductor:
 
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
-        return beat is not None and beat.ready and beat.version == self.book.version and beat.round_no == 0
+        if beat is None or beat.dropped != self.book.dropped_round:
+            return (
+                False  # who has not heard that the guard threw a round away might bring the same work again
+            )
+        return beat.ready and beat.version == self.book.version and beat.round_no == 0
 
     def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
         rules, now = self.core.manifest.round, self.core.now
@@ -97,10 +106,7 @@ class Conductor:
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
-        # Who holds nothing of another fragment can't train yet: nobody waits for it.
-        expected = [
-            m for m in able if m in ready or (m.beat and min(f.version for f in m.beat.fragments) >= 0)
-        ]
+        expected = [m for m in able if m in ready or self._will_be_ready(m)]
         expected += self._arriving
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
@@ -109,17 +115,30 @@ class Conductor:
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
 
+    @staticmethod
+    def _will_be_ready(member: Member) -> bool:
+        """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
+        beat = member.beat
+        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
+
+    @property
+    def opens_in_s(self) -> float | None:
+        """For the status: after so long the next round opens without those that are not ready."""
+        since = [standing.ready_since for standing in map(self.standing, self.able)]
+        ready = [at for at in since if at is not None]
+        if self.round is not None or len(ready) < self.core.manifest.run.min_peers:
+            return None
+        return max(0.0, min(ready) + self.core.manifest.round.deadline_s - self.core.now)
+
     @property
     def _arriving(self) -> list[Member]:
         """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
-        return [
-            member
-            for member in self.core.members.alive.values()
-            if (standing := self.standing(member)).vouched
-            and not (standing.verified or standing.quarantined)
-            and (beat := self.beat_of(member)) is not None
-            and beat.version >= max(0, self.book.version - 1)
-        ]
+        return [member for member in self.core.members.alive.values() if self.is_arriving(member)]
+
+    def is_arriving(self, member: Member) -> bool:
+        standing, beat = self.standing(member), self.beat_of(member)
+        known = standing.vouched and not (standing.verified or standing.quarantined)
+        return known and beat is not None and beat.version >= max(0, self.book.version - 1)
 
     def _open(self, peers: list[str]) -> None:
         core, manifest = self.core, self.core.manifest
@@ -133,13 +152,7 @@ class Conductor:
             codecs=codecs,
             fragment=self.fragment,
         )
-        rules = RoundRules(
-            manifest.run.min_peers,
-            manifest.round.scatter_grace_s,
-            manifest.round.round_timeout_s,
-            manifest.round.weight_cap,
-            manifest.round.gather_codec,
-        )
+        rules = rules_for(manifest, self.book, peers)
         core.write(Opened(plan=plan))
         self.round = InFlight(plan, rules, core.now)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
@@ -241,28 +254,45 @@ class Conductor:
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self._tell_members(OpenRound, plan=plan)
-                case Settled(decision, reason):
-                    self.core.write(DecidedOn(decision=decision))
-                    for peer, why in decision.reasons.items():
-                        self.core.note(f"{self.core.name(peer)} is not in round {decision.round_no}: {why}")
-                        self._leave_out(peer, why)
-                    self._tell_members(Decided, decision=decision)
-                    self.reason = reason
-                case Failed(reason, unfit):
+                case Settled():
+                    self._announce(step)
+                case Failed(reason, unfit, dropped):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(peer, "it owned chunks and did not give their results in time")
-                    self.abort(reason)
+                    self.abort(reason, dropped)
                 case Done():
                     self._commit(step)
 
-    def abort(self, reason: str) -> None:
+    def _announce(self, step: Settled) -> None:
+        assert self.round is not None
+        core, decision, screening = self.core, step.decision, self.round.screening
+        core.write(DecidedOn(decision=decision, merged=step.merged))
+        for peer, why in decision.reasons.items():
+            core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
+            self._leave_out(peer, why)
+        for peer, factor in screening.factors.items() if screening is not None else ():
+            if factor <= MUCH_SHORTENED and peer not in decision.reasons:
+                why = screening.clipped[peer] if screening is not None else ""
+                core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        self._tell_members(Decided, decision=decision)
+        self.reason, self.merged = step.reason, step.merged
+
+    def asks_anew(self) -> bool:
+        """True once after each change of whom owners are to compare: they must hear of it at once."""
+        asks = self.round is not None and self.round.comparing.asks_anew
+        if self.round is not None:
+            self.round.comparing.asks_anew = False
+        return asks
+
+    def abort(self, reason: str, dropped: bool = False) -> None:
         assert self.round is not None
         number = self.round.plan.round_no
         for peer, why in self.round.barred.items():
             self._leave_out(peer, why)
-        self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment))
-        self.core.note(f"round {number} aborted: {reason}; local work is kept")
+        fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
+        self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment, dropped=dropped))
+        self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._tell_members(Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
@@ -279,7 +309,11 @@ class Conductor:
         assert self.round is not None
         core, commit, sent = self.core, done.commit, self.round.sent
         assert self.round.decision is not None
-        included = commit.included
+        included, screening = commit.included, self.round.screening
+        suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
+        for suspect in suspects:
+            if suspect in core.members.members:
+                core.members.members[suspect].strikes += 1
         losses = [(sent[m].loss, sent[m].tokens) for m in included]
         tokens = sum(sent[m].tokens for m in included)
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
@@ -295,9 +329,14 @@ class Conductor:
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
                 seconds=core.now - self.round.opened_at,
                 tx_bytes=max(0, tx_bytes - core.tx_at_commit),
+                merged=self.merged,
+                clipped=dict(screening.clipped) if screening is not None else {},
+                suspects=suspects,
+                norm=done.norm,
             )
         )
         core.tx_at_commit = tx_bytes
+        core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self.round = None
         self._count_participation(included)

@@ -6,6 +6,7 @@ leaves the process only when the record is on disk.  Pure.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import Any
 
@@ -14,9 +15,11 @@ from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member, Membership
 from farflung.coordinator.messages import ToMember
+from farflung.coordinator.pace import RunPace
 from farflung.coordinator.records import Record
 
 EVENTS_SHOWN = 30
+_PEER_ID = re.compile(r"\b[a-z2-7]{16}\b")
 
 
 class Core:
@@ -28,6 +31,7 @@ class Core:
         self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self.now = 0.0
         self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
+        self.pace = RunPace()
         self._effects: list[Effect] = []
 
     def write(self, record: Record) -> None:
@@ -44,15 +48,19 @@ class Core:
 
     def log(self, text: str) -> None:
         """What happens every round: to the log only, or it would push the news off the dashboard."""
-        self._effects.append(Note(text))
+        self._effects.append(Note(self.named(text), routine=True))
 
     def note(self, text: str) -> None:
         """Something a person wants to know: to the log and to the dashboard."""
-        self.events.append((self.now, text))
-        self._effects.append(Note(text))
+        self.events.append((self.now, self.named(text)))
+        self._effects.append(Note(self.named(text)))
 
     def name(self, peer: str) -> str:
         return self.ledger.names.get(peer, peer)
+
+    def named(self, text: str) -> str:
+        """A text for people: rules speak of peers by their ids."""
+        return _PEER_ID.sub(lambda found: self.name(found[0]), text)
 
     def of(self, fragment: int) -> str:
         """For texts about one of several fragments."""

@@ -84,6 +84,7 @@ class Arrival:
     key: bytes  # the CURVE key that the connection proved
     descriptor: int  # of its TCP socket: what the news of its end will name
     payload: bytes | None  # None: it was not exactly one frame
+    came_from: str = ""  # the address of the other end
 
 
 class Listener:
@@ -170,4 +171,5 @@ class Listener:
             if descriptor in self._heard:
                 self._heard[descriptor] = True
             key = bytes.fromhex(str(first.get("User-Id")))
-            yield Arrival(routing_id, key, descriptor, first.bytes if first is last else None)
+            whole = first.bytes if first is last else None
+            yield Arrival(routing_id, key, descriptor, whole, str(first.get("Peer-Address") or ""))

@@ -51,6 +51,7 @@ class DialBack:
 @dataclass(frozen=True, slots=True)
 class Note:
     text: str
+    routine: bool = False  # it happens in every round
 
 
 Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note

@@ -1,7 +1,8 @@
 """When nobody holds the newest version any more: whether, when and how far the run goes back.  Pure.
 
 Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
-digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  The record
+digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  Where everything
+was lost before the first checkpoint was due, it starts again at version 0, which is founded anew.  The record
 `RolledBack` begins a new era; what peers say of versions in an older era does not count any more.
 """
 
@@ -34,7 +35,7 @@ class GoingBack:
     def look(self) -> bool:
         """True if the run went back now."""
         core = self._core
-        may = core.ledger.learned and not (core.finished and core.ledger.delivered)
+        may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive
         for at, conductor in enumerate(self._conductors):
             held, before = self._newest_held(conductor), self._held[at]
             if held >= conductor.book.version or not may:
@@ -44,7 +45,8 @@ class GoingBack:
             self._held[at] = held
         lost_s = [core.now - since for since in self._lost_since if since is not None]
         patience_s = core.manifest.checkpoint.go_back_after_s
-        if not lost_s or min(self._held) < 0 or not patience_s or max(lost_s) < patience_s:
+        anything_left = min(self._held) >= 0 or self._before_the_first_checkpoint
+        if not lost_s or not anything_left or not patience_s or max(lost_s) < patience_s:
             return False
         if min(lost_s) < min(patience_s, core.members.dead_after_s):
             return False  # some fragment's newest version is just being applied: it shall not be lost as well
@@ -68,17 +70,29 @@ class GoingBack:
                 newest = said.version
         return min(newest, book.version)
 
+    @property
+    def _before_the_first_checkpoint(self) -> bool:
+        """Nobody can have one: some fragment never came to the version at which it would have been taken."""
+        every = self._core.manifest.checkpoint.every_rounds
+        return self._core.ledger.version < every
+
     def _go_back(self) -> None:
         core = self._core
-        now = ", ".join(str(version) for version in self._held)
+        lost_all = min(self._held) < 0
+        versions = tuple(0 if lost_all else version for version in self._held)
+        now = ", ".join(str(version) for version in versions)
         was = ", ".join(str(conductor.book.version) for conductor in self._conductors)
         for conductor in self._conductors:
             if conductor.round is not None:
                 conductor.abort("the run goes back to an older state")
         self._lost_since = [None] * len(self._conductors)
-        reason = f"no living peer held version {was}; version {now} was the newest that one did"
-        core.write(RolledBack(versions=tuple(self._held), reason=reason))
-        core.note(f"the run went back from version {was} to {now}: nobody held anything newer")
+        if lost_all:
+            reason = f"nobody held version {was}, nor any other, and no checkpoint was due yet"
+            core.note(f"the run starts again at version {now}: {reason}; all that it had learned is lost")
+        else:
+            reason = f"no living peer held version {was}; version {now} was the newest that one did"
+            core.note(f"the run went back from version {was} to {now}: nobody held anything newer")
+        core.write(RolledBack(versions=versions, reason=reason))
         for member in core.members.alive.values():
             for standing in member.standings:
                 standing.verified = standing.vouched = False
@@ -96,6 +110,11 @@ class GoingBack:
             return f"waiting for the peers that hold version {newest}{core.of(conductor.fragment)} to show it"
         if core.finished and core.ledger.delivered:
             return f"the run is complete, and {lost}: its model was handed out already"
+        if min(self._held) < 0 and self._before_the_first_checkpoint and patience_s:
+            return (
+                f"{lost}, and no checkpoint was due before version {core.manifest.checkpoint.every_rounds}: the run "
+                f"starts again at version 0 unless one comes within {patience_s:g} s that does"
+            )
         if min(self._held) < 0:
             return f"{lost}: waiting for one that does, or for one with a checkpoint (join --checkpoints)"
         if not patience_s:

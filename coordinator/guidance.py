@@ -26,7 +26,6 @@ DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
-RATE_SPAN_S = 2.0
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 _FROM_LEAST_ADVANCED = ("wait", "sync", "train")
 
@@ -48,12 +47,12 @@ class Guidance:
         """Take a beat in and answer it.  Returns why the member must go, if it must."""
         core = self._core
         beat = self._going_back.in_this_era(beat)
-        self._measure(member, beat)
+        member.pace.on_beat(beat, core.now)
         member.beat = beat
         refusal = self._lending.take_size(member, beat)
         if refusal:
             return refusal
-        goal, reason = self._judge(member)
+        goal, member.told = self._judge(member)
         member.state = self._state_for_people(member, goal)
         for standing, said in zip(member.standings, beat.fragments, strict=True):
             if not (said.ready and standing.verified):
@@ -68,7 +67,7 @@ class Guidance:
             heard_s=core.now,
             fragments=self._fragment_ticks(member),
             goal=goal,
-            reason=reason,
+            reason=member.told,
             roster_no=core.members.roster_no,
             roster=core.members.roster() if beat.roster_no != core.members.roster_no else None,
             leases=leases,
@@ -101,20 +100,13 @@ class Guidance:
             round_no=flight.plan.round_no if flight is not None and counted else 0,
             sent_seen=flight is not None and member.peer in flight.sent,
             progress_seen=standing.progress_seen,
+            compare=flight.comparing.asked if flight is not None and counted else b"",
+            dropped=conductor.book.dropped_round,
         )
 
     def _told(self, most: int, least: int) -> int:
         """How long a list may be that a tick has for each fragment."""
         return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, len(self._conductors)))
-
-    def _measure(self, member: Member, beat: Beat) -> None:
-        """Tokens per second, over spans long enough to mean something: beats come in bursts around a round."""
-        seconds = self._core.now - member.rated_at
-        if member.beat is None or seconds >= RATE_SPAN_S:
-            if member.beat is not None:
-                rate = max(0, beat.tokens - member.rated_tokens) / seconds
-                member.rate_tokens_per_s += 0.3 * (rate - member.rate_tokens_per_s)
-            member.rated_at, member.rated_tokens = self._core.now, beat.tokens
 
     def _repeat_what_is_missing(self, member: Member, said: FragmentBeat, conductor: Conductor) -> None:
         core, flight, commits = self._core, conductor.round, conductor.book.commits

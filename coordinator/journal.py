@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.records import Record, from_bytes, to_bytes
@@ -76,6 +77,7 @@ class Journal:
             transaction.executemany(
                 "INSERT INTO journal(body) VALUES (?)", [(to_bytes(record),) for record in records]
             )
+            failpoints.hit("journal.mid_write")
 
     def close(self) -> None:
         if self._db is not None:

@@ -6,8 +6,9 @@ in the same state (P5).  Pure: no clock, no I/O, and nothing that is not in a re
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Commit
@@ -35,6 +36,7 @@ from farflung.coordinator.schema import ModelSchema
 FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
+NORMS_KEPT = 10
 SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kept for longer
 
 
@@ -47,6 +49,12 @@ class FragmentBook:
     digests: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
     vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
+    trust: Counter[str] = field(
+        default_factory=Counter
+    )  # peer -> commits it was in, since it was last suspect
+    norms: dict[int, float] = field(default_factory=dict)  # of the last merged updates, by version
+    dropped_round: int = 0  # the newest round whose work the guard threw away
+    dropped_at: int = -1  # the version that it started from
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,10 @@ class Ledger:
             case CommittedRound():
                 self._commit(record)
             case AbortedRound(fragment=fragment):
-                self.books[fragment].open_round = 0
+                book = self.books[fragment]
+                book.open_round = 0
+                if record.dropped:
+                    book.dropped_round, book.dropped_at = record.round_no, book.version
             case DigestFixed(version=version, digest=digest, fragment=fragment):
                 digests = self.books[fragment].digests
                 digests[version] = digest
@@ -141,6 +152,13 @@ class Ledger:
         book.commits[commit.version] = commit
         book.commits.pop(commit.version - self.keep_results, None)
         self.rounds.append(record)
+        book.trust.update(commit.included)
+        for suspect in record.suspects:
+            book.trust[suspect] = 0
+        if record.norm is not None:
+            book.norms[commit.version] = record.norm
+            for old in sorted(book.norms)[:-NORMS_KEPT]:
+                del book.norms[old]
         if commit.fragment != BOOKS_FRAGMENT:
             return
         # A sample's gradient goes into every fragment: only one of them counts it.
@@ -166,8 +184,9 @@ class Ledger:
         if versions[BOOKS_FRAGMENT] < self.books[BOOKS_FRAGMENT].version:
             self._reopen_books(versions[BOOKS_FRAGMENT])
         for book, version in zip(self.books, versions, strict=True):
-            book.version, book.open_round = version, 0
-            for known in (book.digests, book.commits):
+            book.version, book.open_round, book.dropped_at = version, 0, -1
+            known: dict[int, Any]
+            for known in (book.digests, book.commits, book.norms):
                 for newer in [v for v in known if v > version]:
                     del known[newer]
         kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]

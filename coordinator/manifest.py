@@ -72,6 +72,7 @@ class InnerSection(_Section):
     ] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    rejoin_warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 10
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
 
 
@@ -99,7 +100,14 @@ class RoundSection(_Section):
     scatter_grace_s: Seconds = 10.0
     round_timeout_s: Seconds = 120.0
     weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
+    ramp_rounds: Annotated[int, Field(ge=0, le=1000)] = 3
     keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
+
+
+class MergeSection(_Section):
+    policy: Literal["robust", "mean"] = "robust"
+    clip: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
 
 
 class NetSection(_Section):
@@ -124,6 +132,7 @@ class Manifest(_Section):
     inner: InnerSection = InnerSection()
     outer: OuterSection = OuterSection()
     round: RoundSection = RoundSection()
+    merge: MergeSection = MergeSection()
     net: NetSection = NetSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
@@ -178,6 +187,13 @@ def _cross_checks(m: Manifest) -> list[str]:
             problems.append(f"{key}: expected {rule}, found {found}")
 
     least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
+    guard = m.merge.guard
+    expect(
+        guard == 0 or guard >= 2,
+        "[merge] guard",
+        "0 (off), or at least 2: sizes vary from round to round",
+        guard,
+    )
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
     for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
         try:
@@ -320,6 +336,7 @@ lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
 warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
+rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its AdamW begins without memory
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
 [outer]                   # what is done with the merged result of a round
@@ -343,7 +360,14 @@ deadline_s = 60.0         # a round opens so long after the first peer is ready,
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
 weight_cap = 4.0          # no peer counts for more than so many times the median tokens
+ramp_rounds = 3           # newcomers, and peers that were suspect, count for less in so many rounds; 0: never
 keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
+
+[merge]                   # how the contributions of a round become one update
+policy = "robust"         # from 4 members on: other directions than the others' out, long ones shortened; or "mean"
+clip = 1.0                # no contribution is longer than so many times the median; raise it if peers differ much
+guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
+                          # "robust" only
 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives

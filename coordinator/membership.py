@@ -16,6 +16,7 @@ import msgspec
 
 from farflung.collectives.plan import Contact
 from farflung.coordinator.messages import Beat
+from farflung.coordinator.pace import MemberPace
 
 
 @dataclass
@@ -45,9 +46,9 @@ class Member:
     state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
     strikes: int = 0
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
-    rate_tokens_per_s: float = 0.0
-    rated_at: float = 0.0
-    rated_tokens: int = 0
+    told: str = ""  # what the last tick gave as the reason of what it is to do
+    gone_because: str = ""  # of one that is not alive
+    pace: MemberPace = field(default_factory=MemberPace)
     closed_at: float | None = None  # its connection broke; it has a moment to come back
     claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
     dial_at: float = 0.0  # when to try (again)

@@ -16,6 +16,7 @@ from farflung.collectives.limits import (
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
     MAX_PEERS,
+    MEMBERS_PER_ROUND,
     TOKENS_MAX,
 )
 from farflung.collectives.plan import (
@@ -99,6 +100,22 @@ class StatusReply(_Message, frozen=True, kw_only=True):
     status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]  # JSON
 
 
+class Probe(_Message, frozen=True, kw_only=True):
+    """How is the line to here, and can I be dialled?  Asked by `farflung doctor` before anybody joins."""
+
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    want: Annotated[int, Meta(ge=0, le=CONTROL_BIN_BYTES)]  # bytes of padding in the answer
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]  # to dial, with this key; empty: do not
+    key: Annotated[bytes, Meta(max_length=32)]
+
+
+class Probed(_Message, frozen=True, kw_only=True):
+    came_from: Annotated[str, Meta(max_length=128)]  # the caller's address as it is seen here
+    wall_s: float  # this machine's clock, seconds since 1970
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    dialled: ShortText  # yes, no, or why it was not tried; empty: not asked
+
+
 # ---- from a member ---------------------------------------------------------------------------------
 
 
@@ -117,6 +134,10 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     decision_no: Count
     ready: bool
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
+    dropped: Count = 0  # the newest round of which I know that the guard threw its work away
+
+
+STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
 
 
 class Beat(_FromMember, frozen=True, kw_only=True):
@@ -151,6 +172,14 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     used: Useds
 
 
+class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """<x_i, x_j> for members i <= j of the mask, row by row, summed over chunks."""
+
+    members: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)]
+    chunks: Mask
+    products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
+
+
 class ProgressReport(_FromMember, frozen=True, kw_only=True):
     """DECIDE and GATHER: what I can prove to hold."""
 
@@ -165,6 +194,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     merged_hashes: HashList
     got: Mask
     got_hash: Bytes32
+    dots: DotProducts | None  # of all chunks that I own, before the decision
 
 
 class Leave(_FromMember, frozen=True, kw_only=True):
@@ -199,6 +229,10 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     round_no: Count  # the round in flight that counts on me, 0 if none
     sent_seen: bool
     progress_seen: Count  # seq of the newest progress report I acted on
+    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = (
+        b""  # whom owners are to compare, if not all
+    )
+    dropped: Count = 0  # the newest round whose work the guard threw away
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):
@@ -244,12 +278,13 @@ class Gone(_ToMember, frozen=True, kw_only=True):
     final: bool
 
 
-DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus}
+DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus, "probe": Probe}
 DOOR_OUT: dict[str, type[_Message]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "refuse": Refuse,
     "status": StatusReply,
+    "probed": Probed,
 }
 MEMBER_IN: dict[str, type[_Message]] = {
     "beat": Beat,
@@ -271,8 +306,8 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 FromMember = Beat | Sent | ProgressReport | Leave
 ToMember = Tick | OpenRound | Decided | Committed | Aborted | Gone
-FromDoor = Knock | Hello | AskStatus
-ToDoor = Challenge | Welcome | Refuse | StatusReply
+FromDoor = Knock | Hello | AskStatus | Probe
+ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
 Message = FromMember | ToMember | FromDoor | ToDoor
 
 

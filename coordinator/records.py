@@ -72,6 +72,7 @@ class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
 
 class DecidedOn(_Record, frozen=True, kw_only=True, tag="decided"):
     decision: Decision
+    merged: str = ""  # how, and what the guard did
 
 
 class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
@@ -83,12 +84,17 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     loss: float | None
     seconds: float
     tx_bytes: int
+    merged: str = ""  # how, for people
+    clipped: dict[str, str] = {}  # who was shortened, and by which figure
+    suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
+    norm: float | None = None  # of the merged update, where it is known
 
 
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
     round_no: int
     reason: str
     fragment: int = 0
+    dropped: bool = False  # by the guard: its members start again from the version before
 
 
 class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):

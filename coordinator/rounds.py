@@ -9,9 +9,7 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 
 from __future__ import annotations
 
-import statistics
-import struct
-from collections.abc import Sequence
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -28,7 +26,10 @@ from farflung.collectives.digests import (
 )
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.verdicts import Verdict
+from farflung.coordinator.comparing import Comparing
 from farflung.coordinator.messages import ProgressReport, Sent
+from farflung.coordinator.screening import Screening, screened
+from farflung.coordinator.weighting import MergeRules, weighted
 
 UNUSABLE = {
     Verdict.BAD_HASH: "frames whose bytes do not match their hash",
@@ -45,6 +46,7 @@ class RoundRules:
     round_timeout_s: float
     weight_cap: float
     gather_codec: str
+    merge: MergeRules = field(default_factory=MergeRules)
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,20 @@ class Moved:
 class Settled:
     decision: Decision
     reason: str
+    merged: str = ""  # how, where contributions were compared
 
 
 @dataclass(frozen=True)
 class Done:
     commit: Commit
+    norm: float | None = None  # of the merged update, where it is known
 
 
 @dataclass(frozen=True)
 class Failed:
     reason: str
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
+    dropped: bool = False  # the guard: what was contributed must not come again
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,15 @@ class InFlight:
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     reports: dict[str, ProgressReport] = field(default_factory=dict)
+    comparing: Comparing = field(init=False)
+    screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
+    norm: float | None = None
+    _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.comparing = Comparing(self.plan.members)
 
     @property
     def _shares(self) -> dict[str, int]:
@@ -134,6 +146,8 @@ class InFlight:
             what = UNUSABLE.get(verdict, "frames of no use")
             self.barred.setdefault(member, f"what {peer} got from it was unusable: {what}")
         self._prove_held(peer, report)
+        if self.decision is None and self.rules.merge.robust:
+            self.comparing.on_report(peer, report.dots)
         if self.decision is not None and report.decision_no == self.decision.decision_no:
             mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
             if len(report.merged_hashes) != 32 * mask.bit_count():
@@ -184,7 +198,7 @@ class InFlight:
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = set()
+        said: set[str] = alive & self.comparing.impossible.keys()
         for reporter, report in self.reports.items():
             others = alive & set(self.plan.members) - {reporter}
             about = set(report.cut_off) & others
@@ -196,10 +210,10 @@ class InFlight:
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
         if self.decision is None:
-            return frozenset()
-        owing = {
-            self.plan.owner_of(chunk) for chunk in bits(self._every_chunk & ~mask_of(self.merged))
-        } & alive
+            owing = self._uncompared & alive
+        else:
+            unmerged = bits(self._every_chunk & ~mask_of(self.merged))
+            owing = {self.plan.owner_of(chunk) for chunk in unmerged} & alive
         others = (alive & dialable & set(self.plan.members)) - owing
         return frozenset(owing) if others else frozenset()
 
@@ -233,7 +247,8 @@ class InFlight:
         names = ", ".join(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        why = "; ".join(sorted(self.barred[member] for member in unfit if member in self.barred))
+        useless = self.comparing.impossible | self.barred
+        why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
@@ -244,28 +259,43 @@ class InFlight:
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
             return Waiting(f"scatter: waiting for {', '.join(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"
+        # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
+        ready = [m for m in ready if self.sent[m].tokens > 0] or ready
+        if self.rules.merge.robust and len(ready) >= self.rules.min_peers:
+            self._uncompared = set(self.comparing.lacking(ready, self._shares))
+            if self._uncompared:
+                return Waiting(
+                    f"decide: waiting for the dot products of {', '.join(sorted(self._uncompared))}"
+                )
+            shares = self.comparing.shares_of(ready, self._shares)
+            self.screening = screened(ready, shares, self.rules.merge.clip)
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
-        # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
-        ready = [m for m in ready if self.sent[m].tokens > 0] or ready
+        """`ready`: who has a whole contribution.  Who is out for its direction counts towards the quorum all the same:
+        one liar must not be able to stop a run that needs everybody."""
         if len(ready) < self.rules.min_peers:
-            out = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
+            whose = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
             return Failed(
-                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{out}"[:1500]
+                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
             )
-        weights = token_weights([self.sent[m].tokens for m in ready], self.rules.weight_cap)
-        by_member = dict(zip(ready, weights, strict=True))
+        out = self.screening.out if self.screening is not None else {}
+        tokens = {m: self.sent[m].tokens for m in ready if m not in out}
+        made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
+        if made.refusal:
+            return Failed(made.refusal, dropped=True)
+        self.norm = made.norm
         number = 1 if self.decision is None else self.decision.decision_no + 1
         decision = Decision(
             self.plan.round_no,
             number,
-            tuple(by_member.get(m, 0.0) for m in self.plan.members),
-            {m: self._why_out(m, alive) for m in self.plan.members if m not in by_member},
+            tuple(made.weights.get(m, 0.0) for m in self.plan.members),
+            {m: self._why_out(m, tokens, alive) for m in self.plan.members if not made.weights.get(m)},
         )
         self.decision = decision
         self.merged.clear()
-        return Settled(decision, reason)
+        told = self.screening.told if self.screening is not None else ""
+        return Settled(decision, reason, "; ".join(each for each in (told, made.told) if each))
 
     def _unobtainable(self, alive: set[str]) -> set[str]:
         """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
@@ -303,7 +333,8 @@ class InFlight:
                 hashes,
                 self.rules.gather_codec,
                 self.plan.fragment,
-            )
+            ),
+            self.norm,
         )
 
     # ---- questions -------------------------------------------------------------------------------------
@@ -327,7 +358,11 @@ class InFlight:
             return 0  # its proof speaks of chunks that nobody answers for yet
         return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
 
-    def _why_out(self, member: str, alive: set[str]) -> str:
+    def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> str:
+        if self.screening is not None and member in self.screening.out:
+            return self.screening.out[member]
+        if self.screening is not None and member in counted:
+            return self.screening.clipped[member]  # to nothing
         if member in self.barred:
             return self.barred[member]
         if self._complete(member):
@@ -343,7 +378,13 @@ class InFlight:
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
-        return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}"
+        mute = f"; no dot products from {', '.join(sorted(self._uncompared))}" if self._uncompared else ""
+        return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}{mute}"
+
+    def done_by(self, member: str) -> tuple[float, float]:
+        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
+        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in self._shares.items())
+        return kept / len(self.plan.owners), self._got(member).bit_count() / len(self.plan.owners)
 
     def fractions(self) -> tuple[int, float, float, float]:
         """(members whose contribution is whole, held, merged, got) for the status."""
@@ -352,14 +393,3 @@ class InFlight:
         got = sum(self._got(m).bit_count() for m in members)
         whole = sum(1 for m in members if self._complete(m))
         return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))
-
-
-def token_weights(tokens: Sequence[int], cap: float) -> list[float]:
-    """Weights that sum to about 1, proportional to tokens but at most `cap` times the median; exact in fp32.
-
-    Rounded to fp32 here, once, so that what is written down is what every owner multiplies by.
-    """
-    bound = cap * statistics.median(tokens)
-    capped = [min(float(t), bound) if bound > 0 else 1.0 for t in tokens]
-    total = sum(capped)
-    return [struct.unpack("<f", struct.pack("<f", c / total))[0] for c in capped]

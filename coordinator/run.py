@@ -143,8 +143,7 @@ class RunMachine:
         core.now = now
         if core.members.on_dialled(peer, session, reached):
             core.log(f"{core.name(peer)} can be dialled")
-            if len(core.members.alive) <= MEMBERS_PER_ROUND:
-                self.guidance.recheck_all()  # everybody hears of the address at once; a crowd by its next beats
+            self._tell_roster()
             self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
             core.log(
@@ -190,6 +189,7 @@ class RunMachine:
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
         core.note(f"{name} {'came back' if old is not None else 'joined'}")
+        self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(key))
         core.do(
             AnswerDoor(
@@ -198,6 +198,11 @@ class RunMachine:
             )
         )
         return Verdict.ACCEPTED
+
+    def _tell_roster(self) -> None:
+        """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
+        if len(self.core.members.alive) <= MEMBERS_PER_ROUND:
+            self.guidance.recheck_all()
 
     def _dial_back(self) -> None:
         for member in self.core.members.to_dial(self.core.now):
@@ -239,6 +244,7 @@ class RunMachine:
         self.core.write(Departed(peer=member.peer, reason=why))
         self.core.note(f"{member.contact.name} {state}: {why}")
         self.core.do(Forbid(member.contact.key))
+        member.gone_because = why
         self.core.members.lose(member, state)
 
     # ---- what follows from any event -------------------------------------------------------------------
@@ -247,7 +253,7 @@ class RunMachine:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
         for conductor in conductors:
             conductor.advance()
-        if any([conductor.maybe_fix_digest() for conductor in conductors]):
+        if any([conductor.maybe_fix_digest() | conductor.asks_anew() for conductor in conductors]):
             self.guidance.recheck_all()
         for conductor in conductors:
             conductor.maybe_open()

@@ -17,26 +17,31 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import zmq
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
 from farflung.coordinator.dialer import Dialer, Target
 from farflung.coordinator.door import Arrival, Listener, ListenOn
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
+from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message
+from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message, Probe
+from farflung.coordinator.prober import Prober
+from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import Record
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
 
 JOURNAL_NAME = "journal.sqlite"
+EVENTS_NAME = "events.jsonl"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key before it is cut off
 KEYS_REMEMBERED = 4096  # strangers make keys for nothing: the list of the bad ones must not grow with them
@@ -60,9 +65,15 @@ class Server:
     """Use as a context manager: sockets are open inside it.  `run_until` is the whole process's loop."""
 
     def __init__(
-        self, machine: RunMachine, journal: Journal, keys: CoordinatorKeys, listen: ListenOn
+        self,
+        machine: RunMachine,
+        journal: Journal,
+        keys: CoordinatorKeys,
+        listen: ListenOn,
+        events: RecordEvents | None = None,
     ) -> None:
         self._machine = machine
+        self._events = events if events is not None else RecordEvents(None)
         self._journal = journal
         self._keys = keys
         self._listen = listen
@@ -70,6 +81,7 @@ class Server:
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
         self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
         self._strikes: OrderedDict[bytes, int] = OrderedDict()
+        self.arrived = 0  # frames, and connections that were never let in
         self.undelivered = 0  # answers whose reader was gone or did not read; the next beat makes them good
 
     def __enter__(self) -> Server:
@@ -86,6 +98,7 @@ class Server:
             on_failure.callback(self._dialer.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
+            self._prober = Prober(self._dialer, lambda caller, said: self._deliver(self._door, caller, said))
             self._execute(self._machine.start(time.monotonic(), self._members.port))
             self._closing = on_failure.pop_all()
         return self
@@ -97,6 +110,10 @@ class Server:
     def port(self) -> int:
         """Of the door: what a join URL names."""
         return self._door.port
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return {"arrived": self.arrived, "counters": self._machine.counters.as_dict()}
 
     def run_until(self, stop: Callable[[], bool]) -> None:
         """Serve until `stop()` is true; it is asked at least once per tick."""
@@ -119,14 +136,19 @@ class Server:
             if now >= next_tick:
                 next_tick = now + TICK_S
                 for target, reached in self._dialer.verdicts():
-                    self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
+                    if not self._prober.on_verdict(target, reached):
+                        self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
                 self._execute(self._machine.on_timer(now))
+                self._events.on_timer(now, self.counts)
 
     # ---- what arrives --------------------------------------------------------------------------------
 
     def _on_door_frame(self, arrival: Arrival) -> None:
         message = cast(FromDoor | None, self._decode(arrival, _AT_DOOR))
-        if message is not None:
+        if isinstance(message, Probe):
+            self._machine.counters.count(Verdict.ACCEPTED)
+            self._prober.on_probe(arrival.routing_id, arrival.came_from, message, time.monotonic())
+        elif message is not None:
             caller = arrival.routing_id + arrival.key
             self._execute(self._machine.on_door(caller, arrival.key, message, time.monotonic()))
 
@@ -153,6 +175,7 @@ class Server:
 
     def _decode(self, arrival: Arrival, allowed: frozenset[str]) -> Message | None:
         counters = self._machine.counters
+        self.arrived += 1
         if self._strikes.get(arrival.key, 0) >= STRIKES:
             counters.count(Verdict.UNAUTHORISED)
             return None
@@ -179,6 +202,7 @@ class Server:
     def _read_news(self, listener: Listener) -> None:
         ended, verdicts = listener.news()
         for verdict in verdicts:
+            self.arrived += 1
             self._machine.counters.count(verdict)
         for descriptor in ended:
             self._on_closed(descriptor)
@@ -207,10 +231,13 @@ class Server:
         if not records:
             return
         try:
+            before_record(records)
             self._journal.append(records)
+            after_record(records)
         except (OSError, sqlite3.OperationalError) as error:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
             raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
+        self._events.on_records(records)
         records.clear()
 
     def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | DialBack | Note, reply_to: bytes) -> None:
@@ -227,12 +254,15 @@ class Server:
                 self._allowed.discard(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case Note(text=text):
-                log.info("%s", text)
+            case Note(text=text, routine=routine):
+                log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
+                self._events.on_note(text)
 
     def _deliver(self, listener: Listener, routing_id: bytes, message: Message) -> None:
+        before_answer(message)
         if not routing_id or not listener.send(routing_id, wire.encode(message)):
             self.undelivered += 1
+        after_word(message)
 
 
 class QuietEnd:
@@ -270,18 +300,23 @@ def serve(
     except OSError as error:
         raise UserError(f"{data_dir}: cannot make this folder: {error.strerror}") from error
     with Journal.open_or_create(data_dir / JOURNAL_NAME, manifest, lambda: os.urandom(16)) as journal:
-        keys = load_or_create(data_dir)
-        machine = RunMachine(manifest, journal.run_id, journal.records(), os.urandom)
+        keys, records = load_or_create(data_dir), journal.records()
+        machine = RunMachine(manifest, journal.run_id, records, os.urandom)
+        events = RecordEvents(data_dir / EVENTS_NAME)
+        failpoints.arm(os.environ, events.on_failpoint)
+        events.begin(Beginning(manifest, journal.run_id, machine.core.ledger, records))
+        failpoints.hit("start.before_listen")
         end = QuietEnd()
 
         def done() -> bool:
             core = machine.core
             return exit_when_done and end.is_over(core.finished, len(core.members.alive), time.monotonic())
 
-        with _signals() as asked, Server(machine, journal, keys, listen_on) as server:
+        with _signals() as asked, Server(machine, journal, keys, listen_on, events) as server:
             host = public_host or listen_on.host_for_others()
             announce(str(JoinUrl(host, server.port, manifest.run.name, keys.public_raw)))
             server.run_until(lambda: bool(asked) or done())
+        events.close("asked to stop" if asked else "the run is complete", server.counts)
 
 
 def _read_manifest(path: Path) -> Manifest:

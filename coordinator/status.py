@@ -6,12 +6,11 @@ Bounded: it must fit into one control message, so it lists the last rounds and e
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
-from farflung.collectives.digests import root_of
+from farflung import __version__
 from farflung.collectives.limits import CONTROL_BIN_BYTES
-from farflung.coordinator.membership import Member
+from farflung.coordinator.member_status import finite, member_status, one_digest
 
 if TYPE_CHECKING:
     from farflung.coordinator.conductor import Conductor
@@ -41,23 +40,31 @@ def _dump(status: dict[str, Any]) -> bytes:
 
 def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
     core, ledger = machine.core, machine.core.ledger
+    flight = _oldest_round(machine)
     members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
     status = {
+        "software": __version__,
         "run": core.manifest.run.name,
         "run_id": core.run_id.hex(),
         "phase": _phase(machine),
-        "reason": "the run is complete" if core.finished else _least_advanced(machine).reason,
+        "reason": core.named(_reason(machine)),
+        "phase_left_s": _phase_left_s(machine, flight),
         "version": ledger.version,
         "era": ledger.era,
         "target": core.manifest.run.rounds,
         "tokens": ledger.tokens,
-        "loss": _finite(ledger.loss),
+        "loss": finite(ledger.loss),
+        "tokens_per_s": round(sum(m.pace.tokens_per_s for m in core.members.alive.values()), 1),
+        "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
+        "least_peers": core.manifest.run.min_peers,
+        "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
+        "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(now - machine.started_at, 3),
         "parity": _parity(machine),
-        "digest": _one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
-        "members": [_member(core, m) for m in members],
+        "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
+        "members": [member_status(core, machine.conductors, flight, m) for m in members],
         "members_not_shown": 0,
-        "round": _round(machine, now),
+        "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(at - machine.started_at, 2), "text": text} for at, text in core.events],
         "leases": {
@@ -71,13 +78,6 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
     if ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in machine.conductors]
     return status
-
-
-def _one_digest(digests: list[bytes]) -> bytes:
-    """Of the whole state: that of its only fragment, or one name for those of all; empty if one is not known."""
-    if len(digests) == 1:
-        return digests[0]
-    return root_of(digests) if all(digests) else b""
 
 
 def _least_advanced(machine: RunMachine) -> Conductor:
@@ -99,6 +99,26 @@ def _phase(machine: RunMachine) -> str:
         return "apply"
     least = machine.core.manifest.run.min_peers
     return "inner" if all(len(conductor.able) >= least for conductor in machine.conductors) else "waiting"
+
+
+def _reason(machine: RunMachine) -> str:
+    return "the run is complete" if machine.core.finished else _least_advanced(machine).reason
+
+
+def _phase_left_s(machine: RunMachine, flight: InFlight | None) -> float | None:
+    """Until somebody is left out: the end of scatter, of the round, or of the wait for those not ready."""
+    now = machine.core.now
+    if machine.core.finished:
+        return None
+    if flight is None:
+        left = [conductor.opens_in_s for conductor in machine.conductors]
+        return _rounded(min((each for each in left if each is not None), default=None))
+    most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
+    return _rounded(max(0.0, flight.opened_at + most_s - now))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _parity(machine: RunMachine) -> bool | None:
@@ -124,31 +144,7 @@ def _fragment(conductor: Conductor) -> dict[str, Any]:
     }
 
 
-def _member(core: Core, member: Member) -> dict[str, Any]:
-    beat = member.beat
-    return {
-        "name": member.contact.name,
-        "id": member.peer,
-        "state": member.state,
-        "alive": member.alive,
-        "participating": member.participating,
-        "version": min(each.version for each in beat.fragments) if beat else -1,
-        "digest": _one_digest([each.digest for each in beat.fragments]).hex() if beat else "",
-        "step": beat.step if beat else 0,
-        "tokens": beat.tokens if beat else 0,
-        "loss": _finite(beat.loss) if beat else None,
-        "tx_bytes": beat.tx_bytes if beat else 0,
-        "rx_bytes": beat.rx_bytes if beat else 0,
-        "tokens_per_s": round(member.rate_tokens_per_s, 1),
-        "saved": beat.saved if beat else -1,
-        "missed": member.missed,
-        "strikes": member.strikes,
-        "left_out": member.left_out[:200],
-    }
-
-
-def _round(machine: RunMachine, now: float) -> dict[str, Any] | None:
-    flight = _oldest_round(machine)
+def _round(flight: InFlight | None, now: float) -> dict[str, Any] | None:
     if flight is None:
         return None
     whole, held, merged, got = flight.fractions()
@@ -158,6 +154,7 @@ def _round(machine: RunMachine, now: float) -> dict[str, Any] | None:
         "members": len(flight.plan.members),
         "seconds": round(now - flight.opened_at, 3),
         "deadline_s": flight.rules.round_timeout_s,
+        "grace_s": flight.rules.scatter_grace_s,
         "scattered": whole,
         "held": round(held, 4),
         "merged": round(merged, 4),
@@ -171,14 +168,13 @@ def _past_round(core: Core, record: Any) -> dict[str, Any]:
         "version": record.commit.version,
         "round": record.commit.round_no,
         "included": [core.name(m) for m in record.commit.included],
-        "excluded": [{"name": core.name(m), "reason": why} for m, why in record.excluded.items()],
+        "excluded": [{"name": core.name(m), "reason": core.named(why)} for m, why in record.excluded.items()],
+        "merged": record.merged,
+        "clipped": [{"name": core.name(m), "reason": core.named(why)} for m, why in record.clipped.items()],
+        "update_norm": finite(record.norm),
         "seconds": round(record.seconds, 3),
         "bytes": record.tx_bytes,
         "tokens": record.tokens,
         "steps": record.steps,
-        "loss": _finite(record.loss),
+        "loss": finite(record.loss),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -5,23 +5,17 @@ Run by hand after a change to peer/dashboard.py: `python docs/make_pictures.py`.
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
-from rich.console import Console
-
-from farflung.peer.dashboard import render
+from farflung.peer.live import save_svg
 
 WIDTH, HEIGHT = 100, 30
 
 
 def draw(sample: Path, picture: Path) -> None:
     """Render the status in `sample` as it would look in a terminal and save it as an SVG."""
-    status = json.loads(sample.read_text(encoding="utf-8"))
-    console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
-    console.print(render(status, WIDTH, HEIGHT))
-    picture.write_text(console.export_svg(title="farflung watch"), encoding="utf-8")
+    save_svg(json.loads(sample.read_text(encoding="utf-8")), picture, (WIDTH, HEIGHT), "farflung watch")
 
 
 if __name__ == "__main__":

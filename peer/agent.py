@@ -13,47 +13,47 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 import zmq
 from zmq.utils import z85
 
-from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives import failpoints
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.errors import FarflungError
-from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.frames import Frame
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
-from farflung.coordinator.admission import signed_part
-from farflung.coordinator.messages import DOOR_OUT, Hello
+from farflung.coordinator.messages import DOOR_OUT
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
 from farflung.optim.outer import checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
+from farflung.peer.answering import Answering
 from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.arriving import Arriving
 from farflung.peer.beat_clock import BeatClock
 from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
 from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
-from farflung.peer.doorway import Me
-from farflung.peer.events import JOURNAL_VARIABLE, EventLog
-from farflung.peer.identity import Identity
+from farflung.peer.doorway import me_of
+from farflung.peer.failing import before_effect, on_the_way, on_word
+from farflung.peer.identity import Identity, default_path
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
+from farflung.peer.log_lines import Say, Teller
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.pulse import Pulse
 from farflung.peer.recipes import outer_of
-from farflung.peer.round_events import RoundEvents, Use, cpu_seconds_of
-from farflung.peer.serving import Serving, What
+from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
 
@@ -69,7 +69,7 @@ class AgentOptions:
 
 
 class Agent:
-    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Say) -> None:
         self._options = options
         self._supervisor = supervisor
         self._say = say
@@ -78,6 +78,8 @@ class Agent:
         self._checkpoints = Checkpointing(
             options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
         )
+        folder = (options.own.identity or default_path()).parent / "state"
+        self._arriving = Arriving(folder, self._arithmetic.submit, self._carry_out)
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -89,39 +91,25 @@ class Agent:
         keys = zmq.curve_keypair()
         self._line = DataLine(self._bulk_context, keys, options.own)
         self._link = self._line.link
+        self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        self._machine = PeerMachine(self._me(keys[0]), options.url.run, random.random)
+        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
+        self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
-        self._serving = Serving(1)
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
-        self._events = RoundEvents(EventLog(options.journal), self._use)
-
-    def _use(self) -> Use:
-        loop = threading.main_thread().ident or 0
-        return {
-            "tx": self._link.tx_bytes,
-            "rx": self._link.rx_bytes,
-            "cpu_s": time.process_time(),
-            "loop_s": cpu_seconds_of(loop),
-            "arithmetic_s": self._arithmetic.cpu_seconds(),
-        }
-
-    def _me(self, public: bytes) -> Me:
-        identity = self._identity
-        return Me(
-            peer=identity.peer_id,
-            name=identity.name,
-            identity=identity.public,
-            key=z85.decode(public),
-            process=os.urandom(16),
-            software="farflung 0.1.0",
-            sign=lambda nonce, hello: _signed(identity, nonce, hello),
+        self._pulse = Pulse(options.own.stuck_after)
+        self._events = RoundEvents(
+            open_journal(options.journal, options.own.identity, say),
+            lambda: use_of(self._link, self._arithmetic),
+            lambda: counts_of(self._link, machine),
         )
+        self._events.begin(machine.me, options.url.run, options.own.upload_limits)
+        failpoints.arm(os.environ, self._events.on_failpoint)
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -154,7 +142,7 @@ class Agent:
             poller.register(quiet, zmq.POLLIN)
         for bulk, events in self._link.sockets():
             poller.register(bulk, events)
-        wait_s = min(until - time.monotonic(), self._link.idle_s())
+        wait_s = min(until - time.monotonic(), self._link.idle_s(), self._answering.idle_s())
         poller.poll(max(0, math.ceil(1000 * wait_s)))
 
     def _take_what_came(self) -> None:
@@ -166,6 +154,7 @@ class Agent:
                 self._line.on_answer(time.monotonic(), took)
                 self._events.on_answer(took.both_ways_s)
             self._events.on_control(message)
+            on_word(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -173,13 +162,15 @@ class Agent:
         for sender, came in self._link.receive():
             now = time.monotonic()
             if isinstance(came, Frame):
-                self._carry_out(machine.on_frame(sender, came, now))
+                if not self._answering.takes(sender, came, machine, now):
+                    self._carry_out(machine.on_frame(sender, came, now))
             else:
                 self._carry_out(machine.on_spoiled(sender, came, now))
         self._arithmetic.collect()
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
+        self._answering.turn(machine, time.monotonic())
 
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
@@ -187,6 +178,7 @@ class Agent:
         for text in self._supervisor.news():
             self._say(text)
         if self._supervisor.just_died:
+            self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
         if problem is not None and self._exit is None:
             self._carry_out([*machine.leave(problem), do.Exit("agent", problem)])
@@ -196,11 +188,20 @@ class Agent:
             return
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+            self._look_at_trainer(now, vitals.step)
         self._line.on_tick(now, machine.part)
         machine.on_unreached(self._link.unreached())
+        self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._carry_out(machine.on_timer(now))
+
+    def _look_at_trainer(self, now: float, step: int) -> None:
+        before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
+        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping)
+        if vitals.stuck and not before:
+            self._events.on_trainer("stuck")
+            self._supervisor.on_stuck(self._pulse.patience_s)
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -211,10 +212,13 @@ class Agent:
             return
         if isinstance(message, Attach):
             self._share_memory(message.model)
+            self._pulse.on_new_trainer()
         elif isinstance(message, Provided) and self._state is not None:
             self._state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
+        self._events.on_local(message, self._machine)
+        on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 
     def _share_memory(self, model: ModelSchema) -> None:
@@ -224,9 +228,11 @@ class Agent:
         if self._shared is None:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
-            self._serving = Serving(manifest.round.fragments)
+            self._arriving.begin(self._machine)
+            self._answering.begin(manifest.round.fragments, 8 * elements)
             outer = outer_of(manifest, checked(outer_step()))
-            self._state = OuterState(self._shared.anchor, model, manifest.round, outer)
+            mark = self._shared.mark_torn
+            self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
@@ -239,12 +245,13 @@ class Agent:
             self._do(effect)
 
     def _do(self, effect: do.Effect) -> None:
+        self._events.on_effect(effect, self._machine)
+        before_effect(effect)
         match effect:
             case do.ToDoor(message=message):
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
                 self._beats.on_said(said, time.monotonic())
-                self._events.on_said(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
@@ -253,11 +260,10 @@ class Agent:
                 self._control.leave_members()
                 self._beats.forget()
                 self._line.forget_coordinator()
-                self._events.on_apart()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
             case SendFrame(to=to, frame=frame):
-                self._link.send(to, frame)
+                self._link.send(to, on_the_way(frame))
             case do.Tell(message=told):
                 self._local.send(told)
             case do.Note(text=text):
@@ -272,24 +278,40 @@ class Agent:
 
     def _calculate(
         self,
-        effect: Install | Roll | Seal | Merge | do.Encode | do.Resolve | do.ServeState | do.ServeManifest,
+        effect: Install
+        | Roll
+        | Seal
+        | Merge
+        | Weigh
+        | do.Encode
+        | do.Resolve
+        | do.ServeState
+        | do.ServeManifest
+        | do.Recall,
     ) -> None:
         state, shared = self._state, self._shared
         assert state is not None and shared is not None, "arithmetic before a trainer attached"
         submit, change = self._arithmetic.submit, self._checkpoints.change
         match effect:
             case Install():
-                submit(lambda: change(effect.chunk, lambda: state.install(effect)), nothing)
+                self._events.on_piece(effect.chunk, effect.version)
+                job = self._arriving.after(effect, state, lambda: state.install(effect))
+                submit(lambda: change(effect.chunk, job), nothing)
             case Roll():
-                submit(lambda: change(effect.chunk, lambda: state.roll(effect)), nothing)
+                job = self._arriving.after(effect, state, lambda: state.roll(effect))
+                submit(lambda: change(effect.chunk, job), nothing)
             case Seal(version=version, fragment=fragment):
-                seal = self._events.sealing
+                seal, era = self._events.sealing, self._machine.reports.era
                 submit(
-                    lambda: seal(version, fragment, lambda: state.seal(fragment)),
+                    self._arriving.after_seal(
+                        effect, lambda: seal(version, fragment, era, lambda: state.seal(fragment))
+                    ),
                     lambda digest: self._sealed(effect, digest),
                 )
-            case Merge():
-                submit(lambda: state.merge(effect), lambda payload: self._merged(effect, payload))
+            case do.Recall():
+                self._arriving.recall(effect, state, time.monotonic)
+            case Merge() | Weigh():
+                submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
                 assert self._machine.part is not None
                 self._link.forget_rounds_before(self._machine.part.oldest_round_no)
@@ -298,49 +320,30 @@ class Agent:
                     submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
-            case do.ServeState(to=to, chunk=chunk, version=version):
-                header = self._header(Kind.STATE, version, chunk)
-                self._serve(to, header, lambda: state.chunk_bytes(chunk))
-            case do.ServeManifest(to=to, chunk=chunk, version=version, fragment=fragment):
-                header = self._header(Kind.MANIFEST, version, chunk)
-                self._serve(to, header, lambda: state.manifest_bytes(fragment))
-
-    def _serve(self, to: str, header: Header, make: Callable[[], Payload]) -> None:
-        what = (header.kind, header.chunk)
-        if self._serving.begin(to, what, self._link.answers_waiting(to)):
-            self._arithmetic.submit(
-                lambda: with_payload(header, make()), lambda frame: self._served(to, what, frame)
-            )
-
-    def _header(self, kind: Kind, version: int, chunk: int) -> Header:
-        return Header(kind, self._machine.doorway.run_id[:8], version=version, chunk=chunk)
+            case do.ServeState() | do.ServeManifest():
+                self._answering.serve(effect, self._machine.doorway.run_id[:8], state)
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
+        failpoints.hit("apply.after_seal")
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
-        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}")
+        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
 
-    def _merged(self, effect: Merge, payload: object) -> None:
-        assert isinstance(payload, bytes)
-        now = time.monotonic()
-        done = self._machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
-        self._carry_out(done)
+    def _calculated(self, effect: Merge | Weigh, made: object) -> None:
+        self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
 
     def _encoded(self, round_no: int, made: object) -> None:
         if isinstance(made, tuple):  # and not None: nothing comes after a problem
             self._carry_out(self._machine.on_encoded(round_no, made[0], made[1], time.monotonic()))
 
-    def _served(self, to: str, what: What, frame: object) -> None:
-        self._serving.end(to, what)
-        self._do(SendFrame(to, frame))  # type: ignore[arg-type]
-
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._events.close()
+        self._events.close(self._exit)
         self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
         self._arithmetic.close()
+        self._arriving.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()
@@ -352,14 +355,6 @@ class Agent:
             remove_folder(self._shared.place)
 
 
-def _signed(identity: Identity, nonce: bytes, hello: Hello) -> Hello:
-    return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
-
-def say_on_stderr(text: str) -> None:
-    print(f"farflung: {text}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """The agent as a child of a training script (see agent_process.py for who calls it)."""
     parser = argparse.ArgumentParser(prog="python -m farflung.peer.agent")
@@ -367,21 +362,22 @@ def main() -> int:
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
     OwnConfig.add_arguments(parser)
-    parser.add_argument("--journal", type=Path, default=os.environ.get(JOURNAL_VARIABLE))
+    parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    say = Teller.from_environment("agent")
     try:
         own = OwnConfig.from_arguments(asked)
         agent = Agent(
             AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
             ParentTrainer(asked.parent),
-            say_on_stderr,
+            say,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.ask_to_leave())
         end = agent.run()
     except FarflungError as error:
-        say_on_stderr(str(error))
+        say.failed(str(error))
         return exit_codes.code_for(error)
     return exit_codes.for_refusal(end.code)
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.agent_process import AgentProcess
@@ -34,6 +35,7 @@ from farflung.peer.optimizer import RunOptimizer
 from farflung.peer.sampling import permuted_range
 
 Collate = Callable[[list[Any]], Any]
+SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
 
 
 def join(
@@ -68,6 +70,7 @@ def connect(
     download_limit: str | None = None,
 ) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest."""
+    failpoints.arm(os.environ)
     with ExitStack() as undo:
         own = {
             "identity": identity,
@@ -174,23 +177,27 @@ class Run:
     # ---- the end
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The run's weights at `version`, without this peer's unmerged work, as a safetensors file.
+        """The run's weights at its newest version here, without this peer's unmerged work, as a safetensors file.
 
-        Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  Call it when the
-        run is finished: during a round, the agent may be writing the next version while it is read.  Frozen
-        parameters are not in it.
+        Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  It may be called at any
+        time: while the next version is arriving, it waits for that.  Frozen parameters are not in it.
         """
         target = Path(path)
         target = target / "model.safetensors" if target.is_dir() else target
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             # One key only: safetensors writes several in a random order, and equal weights should be equal files.
-            save_file(self._loop.layout.named_tensors(self._loop.shared.anchor), part, {"format": "pt"})
+            save_file(self._loop.shared.copy_whole(self._weights, SAVE_PATIENCE_S), part, {"format": "pt"})
             part.replace(target)  # a reader never finds half a file
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write {target}: {error}") from None
         finally:
             part.unlink(missing_ok=True)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """A copy: the agent may write the next version while the file is written."""
+        tensors = self._loop.layout.named_tensors(self._loop.shared.anchor)
+        return {name: tensor.clone() for name, tensor in tensors.items()}
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""

@@ -27,6 +27,9 @@ class AllreduceOptions:
     gather_codec: Annotated[
         str, typer.Option(help="How results travel; the same as --codec if not given.")
     ] = ""
+    policy: Annotated[str, typer.Option(help="Whether contributions are compared: robust, or mean.")] = (
+        "robust"
+    )
     fragments: Annotated[
         int, typer.Option(help="Parts of the vector, each with rounds of its own, all in flight at once.")
     ] = 1

@@ -21,7 +21,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.peer.events import Event
+from farflung.collectives.events import Event
 
 PHASES = ("encode", "scatter", "decide", "gather", "commit", "apply", "seal")
 _ENDS = ("encoded", "held", "decided", "results", "committed", "rolled", "sealed")

@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import FarflungError, Refused, UserError
+from farflung.collectives.events import JOURNAL_VARIABLE, read_events
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.agent_process import AgentProcess
-from farflung.peer.events import JOURNAL_VARIABLE, read_events
 from farflung.peer.exit_codes import OK, code_for
 from farflung.peer.local import SharedState
 from farflung.peer.local_messages import Attach, Finish, Frozen, Load, Loaded, Provide, Provided, Shared, Stop

@@ -51,12 +51,23 @@ class Capture:
                 raise GivenUp("given up")
             return self._ready.pop(chunk)
 
+    def skip(self, chunks: range) -> None:
+        """In the writing thread: nobody needs a copy of these any more."""
+        self._submit(lambda: self.wanted.difference_update(chunks), nothing)
+        with self._news:
+            for chunk in chunks:
+                self._ready.pop(chunk, None)
+
     def drop(self) -> None:
         """From any thread: what was copied is freed, and who waits for a chunk gives up."""
         with self._news:
             self._dropped = True
             self._ready.clear()
             self._news.notify_all()
+
+    @property
+    def dropped(self) -> bool:
+        return self._dropped
 
     @property
     def over(self) -> bool:

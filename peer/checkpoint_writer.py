@@ -1,15 +1,18 @@
 """One checkpoint on its way into the store: fragment after fragment, and the manifest when all are there.
 
+Whoever shares the place writes a part of it (checkpoints/parts.py); the manifest is written by whoever finds it whole.
+
 Used in the checkpoint thread (checkpointing.py).  What it writes is checked against the digests that the
 coordinator confirmed.  Must not know threads, nor when a checkpoint is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.checkpoints.manifest import FORMAT, CheckpointManifest, SavedFragment, shards_of
+from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Draft, Store
 from farflung.collectives.digests import root_of
 from farflung.collectives.errors import CheckpointError
@@ -36,9 +39,18 @@ class RunFacts:
 
 
 class CheckpointWriter:
-    def __init__(self, store: Store, facts: RunFacts, first: SaveFragment, identity: Identity) -> None:
+    """`pause` waits so many seconds, and raises when nobody wants the checkpoint any more."""
+
+    def __init__(
+        self,
+        store: Store,
+        facts: RunFacts,
+        first: SaveFragment,
+        identity: Identity,
+        pause: Callable[[float], None],
+    ) -> None:
         self.key = (first.era, first.version)
-        self._store, self._facts, self._identity = store, facts, identity
+        self._store, self._facts, self._identity, self._pause = store, facts, identity, pause
         self._saved: dict[int, SavedFragment] = {}
         self._seen: set[int] = set()  # fragments that need not be written
         run_id = facts.run_id.hex()
@@ -47,35 +59,39 @@ class CheckpointWriter:
         self._there = {
             d for s in store.look(run_id).complete if s.manifest.age == self.key for d in s.manifest.digests
         }
-        self._draft: Draft = store.draft(run_id, first.era, first.version, identity.peer_id)
+        self._draft: Draft = store.draft(
+            run_id, first.era, first.version, identity.peer_id, facts.model.chunk_elements
+        )
 
-    def add(self, effect: SaveFragment, capture: Capture) -> bool:
-        """Write a fragment; True when that made the checkpoint whole."""
+    def add(self, effect: SaveFragment, capture: Capture, hashes: tuple[bytes, ...]) -> bool:
+        """Write of a fragment what others leave; True when the checkpoint is whole.  `hashes`: of its chunks."""
         facts, fragment = self._facts, self._facts.fragments[effect.fragment]
         if effect.digest in self._there:
             self._seen.add(effect.fragment)
             capture.drop()
             return len(self._seen) == len(facts.fragments)
-        elements = facts.model.chunk_elements
-
-        def copies(first: int, count: int) -> Iterator[bytes]:
-            return (capture.take(chunk) for chunk in range(first, first + count))
-
-        for first, count in shards_of(fragment.first, fragment.count, elements):
-            self._draft.write_shard(first, count, elements, copies(first, count))
-        hashes = tuple(self._draft.hashes[chunk] for chunk in fragment.chunks)
-        if root_of(bytes.fromhex(each) for each in hashes) != effect.digest:
+        if root_of(hashes) != effect.digest:
             raise CheckpointError(
                 f"the copy of fragment {effect.fragment} is not the state that was confirmed"
             )
+        told = tuple(each.hex() for each in hashes)
         self._saved[effect.fragment] = SavedFragment(
-            effect.version, effect.digest.hex(), effect.round_no, hashes
+            effect.version, effect.digest.hex(), effect.round_no, told
         )
+        parts = []
+        for first, count in shards_of(fragment.first, fragment.count, facts.model.chunk_elements):
+            at = first - fragment.first
+            parts.append(Part(first, told[at : at + count], capture.take, capture.skip))
+        self._draft.parts.add(parts)
         if len(self._saved) < len(facts.fragments):
             return False
-        self._draft.publish(self._manifest().signed(self._identity.sign))
+        if self._draft.parts.finish(self._pause):
+            self._draft.publish(self._manifest().signed(self._identity.sign))
         self._store.retain(facts.run_id.hex(), facts.manifest.checkpoint.keep)
         return True
+
+    def give_up(self) -> None:
+        self._draft.parts.clear()
 
     def _manifest(self) -> CheckpointManifest:
         facts, (era, version) = self._facts, self.key
@@ -89,7 +105,7 @@ class CheckpointWriter:
             incarnation=facts.incarnation,
             model=facts.model,
             fragments=tuple(self._saved[number] for number in sorted(self._saved)),
-            files=tuple(sorted(self._draft.shards, key=lambda file: file.first)),
+            files=tuple(sorted(self._draft.parts.shards, key=lambda file: file.first)),
             writer=self._identity.peer_id,
             key=self._identity.public.hex(),
         )

@@ -7,6 +7,7 @@ Must not know when a checkpoint is due, nor which state is the run's.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class Checkpointing:
 
     # ---- in the arithmetic thread ------------------------------------------------------------------------------
 
-    def change(self, chunk: int, job: Callable[[], None]) -> None:
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
         """Do what changes this chunk of the state, once it was copied where a checkpoint needs it."""
         for capture in self._captures:
             capture.copy(chunk)
@@ -86,10 +87,13 @@ class Checkpointing:
     def _save(
         self, effect: do.SaveFragment, facts: RunFacts, machine: PeerMachine, state: OuterState
     ) -> None:
-        capture = Capture(facts.fragments[effect.fragment].chunks, state.chunk_bytes, self._submit)
+        chunks = facts.fragments[effect.fragment].chunks
+        capture = Capture(chunks, state.chunk_bytes, self._submit)
+        # They are those of the version that was sealed last, and nothing newer has been sealed yet.
+        hashes = tuple(state.hashes[chunks.start : chunks.stop])
         self._submit(lambda: self._captures.append(capture), nothing)
         self._current.append(capture)
-        self._jobs.put(lambda: self._write(effect, facts, capture, machine))
+        self._jobs.put(lambda: self._write(effect, facts, capture, hashes, machine))
 
     def _drop(self) -> None:
         for capture in self._current:
@@ -120,7 +124,12 @@ class Checkpointing:
         self._submit(_no_work, lambda _: self._tell(event()))
 
     def _write(
-        self, effect: do.SaveFragment, facts: RunFacts, capture: Capture, machine: PeerMachine
+        self,
+        effect: do.SaveFragment,
+        facts: RunFacts,
+        capture: Capture,
+        hashes: tuple[bytes, ...],
+        machine: PeerMachine,
     ) -> None:
         assert self._store is not None
         version, problem, whole = effect.version, "", False
@@ -128,17 +137,30 @@ class Checkpointing:
             return
         try:
             if self._writing is None or self._writing.key != (effect.era, version):
-                self._writing = CheckpointWriter(self._store, facts, effect, self._identity)
-            whole = self._writing.add(effect, capture)
+                self._writing = CheckpointWriter(
+                    self._store, facts, effect, self._identity, lambda seconds: self._pause(capture, seconds)
+                )
+            whole = self._writing.add(effect, capture, hashes)
         except GivenUp:
             return
         except (FarflungError, OSError) as error:
             problem = f"no checkpoint of version {version}: {error}; training goes on"
             self._failed = (effect.era, version)
             capture.drop()
+            self._clear()
         if whole or problem:
             self._writing = None
             self._later(lambda: self._written(machine, version, problem))
+
+    def _pause(self, capture: Capture, seconds: float) -> None:
+        if self._closed.wait(seconds) or capture.dropped:
+            raise GivenUp("given up")
+
+    def _clear(self) -> None:
+        """What a failed checkpoint left behind would fill the disk; a store that fails here too keeps it."""
+        if self._writing is not None:
+            with contextlib.suppress(FarflungError):
+                self._writing.give_up()
 
     def _written(self, machine: PeerMachine, version: int, problem: str) -> list[do.Effect]:
         effects = machine.saving.on_saved(version, problem)

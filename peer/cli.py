@@ -15,7 +15,7 @@ import typer
 
 from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
-from farflung.peer import exit_codes
+from farflung.peer import exit_codes, log_lines
 from farflung.peer.bench_cli import app as bench_app
 from farflung.peer.checkpoint_cli import app as checkpoint_app
 
@@ -33,6 +33,9 @@ Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
 ]
 STATUS_TIMEOUT_S = 5.0
+PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
+VERBOSE_HELP = "Tell what happens in every round, too."
+LOG_JSON_HELP = "Each line of the log as one JSON object."
 
 
 @app.command()
@@ -69,19 +72,24 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
     """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
-    import logging
+    from farflung.peer import own_screen
 
+    log_lines.choose(verbose, log_json)
+    if own_screen.wanted(plain or json_output or log_json):
+        raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], None))
     from farflung.coordinator.server import serve
 
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
+    log_lines.set_up_logging()
 
     def announce(url: str) -> None:
+        told = f'peers join with:  farflung join "{url}"'
         if not json_output:
-            print(f'peers join with:  farflung join "{url}"', file=sys.stderr)
+            print(log_lines.json_line("coordinator", "info", told) if log_json else told, file=sys.stderr)
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
@@ -114,8 +122,16 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
     """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
+    from farflung.peer import own_screen
+
+    log_lines.choose(verbose, log_json)
+    if own_screen.wanted(plain or log_json):
+        raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     from farflung.peer.joining import JoinOptions
     from farflung.peer.joining import join as take_part
     from farflung.peer.own_config import own_config
@@ -141,7 +157,7 @@ def status(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
     """Show where a run is, once."""
-    from farflung.peer.dashboard import plain_line
+    from farflung.peer.health import plain_line
     from farflung.peer.watching import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
@@ -151,14 +167,73 @@ def status(
 
 @app.command()
 def watch(
-    url: Url,
+    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Play a finished run from the event journals below this folder.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
+    at: Annotated[
+        float | None, typer.Option(min=0, help="Seconds into the replay [its end, with --once].")
+    ] = None,
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
+    size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """The dashboard, live; plain lines where the output is no terminal.  Ctrl-C ends it."""
-    from farflung.peer.live import watch as look
+    """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
+    from farflung.peer.watch_cli import WatchOptions, run_watch
 
-    look(JoinUrl.parse(url), once, every)
+    if (url is None) == (replay is None):
+        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
+    parsed = JoinUrl.parse(url) if url is not None else None
+    run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("run.svg"),
+) -> None:
+    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds (SVG)."""
+    from farflung.peer.plots import picture_of
+    from farflung.peer.replay import read_folder
+
+    drawn = picture_of(read_folder(folder))
+    try:
+        out.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write: {error.strerror}") from error
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(help="The join URL (put it in quotes); none: this machine only.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="As for `join`: HOST:PORT, or `off`.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="As for `join`.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Can this machine take part, and how well?  Each line is ok, warn or FAIL, with what to do."""
+    from farflung.peer.doctor_cli import run_doctor
+    from farflung.peer.own_config import own_config
+
+    own = own_config({"listen": listen, "advertise": advertise})
+    raise typer.Exit(run_doctor(JoinUrl.parse(url) if url is not None else None, own, json_output))
+
+
+@app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+) -> None:
+    """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    from farflung.peer.audit import audit as check
+    from farflung.peer.journals import read_folder
+
+    report = check(read_folder(folder))
+    typer.echo("\n".join(report.lines()))
+    raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 
 
 @app.command()
@@ -180,6 +255,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except FarflungError as error:
-        print(f"farflung: {error}", file=sys.stderr)
+        log_lines.Teller.from_environment("farflung").failed(str(error))
         return exit_codes.code_for(error)
     return exit_codes.OK

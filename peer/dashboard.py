@@ -1,299 +1,244 @@
-"""Owns how a run looks: from one status dictionary to a screen of at most the given size, or to one line.
+"""Owns how a run looks: from one status dictionary and a view to a screen of at most the given size.
 
-Called by `farflung watch`, `farflung demo` and docs/make_pictures.py, several times a second.
+Called by `farflung watch`, `join`, `coordinate`, `farflung demo` and docs/make_pictures.py, several times a second.
 Must not know clocks, terminals or sockets.  The status comes from elsewhere: keys may be missing or odd, and
 every text in it is stripped of control characters and shown as is, never read as markup.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-Record = Mapping[str, object]
-
-# Colour only repeats what the words say.
-_STATE_STYLES = {"inner": "cyan", "ready": "bright_blue", "left": "dim"}
-_STATE_STYLES |= dict.fromkeys(("joining", "syncing"), "yellow")
-_STATE_STYLES |= dict.fromkeys(("lost", "quarantined"), "bold red")
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ONE_ROW = 110  # from this width on, the bars share a line, and recent rounds stand beside events
-_SMALLEST = (60, 13)  # below, there is one line only
-
-
-class _Column(NamedTuple):
-    """A column of the peers table.  Those of the highest rank are dropped first; rank 0 stays."""
-
-    title: str
-    width: int
-    rank: int
-    right: bool = True
-
-
-_COLUMNS = (
-    _Column("peer", 12, 0, right=False),
-    _Column("state", 11, 0, right=False),
-    _Column("alive", 5, 0, right=False),
-    _Column("in", 3, 0, right=False),
-    _Column("step", 5, 1),
-    _Column("tok/s", 5, 2),
-    _Column("loss", 6, 6),
-    _Column("up", 6, 4),
-    _Column("down", 6, 4),
-    _Column("ver", 5, 3),
-    _Column("hash", 4, 3, right=False),
-    _Column("miss", 4, 5),
-    _Column("id", 16, 7, right=False),
+from farflung.peer.health import health, parity, plain_line, takes_part
+from farflung.peer.peers_table import details, peers_table
+from farflung.peer.screen_text import (
+    CONTINUES,
+    Record,
+    bar,
+    clean,
+    count,
+    cut,
+    duration,
+    fraction,
+    known,
+    loss_of,
+    number,
+    panel,
+    records,
+    si,
+    sparkline,
 )
+from farflung.peer.view import HELP, View
+
+_ONE_ROW = 110  # from this width on, all bars share a line, and recent rounds stand beside events
+_SMALLEST = (60, 14)  # below, there is one line only
+_LATE_SHOWN = 4
+PLAIN = View()
 
 
-def render(status: Record, width: int, height: int) -> RenderableType:
-    """The whole screen, never wider than `width` cells nor higher than `height` lines."""
+def render(
+    status: Record, width: int, height: int, view: View = PLAIN, own: Record | None = None
+) -> RenderableType:
+    """The whole screen, never wider than `width` cells nor higher than `height` lines.
+
+    `own`: what the process that shows it knows of itself (own_view.py), for the top.
+    """
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
-        return _cut(Text(plain_line(status)), width)
-    header, members, current = _header(status, width), _records(status, "members"), status.get("round")
-    current = current if isinstance(current, Mapping) else None
-    bars = _bars(current or {}, width)
-    room = height - len(header) - len(bars) - 4  # for peers, recent rounds and events, with their borders
+        return cut(Text(plain_line(status)), width)
+    top, used = _own_top(own, width) if own is not None and height >= 22 else ([], 0)
+    top.append(panel(_header(status, width), f"farflung  {clean(status.get('run'))}", width))
+    room = height - used - 5 - 1  # the last line is for the keys
+    if view.page == "help":
+        body: list[RenderableType] = [panel([Text(line) for line in HELP], "help", width, room)]
+    elif view.page == "log" and own is not None:
+        log = own.get("log")
+        newest = [Text(clean(line)) for line in log] if isinstance(log, list) else []
+        body = [panel(newest[-(room - 2) :], "log", width, room)]
+    else:
+        body = _overview(status, view, width, room)
+    return Group(*top, *body, _keys(view, own, width))
+
+
+def _overview(status: Record, view: View, width: int, room: int) -> list[RenderableType]:
+    members, current = records(status, "members"), status.get("round")
+    current = current if isinstance(current, dict) else None
+    chosen = next((m for m in members if clean(m.get("id")) == view.selected and view.selected), None)
+    if chosen is not None and view.page == "details":
+        facts = details(chosen, status)[: max(1, room - 6)]
+        below, kept = [panel(facts, "this peer", width)], len(facts) + 2
+    else:
+        below = [panel(_round_lines(status, current, width), _round_title(status, current), width)]
+        kept = 4
+    left = room - kept
     # A line of recent rounds and one of events are kept free, as long as peers have a line as well.
-    below = 3 if width >= _ONE_ROW else 6
-    lines = min(len(members) + 1, room - 2 - (below if room - below >= 4 else 0))
-    peers = _peers(members, width - 4, max(2, lines))
-    return Group(
-        _panel(header, f"farflung  {clean(status.get('run'))}", width),
-        _panel(peers, f"peers ({len(members)})", width),
-        _panel(bars, _round_title(current), width),
-        *_history(status, width, room - len(peers) - 2),
-    )
+    history = 6 if width < _ONE_ROW and left - len(members) - 3 >= 6 else 3
+    lines = min(len(members) + 1, left - 2 - (history if left - history >= 4 else 0))
+    peers = peers_table(status, view, width - 4, max(2, lines))
+    title = f"peers ({len(members)})" + (f", by {view.sort}" if view.sort != "joined" else "")
+    return [panel(peers, title, width), *below, *_history(status, view, width, left - len(peers) - 2)]
 
 
-def plain_line(status: Record) -> str:
-    """The same in one line, for logs and for output that is no terminal."""
-    alive, taking_part = _counts(status)
-    return (
-        f"version {_progress(status)}  loss {_loss(status)}  {alive} alive {taking_part} participating  "
-        f"tokens {si(_number(status, 'tokens'))}  {_parity(status)[0]}"
-    )
-
-
-def si(value: float, unit: str = "") -> str:
-    """At most four characters and a letter, then the unit: 999, 1.2k, 12.3M, 123G."""
-    for letter in ("", "k", "M", "G", "T", "P", "E"):
-        digits = 0 if abs(value) >= 99.95 or (not letter and value == round(value, 6) // 1) else 1
-        # Decided on the rounded number: 999.9 is 1.0k, not 1000.
-        if abs(round(value, digits)) < 1000:
-            return f"{value:.{digits}f}{letter}{unit}"
-        value /= 1000
-    return f"?{unit}"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One block per finite value, from the lowest to the highest."""
-    low = min(values, default=0.0)
-    span = max(values, default=0.0) - low
-    return "".join(_BLOCKS[int((value - low) / span * 7.99) if span > 0 else 3] for value in values)
-
-
-def clean(value: object, limit: int = 200) -> str:
-    """Text from elsewhere, without control characters, direction marks and stacked accents."""
-    text = "" if value is None else str(value)[:limit]
-    return "".join(c for c in text if c == " " or unicodedata.category(c)[0] not in "CMZ")
+# ---- the top ---------------------------------------------------------------------------------------------
 
 
 def _header(status: Record, width: int) -> list[Text]:
-    alive, taking_part = _counts(status)
-    losses = [_known(entry, "loss") for entry in _records(status, "rounds")]
-    curve = sparkline([loss for loss in losses if loss is not None][-(width // 4) :])
-    first = Text.assemble(
-        (f"version {_progress(status)}", "bold"),
-        f"  {alive} alive, {taking_part} participating  ",
-        _parity(status),
+    verdict = health(status)
+    members = records(status, "members")
+    alive = sum(member.get("alive") is True for member in members)
+    part = sum(takes_part(member) for member in members)
+    losses = [known(entry, "loss") for entry in records(status, "rounds")]
+    curve = sparkline([loss for loss in losses if loss is not None][-(width // 5) :])
+    left_s, phase_s = known(status, "eta_s"), known(status, "phase_left_s")
+    phase = clean(status.get("phase") or "waiting", 20) + (
+        f", {duration(phase_s)} left" if phase_s is not None and status.get("phase") != "apply" else ""
     )
     second = Text.assemble(
-        f"loss {_loss(status)}  ",
-        (curve, "cyan"),
-        f"  tokens {si(_number(status, 'tokens'))}  elapsed {_duration(_number(status, 'elapsed_s'))}",
+        (f"version {count(status, 'version')}/{count(status, 'target')}", "bold"),
+        f"  {phase}  {alive} alive, {part} take part  ",
+        parity(status),
     )
-    return [first, second, Text(clean(status.get("reason")), "dim")]
+    third = Text.assemble(
+        f"loss {loss_of(status)} ",
+        (curve, "cyan"),
+        f"  {si(number(status, 'tokens'))} tokens, {si(number(status, 'tokens_per_s'))}/s  "
+        f"{duration(number(status, 'elapsed_s'))} gone"
+        + (
+            f", about {duration(left_s)} to go"
+            if left_s is not None and status.get("phase") != "finished"
+            else ""
+        ),
+    )
+    first = Text.assemble((f"{verdict.mark} {verdict.word}", verdict.style), f"  {verdict.text}")
+    return [first, second, third]
 
 
-def _peers(members: list[Record], width: int, lines: int) -> list[Text]:
-    """A heading and a line per member; what does not fit is counted by state in the last line."""
-    columns = list(_COLUMNS)
-    while (spare := width + 1 - sum(column.width + 1 for column in columns)) < 0:
-        worst = max(column.rank for column in columns)
-        columns = [column for column in columns if column.rank < worst]
-    columns[0] = columns[0]._replace(width=min(columns[0].width + spare, 24))
-    rows = [Text(" ").join(_cell(column.title, column, "bold") for column in columns)]
-    shown = members if len(members) < lines else members[: lines - 2]
-    for member in shown:
-        cells = _cells(member)
-        styles = {"state": _STATE_STYLES.get(cells["state"], "")}
-        rows.append(Text(" ").join(_cell(cells[c.title], c, styles.get(c.title, "")) for c in columns))
-    if hidden := members[len(shown) :]:
-        states = Counter(clean(member.get("state", "?"), 20) for member in hidden)
-        counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        rows.append(Text(f"... {len(hidden)} more: {counted}", "dim"))
-    return rows if members else [*rows, Text("no peers yet", "dim")]
+def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
+    """What this process knows of itself, and how many lines that takes: its machine, or the URL to give away."""
+    if own.get("url"):
+        # Without a border and in one piece, so that it can be copied.
+        words = f'farflung join "{clean(own.get("url"), 300)}"'
+        rows = -(-len(words) // width)
+        told = Text(words, "bold", no_wrap=True, overflow="ignore")
+        return [Text("peers join with:", "dim"), told, *[Text(CONTINUES)] * (rows - 1)], rows + 1
+    slider = fraction(own, "slider")
+    if slider is not None:
+        lines = [Text(clean(own.get("text"))), bar(slider, width - 4)]
+        return [panel(lines, clean(own.get("title")), width)], 4
+    shares = [
+        (word, share)
+        for word in ("computes", "waits", "network")
+        if (share := fraction(own, word)) is not None
+    ]
+    each = min(16, max(4, (width - 52) // 3))
+    timed = [Text.assemble(f"{word} ", bar(share, each), f" {share:.0%}   ") for word, share in shares]
+    lines = [Text(clean(own.get("text"))), Text().join(timed) if timed else Text("no figures yet", "dim")]
+    return [panel(lines, clean(own.get("title") or "you"), width)], 4
 
 
-def _cells(member: Record) -> dict[str, str]:
-    return {
-        "peer": clean(member.get("name") or "?"),
-        "state": clean(member.get("state") or "?"),
-        "alive": "yes" if member.get("alive") is True else "no",
-        "in": "yes" if member.get("participating") is True else "no",
-        "step": _count(member, "step"),
-        "tok/s": si(_number(member, "tokens_per_s")),
-        "loss": _loss(member),
-        "up": si(_number(member, "tx_bytes"), "B"),
-        "down": si(_number(member, "rx_bytes"), "B"),
-        "ver": _count(member, "version"),
-        "hash": clean(member.get("digest"))[:4] or "-",
-        "miss": _count(member, "missed"),
-        "id": clean(member.get("id")) or "-",
-    }
+def _keys(view: View, own: Record | None, width: int) -> Text:
+    if not view.has_keys:
+        return Text("Ctrl-C ends it", "dim")
+    words = "q quit  ↑↓ peer  ⏎ details  s sort  p pause  PgUp older  ? help"
+    if own is not None and "log" in own:
+        words = words.replace("? help", "l log  ? help").replace("q quit", "Ctrl-C leave")
+    line = Text.assemble(("PAUSED  ", "bold reverse") if view.paused else "", (words, "dim"))
+    return cut(line, width)
 
 
-def _cell(text: str, column: _Column, style: str) -> Text:
-    cell = _cut(Text(text, style), column.width)
-    cell.align("right" if column.right else "left", column.width)
-    return cell
+# ---- the round -------------------------------------------------------------------------------------------
 
 
-def _round_title(current: Record | None) -> str:
+def _round_title(status: Record, current: Record | None) -> str:
     if current is None:
         return "no round open"
-    taken = f"{_duration(_number(current, 'seconds'))} of {_duration(_number(current, 'deadline_s'))}"
-    number, epoch, members = (_count(current, key) for key in ("number", "epoch", "members"))
-    return f"round {number}  epoch {epoch}  {members} members  {taken}"
+    taken = f"{duration(number(current, 'seconds'))} of {duration(number(current, 'deadline_s'))}"
+    name, epoch, members = (count(current, key) for key in ("number", "epoch", "members"))
+    return f"round {name}  epoch {epoch}  {members} members  {taken}"
 
 
-def _bars(current: Record, width: int) -> list[Text]:
-    """The four bars, on one line or two; as many lines without a round, so that nothing jumps."""
-    per_line = 4 if width >= _ONE_ROW else 2
-    cells = (width - 4) // per_line
-    fractions = {
-        "scatter": _number(current, "scattered") / max(_number(current, "members"), 1.0),
-        "held": _number(current, "held"),
-        "merged": _number(current, "merged"),
-        "gather": _number(current, "got"),
+def _round_lines(status: Record, current: Record | None, width: int) -> list[Text]:
+    """Two lines, with a round and without, so that nothing jumps."""
+    if current is None:
+        return [_training(status, width), Text(clean(status.get("reason")), "dim")]
+    shown = current
+    shares = {
+        "sent": number(shown, "held"),
+        "merged": number(shown, "merged"),
+        "received": number(shown, "got"),
+        "whole": number(shown, "scattered") / max(number(shown, "members"), 1.0),
     }
-    bars = [_bar(label, min(max(fraction, 0.0), 1.0), cells) for label, fraction in fractions.items()]
-    return [Text().join(bars[at : at + per_line]) for at in range(0, 4, per_line)]
-
-
-def _bar(label: str, fraction: float, cells: int) -> Text:
-    length = cells - 15  # label 8, tail 5, two spaces to the next bar
-    full = round(fraction * length)
-    bar = ("█" * full, "blue"), ("░" * (length - full), "dim")
-    return Text.assemble(f"{label:<8}", *bar, f"{fraction:>5.0%}  ")
-
-
-def _history(status: Record, width: int, room: int) -> list[RenderableType]:
-    """Recent rounds and events, newest first, beside each other where wide enough."""
-    rounds = [_round_line(entry) for entry in reversed(_records(status, "rounds"))]
-    events = [
-        Text.assemble((f"{_duration(_number(entry, 'at_s')):>8}  ", "dim"), clean(entry.get("text")))
-        for entry in reversed(_records(status, "events"))
+    chosen = list(shares.items())[: 4 if width >= _ONE_ROW else 3]
+    cells = (width - 4) // len(chosen) - 16  # label 8, tail 6, two spaces
+    bars = [
+        Text.assemble(f"{word:<9}", bar(share, cells), f"{min(share, 1.0):>5.0%}  ") for word, share in chosen
     ]
+    return [Text().join(bars), _waiting_for(status, current)]
+
+
+def _training(status: Record, width: int) -> Text:
+    """How far the peers are on their way to the next round."""
+    every = max(number(status, "sync_every"), 1.0)
+    part = [member for member in records(status, "members") if takes_part(member)]
+    ready = sum(member.get("state") == "ready" for member in part)
+    done = [1.0 if m.get("state") == "ready" else number(m, "step") % every / every for m in part]
+    share = sum(done) / max(len(done), 1)
+    ends = f" {share:.0%}  {ready} of {len(part)} are ready for the next round"
+    return Text.assemble("inner steps ", bar(share, max(4, width - 18 - len(ends))), ends)
+
+
+def _waiting_for(status: Record, current: Record) -> Text:
+    """Who holds the round up, with how far each is."""
+    reason = Text(clean(status.get("reason")), "dim")
+    sending = status.get("phase") == "scatter"
+    key = "sent" if sending else "got"
+    late = [
+        (share, clean(member.get("name"), 40))
+        for member in records(status, "members")
+        if member.get("alive") is True and (share := fraction(member, key)) is not None and share < 1.0
+    ]
+    if not late:
+        return reason
+    named = ", ".join(f"{name} {share:.0%}" for share, name in sorted(late)[:_LATE_SHOWN])
+    more = f" and {len(late) - _LATE_SHOWN} more" if len(late) > _LATE_SHOWN else ""
+    grace_s = number(current, "grace_s") - number(current, "seconds")
+    then = f"; left out in {duration(grace_s)}" if sending and grace_s > 0 else ""
+    return Text.assemble(("waiting for ", "bold"), f"{named}{more}{then}")
+
+
+# ---- what was --------------------------------------------------------------------------------------------
+
+
+def _history(status: Record, view: View, width: int, room: int) -> list[RenderableType]:
+    """Recent rounds and events, newest first, beside each other where wide enough."""
+    rounds = [_round_line(entry) for entry in reversed(records(status, "rounds"))]
+    events = [
+        Text.assemble((f"{duration(number(entry, 'at_s')):>8}  ", "dim"), clean(entry.get("text")))
+        for entry in reversed(records(status, "events"))
+    ]
+    rounds, events = (each[min(view.scroll, max(0, len(each) - 1)) :] for each in (rounds, events))
     if room < 3:
         return []
     if width >= _ONE_ROW:
         half = width // 2
-        left = _panel(rounds, "recent rounds", half, room)
         grid = Table.grid()
-        grid.add_row(left, _panel(events, "events", width - half, room))
+        grid.add_row(panel(rounds, "recent rounds", half, room), panel(events, "events", width - half, room))
         return [grid]
     if room < 6:
-        return [_panel(events, "events", width, room)]
-    upper = _panel(rounds, "recent rounds", width, room // 2)
-    return [upper, _panel(events, "events", width, room - room // 2)]
+        return [panel(events, "events", width, room)]
+    upper = panel(rounds, "recent rounds", width, room // 2)
+    return [upper, panel(events, "events", width, room - room // 2)]
 
 
 def _round_line(entry: Record) -> Text:
     included = entry.get("included")
     names = [clean(name, 40) for name in included] if isinstance(included, list) else []
-    line = Text(f"v{_count(entry, 'version'):<5} {_duration(_number(entry, 'seconds')):>7}  ")
-    line.append(f"{si(_number(entry, 'bytes'), 'B'):>6}  loss {_loss(entry):<6} in {len(names)}")
-    for out in _records(entry, "excluded"):
+    line = Text(f"v{count(entry, 'version'):<5} {duration(number(entry, 'seconds')):>7}  ")
+    line.append(f"{si(number(entry, 'bytes'), 'B'):>6}  loss {loss_of(entry):<6} in {len(names)}")
+    for out in records(entry, "excluded"):
         why = clean(out.get("reason")) or "no reason"
         line.append(f"  out {clean(out.get('name'), 40)}: {why}", "yellow")
+    for less in records(entry, "clipped"):
+        line.append(f"  less {clean(less.get('name'), 40)}: {clean(less.get('reason'))}", "yellow")
     return line.append(f"  ({', '.join(names)})", "dim")
-
-
-def _panel(lines: Sequence[Text], title: str, width: int, height: int | None = None) -> Panel:
-    shown = list(lines) if height is None else list(lines)[: height - 2]
-    return Panel(
-        Group(*(_cut(line, width - 4) for line in shown)),
-        title=_cut(Text(title), width - 6),
-        title_align="left",
-        border_style="blue",
-        width=width,
-        height=height,
-    )
-
-
-def _cut(text: Text, width: int) -> Text:
-    text.no_wrap = True
-    text.truncate(width, overflow="ellipsis")
-    return text
-
-
-def _counts(status: Record) -> tuple[int, int]:
-    members = _records(status, "members")
-    alive = sum(member.get("alive") is True for member in members)
-    return alive, sum(member.get("participating") is True for member in members)
-
-
-def _progress(status: Record) -> str:
-    phase = clean(status.get("phase") or "waiting", 20)
-    return f"{_count(status, 'version')}/{_count(status, 'target')} {phase}"
-
-
-def _parity(status: Record) -> tuple[str, str]:
-    """Words and their style: nobody should need colour to see that a run is broken."""
-    if status.get("parity") is True:
-        return f"parity ok {clean(status.get('digest'))[:4]}".rstrip(), "green"
-    if status.get("parity") is False:
-        return "PARITY BROKEN", "bold white on red"
-    return "parity unknown", "dim"
-
-
-def _loss(record: Record) -> str:
-    value = _known(record, "loss")
-    return "-" if value is None else f"{value:.3f}" if abs(value) < 99 else si(value)
-
-
-def _count(record: Record, key: str) -> str:
-    value = _number(record, key)
-    return f"{value:.0f}" if abs(value) < 99_999 else si(value)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 119.5:
-        return f"{seconds:.{int(seconds < 9.95)}f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{si(minutes / 60)} h"
-
-
-def _records(record: Record, key: str) -> list[Record]:
-    value = record.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def _known(record: Record, key: str) -> float | None:
-    value = record.get(key)
-    # The bound also keeps out infinity and what is not a number.
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e30 else None
-
-
-def _number(record: Record, key: str) -> float:
-    return _known(record, key) or 0.0

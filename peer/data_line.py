@@ -54,11 +54,11 @@ class DataLine:
         if own.listen == OUTBOUND_ONLY:
             return ""
         host, port = checked_listen(own.listen) if own.listen else ("", 0)
-        bind = host or _address_towards(url)
+        bind = host or address_towards(url)
         bound = self.link.listen(bind, port)
         if own.advertise:
             return own.advertise if ":" in own.advertise else f"{own.advertise}:{bound}"
-        dialled = _address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
+        dialled = address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
         return f"{dialled}:{bound}"
 
     def on_tick(self, now: float, part: Participation | None) -> None:
@@ -137,7 +137,7 @@ def checked_listen(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _address_towards(url: JoinUrl) -> str:
+def address_towards(url: JoinUrl) -> str:
     """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
     family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

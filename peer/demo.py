@@ -25,8 +25,8 @@ from rich.table import Table
 from farflung.collectives.errors import Unreachable, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.url import JoinUrl
-from farflung.peer.dashboard import si
 from farflung.peer.live import Screen
+from farflung.peer.screen_text import si
 from farflung.peer.watching import StatusClient
 
 PEERS = 3
@@ -184,7 +184,7 @@ def run_demo(keep: Path | None) -> int:
             for _ in range(PEERS):
                 demo.start_peer()
             assert demo.url is not None
-            with StatusClient(demo.url) as client, Screen(whole_screen=False) as screen:
+            with StatusClient(demo.url) as client, Screen() as screen:
                 demo.follow(client, screen)
             for party in demo.peers:
                 party.process.wait(30)

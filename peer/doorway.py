@@ -9,10 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from farflung.collectives.limits import PROTOCOL_VERSION
+from farflung.coordinator.admission import signed_part
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
 from farflung.coordinator.schema import ModelSchema
+from farflung.peer.identity import Identity
 
+UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
+UNREACHABLE_HINT = (
+    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
+    "it printed last"
+)
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
@@ -54,11 +63,13 @@ class Doorway:
         self._tries = 0
         self._knocking_since: float | None = None
 
-    def silent_s(self, now: float) -> float:
-        """For how long nobody has answered, if nobody ever did."""
-        return (
-            0.0 if self.manifest is not None or self._knocking_since is None else now - self._knocking_since
-        )
+    def unreachable(self, now: float) -> str:
+        """Why to give up: nobody has answered for too long, and nobody ever did.  Else empty."""
+        if self.manifest is not None or self._knocking_since is None:
+            return ""
+        if now - self._knocking_since < UNREACHABLE_AFTER_S:
+            return ""
+        return f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
 
     def leave(self, now: float, jitter: float) -> None:
         """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
@@ -118,3 +129,20 @@ class Doorway:
         self.stand = Stand.KNOCKING
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES
+
+
+def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
+    """`key`: CURVE public key of this session; `process`: 16 random bytes."""
+
+    def sign(nonce: bytes, hello: Hello) -> Hello:
+        return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
+
+    return Me(
+        peer=identity.peer_id,
+        name=identity.name,
+        identity=identity.public,
+        key=key,
+        process=process,
+        software="farflung 0.1.0",
+        sign=sign,
+    )

@@ -111,6 +111,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Put back into the state what had arrived of it, in this era, when I was killed."""
+
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
 
@@ -137,6 +144,7 @@ Effect = (
     | SaveFragment
     | DropSave
     | Restore
+    | Recall
     | Note
     | Exit
     | DataEffect

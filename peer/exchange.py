@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.fragments import BOOKS_FRAGMENT
-from farflung.coordinator.messages import FragmentTick
+from farflung.coordinator.messages import FragmentTick, Tick
 from farflung.peer.effects import Effect, Note
 from farflung.peer.lane import Lane
 from farflung.peer.participation import Participation
@@ -95,6 +95,26 @@ class Exchange:
         """What stands frozen is not finite: the fragment starts again from the anchor."""
         lane.contribution = None
         return [*self.free_slots(), *self._training.drop_work(lane.fragment.number, lane.version)]
+
+    def on_tick(self, tick: Tick) -> list[Effect]:
+        """Where the run is: what that means for the trainer's work."""
+        effects = self.free_slots()
+        for lane, word in zip(self._part.lanes, tick.fragments, strict=True):
+            if lane.on_guard(word.dropped):
+                effects += self._start_again(lane, word.dropped)
+        return effects + self.on_void(tick.void)
+
+    def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
+        """The guard did not take the update of a round that I was in: its work must not come again."""
+        number = lane.fragment.number
+        told = Note(
+            f"round {round_no} made an update of unusual size: I start again from version {lane.version}"
+        )
+        lane.disown()
+        if lane.whole:
+            return [told, *self.free_slots(), *self._training.drop_work(number, lane.version)]
+        self._training.works[number].forget()
+        return [told]
 
     def on_void(self, void: tuple[int, ...]) -> list[Effect]:
         """Samples behind the work were given to somebody else."""

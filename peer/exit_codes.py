@@ -10,6 +10,7 @@ from farflung.collectives.errors import Refused, StoreError, Unreachable, UserEr
 OK = 0
 UNEXPECTED = 1  # a bug, or a process of farflung's own that died
 USAGE = 2  # a mistake in a command, a file or a script
+BLOCKED = 10  # farflung doctor found what would keep this machine out of the run
 REFUSED = 20  # the coordinator said no
 MISMATCH = 21  # this peer does not fit the run: another model, manifest or protocol
 UNREACHABLE = 30

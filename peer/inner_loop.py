@@ -21,6 +21,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from farflung.collectives import failpoints
 from farflung.collectives.errors import Refused, UserError
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.coordinator.manifest import Manifest
@@ -127,6 +128,7 @@ class InnerLoop:
 
     def attach(self) -> None:
         """Say what the model is, and wait until the run's state is in it."""
+        failpoints.hit("trainer.attach")
         self._channel.send(Attach(model=self.layout.model_schema(self._model), pid=os.getpid()))
         waited = self._clock()
         while self.version == NOT_LOADED:
@@ -153,6 +155,7 @@ class InnerLoop:
         """After every optimizer step.  Loads may come at any step; a freeze waits for the agent."""
         if self.finished:
             return
+        failpoints.hit("trainer.step")
         self._count_step()
         while (message := self._channel.recv(0.0)) is not None:
             self._handle(message)
@@ -192,8 +195,10 @@ class InnerLoop:
             part = self.parts[number]
             part.write_owed(self._model, self._loaded, part.part(self.shared.slots[part.spare]))
             part.blocked = True
+            failpoints.hit("freeze.mid")
         if BOOKS_FRAGMENT in due:
             self._losses.clear()
+        failpoints.hit("freeze.before_word")
         for number in due:
             self._channel.send(self._frozen(number, loss, more=number != due[-1]))
         if self._schedule.rules.waits:
@@ -225,6 +230,7 @@ class InnerLoop:
             used=self.leases.used() if number == BOOKS_FRAGMENT else (),
             loss=loss,
             fragment=number,
+            step=self.step_count,
             more=more,
         )
 

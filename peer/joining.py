@@ -17,10 +17,11 @@ import torch
 from farflung.collectives.errors import UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes
-from farflung.peer.agent import Agent, AgentOptions, say_on_stderr
+from farflung.peer.agent import Agent, AgentOptions
 from farflung.peer.agent_process import AGENT_VARIABLE
 from farflung.peer.effects import Exit
 from farflung.peer.local import make_folder, remove_folder, sweep_stale
+from farflung.peer.log_lines import Teller
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.supervisor import ChildTrainer
 
@@ -39,13 +40,14 @@ def join(options: JoinOptions) -> int:
     if options.out is not None and not options.out.parent.is_dir():
         raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
     command = _command(options)
+    say = Teller.from_environment("peer")
     torch.set_num_threads(1)
     sweep_stale()
     folder = make_folder()
     try:
         trainer = ChildTrainer(command, os.environ | {AGENT_VARIABLE: str(folder)})
         agent_options = AgentOptions(options.url, folder, options.own)
-        agent = Agent(agent_options, trainer, say_on_stderr)
+        agent = Agent(agent_options, trainer, say)
         before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]
         try:
             end = agent.run()
@@ -54,7 +56,7 @@ def join(options: JoinOptions) -> int:
                 signal.signal(number, handler)
     finally:
         remove_folder(folder)
-    return _conclude(end, trainer)
+    return _conclude(end, trainer, say)
 
 
 def _command(options: JoinOptions) -> list[str]:
@@ -71,11 +73,11 @@ def _command(options: JoinOptions) -> list[str]:
     return [sys.executable, str(options.script), *options.script_arguments]
 
 
-def _conclude(end: Exit, trainer: ChildTrainer) -> int:
+def _conclude(end: Exit, trainer: ChildTrainer, say: Teller) -> int:
     if end.code == "finished":
-        say_on_stderr("the run is complete; thank you for taking part")
+        say("the run is complete; thank you for taking part")
     elif end.code == "left":
-        say_on_stderr(f"left the run: {end.reason}")
+        say(f"left the run: {end.reason}")
     else:
-        say_on_stderr(f"cannot take part: {end.reason}")
+        say(f"cannot take part: {end.reason}")
     return trainer.hopeless_code or exit_codes.for_refusal(end.code)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION, CatchUp
+from farflung.collectives.digests import mask_from_bytes
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
@@ -18,7 +20,7 @@ from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import FragmentTick
-from farflung.peer.effects import Effect, Encode, Resolve, ServeManifest, ServeState
+from farflung.peer.effects import Effect, Encode, Note, Resolve, ServeManifest, ServeState
 from farflung.peer.local_messages import Frozen
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
@@ -38,7 +40,9 @@ class Contribution:
 
 
 class Lane:
-    def __init__(self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int) -> None:
+    def __init__(
+        self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int, compare: bool = False
+    ) -> None:
         self.me = me
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
@@ -52,6 +56,8 @@ class Lane:
         self.lost_track = False
         self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
         self.last_round_no = 0
+        self.dropped_round = 0  # the newest one of which I know that the guard threw its work away
+        self._compare = compare  # owners compare contributions before the decision
         self._run_tag = run_tag
         self._keep_results = keep_results
         self._resolved: list[Resolve] = []
@@ -64,6 +70,17 @@ class Lane:
     def whole(self) -> bool:
         """Every chunk is at `version`, and nothing is on its way into the anchor."""
         return self.version != NO_VERSION and not self.sealing and set(self.catch.versions) == {self.version}
+
+    @property
+    def holds_state(self) -> bool:
+        """Whole, though it may just be changing."""
+        return self.version != NO_VERSION
+
+    @property
+    def serves(self) -> bool:
+        """It is whole, and the coordinator has confirmed its digest (P4)."""
+        whole = self.catch.lowest == self.version and not self.sealing
+        return whole and self.verified_version == self.version != NO_VERSION
 
     @property
     def idle(self) -> bool:
@@ -93,7 +110,8 @@ class Lane:
         if stale or unfit:
             return []
         self.last_round_no = plan.round_no
-        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, self.fragment.first)
+        first = self.fragment.first
+        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, first, self._compare)
         if self.contribution is not None:
             self._resolve(used=False)  # a new round from the same version: the one before was aborted
         if frozen is None:
@@ -155,7 +173,14 @@ class Lane:
             for mine in (self.round.plan.round_no if self.round else 0, self._round_awaited):
                 if mine and mine != tick.round_no:
                     self.on_aborted(mine)
+        if self.round is not None and tick.round_no == self.round.plan.round_no:
+            self.round.weighing.on_asked(mask_from_bytes(tick.compare))
         return differs
+
+    def on_guard(self, dropped_round: int) -> bool:
+        """The newest round whose work the guard threw away.  True: it is news, and I was in it."""
+        news, self.dropped_round = dropped_round > self.dropped_round, dropped_round
+        return news and dropped_round == self.last_round_no
 
     @property
     def _round_awaited(self) -> int:
@@ -247,7 +272,8 @@ class Lane:
                 self.sealing = True
         if not self.catch.done:
             effects += self.catch.ask(now)
-        return [*resolved, *effects]
+        told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
+        return [*resolved, *effects, *(Note(f"{donor}: {told}") for donor in self.catch.take_dropped())]
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []
@@ -278,16 +304,14 @@ class Lane:
 
     def serve(self, sender: str, header: Header) -> list[Effect]:
         chunk = header.chunk
-        whole = self.catch.lowest == self.version and not self.sealing
-        serving = whole and self.verified_version == self.version != NO_VERSION
         if header.kind == Kind.WANT_LOGGED:
             payload = self.log.get(header.version, chunk)
             if payload is not None:
                 answer = Header(Kind.LOGGED, self._run_tag, version=header.version, chunk=chunk)
                 return [SendFrame(sender, with_payload(answer, payload))]
-        elif header.kind == Kind.WANT_STATE and serving:
+        elif header.kind == Kind.WANT_STATE and self.serves:
             return [ServeState(sender, chunk, self.version)]
-        elif header.kind == Kind.WANT_MANIFEST and serving and header.version == self.version:
+        elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
             return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
         missing = Header(
             Kind.MISSING, self._run_tag, decision_no=int(header.kind), version=header.version, chunk=chunk

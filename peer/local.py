@@ -20,8 +20,11 @@ import resource
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +45,8 @@ from farflung.peer.local_messages import (
 
 log = logging.getLogger(__name__)
 
+Copied = TypeVar("Copied")
+
 _PREFIX = "farflung-"
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
@@ -49,6 +54,7 @@ _MARGIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _MESSAGE_BYTES = 4 << 20
 _QUEUED_MESSAGES = 1000
+LOOK_AGAIN_S = 0.01  # while the anchor changes
 _LAST_WORDS_MS = 500  # how long a closing socket tries to deliver what was said last
 
 
@@ -118,6 +124,9 @@ class SharedState:
         # One aligned 8-byte store per counter: a reader never sees half of one.
         self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
         self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
+        self._changes = np.memmap(
+            message.progress, np.int64, "r+", 24, (1,)
+        )  # odd: the anchor is just changing
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:
@@ -158,6 +167,26 @@ class SharedState:
         self._counts[0] = step
         self._counts[1] = tokens
         self._loss[0] = math.nan if loss is None else loss
+
+    def mark_torn(self, torn: bool) -> None:
+        """The agent's word, before the anchor changes and when it is one version again."""
+        changes = int(self._changes[0])
+        self._changes[0] = changes + (changes % 2 != int(torn))
+
+    def copy_whole(self, copy: Callable[[], Copied], patience_s: float) -> Copied:
+        """What `copy` takes from the anchor, all of one version; UserError if it is not for so long."""
+        end = time.monotonic() + patience_s
+        while True:
+            before = int(self._changes[0])
+            if before % 2 == 0:
+                copied = copy()
+                if int(self._changes[0]) == before:
+                    return copied
+            elif time.monotonic() >= end:
+                raise UserError(
+                    "the run's next version is just arriving and does not become whole; try later"
+                )
+            time.sleep(LOOK_AGAIN_S)
 
     def read_progress(self) -> tuple[int, int, float | None]:
         loss = float(self._loss[0])

@@ -55,6 +55,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     used: tuple[Used, ...]  # named with one fragment only: see BOOKS_FRAGMENT in collectives/fragments.py
     loss: float | None
     fragment: int = 0
+    step: int = 0  # the trainer's count of all its steps
     more: bool = False  # another fragment was frozen at the same step, and its word follows
 
 

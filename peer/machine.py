@@ -2,7 +2,7 @@
 
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
-    on_encoded, on_merged, on_sealed         finished arithmetic; on_restored: a checkpoint was read
+    on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
     on_timer     time passed                 leave        the user wants to go
 
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from farflung.checkpoints.transfer import NO_VERSION
+from farflung.collectives.effects import Merge, Weigh
 from farflung.collectives.frames import Frame, Payload, Spoiled
 from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
@@ -50,15 +51,10 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.participation import Participation
+from farflung.peer.recalling import Held, Recalling
 from farflung.peer.reports import Reporter
 from farflung.peer.saving import Restoring, Saving
 from farflung.peer.training import Training
-
-UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
-UNREACHABLE_HINT = (
-    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
-    "it printed last"
-)
 
 
 class PeerMachine:
@@ -74,6 +70,7 @@ class PeerMachine:
         self.tick: Tick | None = None
         self.saving = Saving()
         self.restoring = Restoring()
+        self.recalling = Recalling()
         self.exited = False
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._in_seq = 0
@@ -181,8 +178,7 @@ class PeerMachine:
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
         if len(tick.fragments) != len(part.lanes):
             return []
-        told = self.tick.reason if self.tick is not None else ""
-        self.tick = tick
+        told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
         if tick.goal in ("sync", "wait") and tick.reason != told:
             if tick.goal == "wait" or part.is_behind(tick.fragments):
@@ -197,12 +193,13 @@ class PeerMachine:
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
         effects += self.saving.look(part.lanes, tick.era)
-        effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
+        effects += self.recalling.look(tick, part.lanes)
+        if not self.recalling.busy:
+            effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
-        effects += self.exchange.free_slots()
-        effects += self.exchange.on_void(tick.void)
+        effects += self.exchange.on_tick(tick)
         if tick.goal == "finish" and self.exchange.is_complete(tick.fragments):
             effects += self.exchange.finish()
             if not self.training.attached:
@@ -267,14 +264,12 @@ class PeerMachine:
         told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
         return [*told, *moved, *self._move_on(lane)]
 
-    def on_merged(
-        self, round_no: int, decision_no: int, chunk: int, payload: Payload, now: float
-    ) -> list[do.Effect]:
+    def on_calculated(self, effect: Merge | Weigh, made: object, now: float) -> list[do.Effect]:
         self._now = now
-        lane = self.part.lane_of_round(round_no) if self.part is not None else None
+        lane = self.part.lane_of_round(effect.round_no) if self.part is not None else None
         if lane is None or lane.round is None:
             return []
-        return [*lane.round.on_merged(decision_no, chunk, payload), *self._move_on(lane)]
+        return [*lane.round.on_calculated(effect, made), *self._move_on(lane)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now = now
@@ -287,9 +282,15 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         self._now = now
         assert self.exchange is not None
-        notes: list[do.Effect] = [do.Note(problem) for problem in problems]
+        notes: list[do.Effect] = [do.Note(each) for each in problems]
         good = self.restoring.on_end(version, now, self.reports.era)
         return notes + (self.exchange.on_restored(version) if good else []) + self._move_on()
+
+    def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
+        """These pieces of the run's state, which had arrived before a crash, stand in it again."""
+        self._now = now
+        assert self.part is not None
+        return self.recalling.on_end(held, self.part.lanes, self.reports.era) + self._move_on()
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -357,10 +358,8 @@ class PeerMachine:
         if self.exited:
             return []
         if self.doorway.stand != Stand.INSIDE:
-            if self.doorway.silent_s(now) >= UNREACHABLE_AFTER_S:
-                return self._exit(
-                    "unreachable", f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
-                )
+            if gave_up := self.doorway.unreachable(now):
+                return self._exit("unreachable", gave_up)
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             if self.part is not None and self.exchange is not None:
@@ -384,7 +383,7 @@ class PeerMachine:
         inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
         for lane in part.lanes if only is None else [only]:
-            busy = self._providing or self.restoring.busy
+            busy = self._providing or self.restoring.busy or self.recalling.busy
             if not self.training.works[lane.fragment.number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and inside:

@@ -9,6 +9,7 @@ An argument goes before the environment (FARFLUNG_LISTEN, FARFLUNG_UPLOAD_LIMIT,
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -20,7 +21,16 @@ from farflung.collectives.errors import UserError
 from farflung.collectives.widening import MOST_CONNECTIONS
 from farflung.peer.identity import default_path
 
-KEYS = ("identity", "listen", "advertise", "upload_limit", "download_limit", "connections", "checkpoints")
+KEYS = (
+    "identity",
+    "listen",
+    "advertise",
+    "upload_limit",
+    "download_limit",
+    "connections",
+    "checkpoints",
+    "stuck_after",
+)
 _PREFIX = "FARFLUNG_"
 
 
@@ -33,6 +43,9 @@ class OwnConfig:
     download_limits: tuple[str, ...] = ()
     connections: int = 0  # to each peer; 0: as many as the line turns out to need
     checkpoints: str = ""  # URL or folder where this peer keeps checkpoints of the run; "": nowhere
+    stuck_after: float | None = (
+        None  # seconds without a step after which the trainer counts as stuck; None: it depends
+    )
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent`."""
@@ -49,7 +62,8 @@ class OwnConfig:
         ):
             for limit in limits:
                 found += [option, limit]
-        return [*found, *(["--connections", str(self.connections)] if self.connections else [])]
+        found += ["--connections", str(self.connections)] if self.connections else []
+        return found + (["--stuck-after", str(self.stuck_after)] if self.stuck_after is not None else [])
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +75,7 @@ class OwnConfig:
         parser.add_argument("--download-limit", action="append", default=[])
         parser.add_argument("--connections", type=int, default=0)
         parser.add_argument("--checkpoints", default="")
+        parser.add_argument("--stuck-after", type=float)
 
     @classmethod
     def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
@@ -72,6 +87,7 @@ class OwnConfig:
             tuple(asked.download_limit),
             asked.connections,
             asked.checkpoints,
+            asked.stuck_after,
         )
 
 
@@ -117,7 +133,18 @@ def own_config(
         limits["download_limit"],
         _connections(first.get("connections", "0")),
         place_of(first.get("checkpoints", "")),
+        _seconds("stuck_after", first["stuck_after"]) if "stuck_after" in first else None,
     )
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 < found < math.inf:
+        raise UserError(f"{key}: expected seconds, found {text!r}")
+    return found
 
 
 def place_of(text: str) -> str:

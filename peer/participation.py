@@ -31,7 +31,8 @@ class Participation:
     def __init__(self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest) -> None:
         """UserError if the model has fewer chunks than the run has fragments."""
         fragments = fragments_of(model.chunk_count, manifest.round.fragments)
-        self.lanes = [Lane(me, run_tag, fragment, manifest.round.keep_results) for fragment in fragments]
+        compare = manifest.merge.policy == "robust"
+        self.lanes = [Lane(me, run_tag, each, manifest.round.keep_results, compare) for each in fragments]
         self.counters = Counters()
         self._elements = model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
@@ -141,6 +142,11 @@ class Participation:
     def awaits_bytes(self) -> bool:
         """Between its phases a round brings nothing, and that tells nothing of the line."""
         return any(lane.round is not None and lane.round.awaits_bytes for lane in self.lanes)
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return len(self._early)
 
     @property
     def expects_bytes(self) -> bool:

@@ -13,7 +13,17 @@ import msgspec
 from farflung.collectives.digests import bits, mask_of, mask_to_bytes
 from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Beat, FragmentBeat, FragmentTick, Leave, ProgressReport, Sent
+from farflung.collectives.weighing import Dots
+from farflung.coordinator.messages import (
+    STUCK,
+    Beat,
+    DotProducts,
+    FragmentBeat,
+    FragmentTick,
+    Leave,
+    ProgressReport,
+    Sent,
+)
 from farflung.peer.effects import ToCoordinator
 from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
@@ -36,6 +46,7 @@ class Vitals:
     up_bytes_per_s: int = 0
     down_bytes_per_s: int = 0
     rough: bool = True  # these two
+    stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
 
 
@@ -46,7 +57,7 @@ class Said:
     sent: Sent | None = None
     progress: ProgressReport | None = None
     progress_at: float = 0.0
-    told_complete: tuple[bool, bool] = (False, False)
+    told_complete: tuple[bool, bool, bool] = (False, False, False)
 
 
 class Reporter:
@@ -113,6 +124,7 @@ class Reporter:
             merged_hashes=b"".join(progress.merged[chunk] for chunk in bits(merged)),
             got=mask_to_bytes(progress.got[0]),
             got_hash=progress.got[1],
+            dots=_told(progress.dots),
         )
 
     def repeat(self, tick: FragmentTick, flight: MemberRound | None) -> list[ToCoordinator]:
@@ -139,7 +151,7 @@ class Reporter:
                 seq=self._next(),
                 roster_no=self.roster_no,
                 fragments=tuple(map(_fragment_beat, part.lanes, training.works)),
-                phase=phase_of(part, training),
+                phase=STUCK if vitals.stuck else phase_of(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,
@@ -160,6 +172,12 @@ class Reporter:
         return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
 
 
+def _told(dots: Dots | None) -> DotProducts | None:
+    if dots is None:
+        return None
+    return DotProducts(mask_to_bytes(dots.members), mask_to_bytes(dots.chunks), dots.products)
+
+
 def _fragment_beat(lane: Lane, work: Work) -> FragmentBeat:
     flight = lane.round
     return FragmentBeat(
@@ -170,6 +188,7 @@ def _fragment_beat(lane: Lane, work: Work) -> FragmentBeat:
         decision_no=flight.decision.decision_no if flight and flight.decision else 0,
         ready=work.frozen is not None and flight is None and not lane.sealing,
         need=lane.catch.needs_commits,
+        dropped=lane.dropped_round,
     )
 
 

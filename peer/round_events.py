@@ -1,37 +1,40 @@
-"""What the agent writes into its event log: the phases of every round, and what they cost.
+"""What the agent writes into its event journal: what it hears, says and does, and what a round costs it.
 
-Called by the agent with the coordinator's words, with finished arithmetic and after each batch of frames.  It
-looks and never touches; with the log off every call returns at once.
-
-    start        pid                                     moved     round, epoch: ownership changed
-    plan         round, fragment, version,               decided   round, weights
-                 members, owned (chunks of each), use
-    encoded      round: the hash list is on its way      committed round, version
-    progress     round, held, got: in twentieths         rolled    version, fragment: every result is applied
-    held         round: all contributions that I own     sealed    version, fragment, digest
-    results      round: every result is here             end       use, peak_rss_bytes
-    beat         up, down: bytes per second that the line was measured to carry, 0 where that is not known
-    tick         seconds: from a beat to its answer      apart     the coordinator was lost, or lost us
-
-`use` is what this process has used so far: bytes sent and received by the data plane, and CPU seconds of the
-loop, of the arithmetic and of the whole process (what is left is mostly libzmq's, which encrypts).
+Called by the agent with every effect before it is carried out, with the coordinator's and the trainer's words, with
+finished arithmetic and after each batch of frames.  It looks and never touches; with the journal off every call
+returns at once.  The format is told in docs/events.md; what only benchmarks want to know is written only where
+the journal is detailed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from farflung.collectives.errors import UserError
+from farflung.collectives.events import JOURNAL_VARIABLE, EventLog
 from farflung.collectives.round import MemberRound
-from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound
-from farflung.peer.events import EventLog
+from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
+from farflung.coordinator.record_events import FRAMES_EVERY_S, result_name
+from farflung.peer import effects as do
+from farflung.peer.arithmetic import Arithmetic
+from farflung.peer.doorway import Me
+from farflung.peer.identity import default_path
+from farflung.peer.local_messages import Attach, FromTrainer, Frozen, Load, Resume
+
+if TYPE_CHECKING:
+    from farflung.collectives.zmq_link import ZmqLink
+    from farflung.peer.machine import PeerMachine
 
 STEPS = 20  # of a phase: as fine as progress is told
 
 Use = dict[str, float]
+Counts = dict[str, Any]
 
 
 @dataclass
@@ -39,29 +42,119 @@ class Seen:
     """What was written of one round's progress."""
 
     at: tuple[int, int] = (0, 0)  # steps of what is held, and of results
-    complete: tuple[bool, bool] = (False, False)
+    complete: tuple[bool, bool, bool] = (False, False, False)
     encoded: bool = False
 
 
 class RoundEvents:
-    def __init__(self, log: EventLog, use: Callable[[], Use]) -> None:
+    def __init__(self, log: EventLog, use: Callable[[], Use], counts: Callable[[], Counts]) -> None:
         self._log = log
         self._use = use
+        self._counts = counts
+        self._counts_at = 0.0
+        self._counted: Counts | None = None
+        self._saved = -1
+        self._served: set[tuple[str, int, int]] = set()  # (to, version, fragment) of what was told last
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
         self._seen: dict[int, Seen] = {}  # by round
-        log.write("start", pid=os.getpid())
 
-    def on_said(self, message: object) -> None:
-        """What this peer says to the coordinator."""
-        if self._log.is_on and isinstance(message, Beat):
-            self._log.write("beat", up=message.up_bytes_per_s, down=message.down_bytes_per_s)
+    def begin(self, me: Me, run: str, upload_limits: tuple[str, ...]) -> None:
+        self._log.begin(
+            role="peer",
+            peer=me.peer,
+            name=me.name,
+            run=run,
+            process=me.process.hex(),
+            software=me.software,
+            upload_limits=upload_limits,
+        )
 
-    def on_apart(self) -> None:
-        self._log.write("apart")
+    def on_piece(self, chunk: int, version: int) -> None:
+        if self._log.detailed:
+            self._log.write("piece", chunk=chunk, version=version)
+
+    # ---- what it does --------------------------------------------------------------------------------------
+
+    def on_effect(self, effect: do.Effect, machine: PeerMachine) -> None:
+        """About to be carried out."""
+        if not self._log.is_on:
+            return
+        match effect:
+            case do.ToCoordinator(message=Sent() as sent):
+                self._on_sent(sent, machine)
+            case do.ToCoordinator(message=Beat() as beat) if self._log.detailed:
+                self._log.write("beat", up=beat.up_bytes_per_s, down=beat.down_bytes_per_s)
+            case do.EnterMembers():
+                session, incarnation = machine.reports.session, machine.doorway.incarnation
+                self._log.write("entered", session=session.hex(), incarnation=incarnation)
+            case do.LeaveMembers():
+                self._log.write("apart")
+            case do.Tell(message=Load() as load):
+                what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
+                self._log.write("load", fragment=load.fragment, version=load.version, **what)
+            case do.ServeManifest(to=to, version=version, fragment=fragment):
+                self._on_serve(to, version, fragment, machine)
+            case do.Tell(message=Resume(fragment=fragment)):
+                self._log.write("resume", fragment=fragment)
+            case do.Restore():
+                self._log.write("restoring")
+            case do.Note(text=text):
+                self._log.write("note", text=text)
+
+    def _on_sent(self, sent: Sent, machine: PeerMachine) -> None:
+        lane = machine.part.lane_of_round(sent.round_no) if machine.part is not None else None
+        if lane is None or not sent.hashes:
+            return  # it has nothing to contribute
+        where = {"version": lane.version, "fragment": lane.fragment.number, "era": machine.reports.era}
+        what = {"digest": lane.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
+        self._log.write("sent", round=sent.round_no, **where, **what)
+
+    def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
+        """Who takes chunks has taken their hashes first."""
+        if (to, version, fragment) in self._served or machine.part is None:
+            return
+        self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
+        digest = machine.part.lanes[fragment].digest.hex()
+        where = {"version": version, "fragment": fragment, "era": machine.reports.era}
+        self._log.write("serves", to=to, **where, digest=digest)
+
+    def on_failpoint(self, point: str, action: str) -> None:
+        self._log.write("failpoint", point=point, action=action)
+
+    def on_tick(self, now: float, saved: int) -> None:
+        """`saved`: the newest version of which a checkpoint is complete."""
+        if saved > self._saved:
+            self._saved = saved
+            self._log.write("saved", version=saved)
+        if self._log.is_on and now >= self._counts_at:
+            self._counts_at = now + FRAMES_EVERY_S
+            self._tell_counts()
+
+    def _tell_counts(self) -> None:
+        counts = self._counts()
+        if counts != self._counted:
+            self._counted = counts
+            self._log.write("frames", **counts)
+
+    # ---- what it hears -------------------------------------------------------------------------------------
+
+    def on_trainer(self, what: str) -> None:
+        self._log.write("trainer", what=what)
+
+    def on_local(self, message: FromTrainer, machine: PeerMachine) -> None:
+        match message:
+            case Attach(pid=pid):
+                self._log.write("trainer", what="attached", trainer_pid=pid)
+            case Frozen() as frozen:
+                what = {"slot": frozen.slot, "steps": frozen.steps, "tokens": frozen.tokens}
+                self._log.write(
+                    "frozen", fragment=frozen.fragment, **what, step=frozen.step, loss=frozen.loss
+                )
 
     def on_answer(self, took_s: float) -> None:
-        self._log.write("tick", seconds=took_s)
+        if self._log.detailed:
+            self._log.write("tick", seconds=took_s)
 
     def on_control(self, message: object) -> None:
         """The coordinator repeats what it thinks is not known: only what is new is written."""
@@ -81,13 +174,14 @@ class RoundEvents:
                 self._decided = (made.round_no, made.decision_no)
                 self._log.write("decided", round=made.round_no, weights=made.weights)
             case Committed(commit=commit):
-                self._log.write("committed", round=commit.round_no, version=commit.version)
+                where = {"version": commit.version, "fragment": commit.fragment}
+                self._log.write("committed", round=commit.round_no, **where, result=result_name(commit))
             case Aborted(round_no=round_no, reason=reason):
                 self._log.write("aborted", round=round_no, reason=reason)
 
     def on_progress(self, flights: Iterable[MemberRound | None]) -> None:
         """After frames: how much of each round is here.  Asked often, so it only counts."""
-        if not self._log.is_on:
+        if not self._log.detailed:
             return
         on = {flight.plan.round_no: flight for flight in flights if flight is not None}
         self._seen = {number: self._seen.get(number, Seen()) for number in on}
@@ -99,28 +193,73 @@ class RoundEvents:
             seen.encoded = True
             self._log.write("encoded", round=number)
         held, due, got, chunks = flight.counts
-        at = (STEPS * held // max(1, due), STEPS * got // max(1, chunks))
-        if at == seen.at:
-            return
-        seen.at = at
-        self._log.write("progress", round=number, held=held / max(1, due), got=got / max(1, chunks))
-        complete = flight.complete
-        for event, now, before in zip(("held", "results"), complete, seen.complete, strict=True):
+        at, complete = (STEPS * held // max(1, due), STEPS * got // max(1, chunks)), flight.complete
+        if at != seen.at:
+            seen.at = at
+            self._log.write("progress", round=number, held=held / max(1, due), got=got / max(1, chunks))
+        for event, now, before in zip(("held", "weighed", "results"), complete, seen.complete, strict=True):
             if now and not before:
                 self._log.write(event, round=number)
         seen.complete = complete
 
-    def sealing(self, version: int, fragment: int, seal: Callable[[], bytes]) -> bytes:
+    def sealing(self, version: int, fragment: int, era: int, seal: Callable[[], bytes]) -> bytes:
         """Around the hashing: it is the first job after the last result was applied."""
         self._log.write("rolled", version=version, fragment=fragment)
         digest = seal()
-        self._log.write("sealed", version=version, fragment=fragment, digest=digest.hex())
+        self._log.write("sealed", version=version, fragment=fragment, era=era, digest=digest.hex())
         return digest
 
-    def close(self) -> None:
+    def close(self, end: do.Exit | None) -> None:
         if self._log.is_on:
-            self._log.write("end", use=self._use(), peak_rss_bytes=_peak_rss_bytes())
+            self._tell_counts()
+            code, reason = (end.code, end.reason) if end is not None else ("failed", "an error ended it")
+            how = {"code": code, "reason": reason}
+            self._log.write("end", **how, use=self._use(), peak_rss_bytes=_peak_rss_bytes())
         self._log.close()
+
+
+def open_journal(
+    named: Path | None,
+    identity: Path | None,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
+) -> EventLog:
+    """`named`: asked for, then it is detailed.  Else beside the key file, so that each peer has one of its own."""
+    if named is None and environ.get(JOURNAL_VARIABLE):
+        named = Path(environ[JOURNAL_VARIABLE])
+    if named is not None:
+        return EventLog(None if str(named) == "off" else named)
+    try:
+        return EventLog((identity or default_path(environ)).with_suffix(".events.jsonl"), detailed=False)
+    except (
+        UserError
+    ) as error:  # nobody asked for it: a folder that can only be read is no reason to stay away
+        say(f"no event journal: {error}")
+        return EventLog(None)
+
+
+def use_of(link: ZmqLink, arithmetic: Arithmetic) -> Use:
+    return {
+        "tx": link.tx_bytes,
+        "rx": link.rx_bytes,
+        "cpu_s": time.process_time(),
+        "loop_s": cpu_seconds_of(threading.main_thread().ident or 0),
+        "arithmetic_s": arithmetic.cpu_seconds(),
+    }
+
+
+def counts_of(link: ZmqLink, machine: PeerMachine) -> Counts:
+    """What became of every bulk frame; `waiting` ones overtook their explanation, and end in a counter later."""
+    part = machine.part
+    inside = part.counters.as_dict() if part is not None else {}
+    both = {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
+    tx = {"tx": link.tx_bytes, "rx": link.rx_bytes}
+    return {
+        **tx,
+        "counters": both,
+        "arrived": link.rx_frames,
+        "waiting": part.early_count if part is not None else 0,
+    }
 
 
 def cpu_seconds_of(thread_ident: int) -> float:

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, replace
 
 from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.schema import ModelSchema, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Scenario:
     mix: float = 0.0
     hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
     hostile_until_s: float = 8.0
+    forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
+    policy: str = "robust"
 
     @staticmethod
     def of(seed: int) -> Scenario:
@@ -101,6 +104,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         scatter_grace_s = 3.0
         round_timeout_s = 12.0
         keep_results = 3
+        [merge]
+        policy = "{scenario.policy}"
         [net]
         heartbeat_s = 1.0
         dead_after_s = 3.0
@@ -109,4 +114,15 @@ def manifest_for(scenario: Scenario) -> Manifest:
         go_back_after_s = {scenario.go_back_after_s}
         """,
         "simulated",
+    )
+
+
+def model_for(scenario: Scenario) -> ModelSchema:
+    """One tensor, four values a chunk."""
+    return ModelSchema(
+        tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
+        chunk_elements=4,
+        chunk_count=scenario.chunks,
+        first_plain_chunk=scenario.chunks,
+        frozen=bytes(32),
     )

@@ -1,16 +1,48 @@
-"""Which answers are being made for peers that catch up, so that nobody asks for more than it takes.
+"""When peers that catch up are given what they ask for: what a round leaves of the line, and no more than they take.
 
-Owned by the agent, which makes them beside its loop.  An honest peer has a few questions open per fragment
-(checkpoints/transfer.py); whoever asks for more gets what it can take and no more, and delays no round.
-Knows nothing of bytes, sockets or why a peer asks.
+Owned by answering.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
+held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
+never end.  An honest peer has a few questions open per fragment (checkpoints/transfer.py); whoever asks for more gets
+what it can take and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
 
 from __future__ import annotations
 
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR
-from farflung.collectives.frames import Kind
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-What = tuple[Kind, int]  # kind of answer and chunk
+from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR
+from farflung.collectives.frames import Frame, Kind
+
+What = tuple[Kind, int]  # kind of answer, or of question, and chunk
+
+LATER_EVERY_S = 1.0  # who waits hears so, or it would ask somebody else
+HELD_MOST_S = 120.0  # after so long the question was given to somebody else
+IDLE_S = 1.0  # nothing has waited to leave for so long, in a round: the round waits for others
+LEAST_PART, LEAST_EVERY_S = 0.02, 5.0  # of the line for joiners, in rounds that never end
+
+
+@dataclass(frozen=True)
+class LineNow:
+    in_round: bool
+    waiting_bytes: int  # that could not leave yet
+    room_bytes: int  # so much may wait without the line ever running dry
+    piece_s: float  # how long a piece of state takes
+
+
+@dataclass
+class Held:
+    to: str
+    frame: Frame
+    since: float
+    told_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told_at = self.since
+
+    @property
+    def what(self) -> What:
+        return self.frame.header.kind, self.frame.header.chunk
 
 
 class Serving:
@@ -18,6 +50,10 @@ class Serving:
         # Twice: it may have given up on the first ones and ask again.
         self.most = 2 * ASKED_OF_ONE_DONOR * fragments
         self._making: dict[str, set[What]] = {}
+        self._held: list[Held] = []
+        self._busy_at = self._passed_at = 0.0
+
+    # ---- answers that are being made ----------------------------------------------------------------------
 
     def begin(self, to: str, what: What, waiting: int) -> bool:
         """May this answer be made?  `waiting`: how many are made and have not left yet."""
@@ -31,3 +67,49 @@ class Serving:
         self._making[to].discard(what)
         if not self._making[to]:
             del self._making[to]
+
+    # ---- questions that wait ------------------------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+    def hold(self, to: str, frame: Frame, now: float) -> None:
+        if not self._held:
+            self._busy_at = self._passed_at = now  # nobody has looked for a while
+        new = Held(to, frame, now)
+        mine = [each.what for each in self._held if each.to == to]
+        if new.what not in mine and len(mine) < self.most:
+            self._held.append(new)
+
+    def may_pass(self, line: LineNow, now: float) -> bool:
+        """Is there room on the line for one more piece of state?"""
+        if not line.in_round or line.waiting_bytes:
+            self._busy_at = now
+        if any(self._making.values()):
+            return False
+        if not line.in_round:
+            return line.waiting_bytes < line.room_bytes
+        patience_s = max(LEAST_EVERY_S, line.piece_s / LEAST_PART)
+        return now - self._busy_at >= IDLE_S or now - self._passed_at >= patience_s
+
+    def next(self, can: Callable[[Frame], bool], line: LineNow, now: float) -> Held | None:
+        """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""
+        self._held = [each for each in self._held if now - each.since < HELD_MOST_S]
+        room = self.may_pass(line, now)
+        for each in self._held:
+            if can(each.frame) and (room or each.frame.header.kind != Kind.WANT_STATE):
+                self._held.remove(each)
+                if each.frame.header.kind == Kind.WANT_STATE:
+                    self._passed_at = now
+                    # Whoever else waits is next.
+                    self._held.sort(key=lambda other: other.to == each.to)
+                return each
+        return None
+
+    def to_put_off(self, now: float) -> list[Held]:
+        """Those that have waited for a while since they heard of it last."""
+        due = [each for each in self._held if now - each.told_at >= LATER_EVERY_S]
+        for each in due:
+            each.told_at = now
+        return due

@@ -1,8 +1,8 @@
 """The simulator: the production machines in virtual time over a seeded, hostile network.
 
-One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links
-are cut; any party is killed and started again between any two effects; trainers crash.  The invariants are
-checked at every event.  After the faults the network is calm and the run must come to its end.
+One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links are cut;
+any party is killed and started again between any two effects; trainers crash.  The invariants are checked at every
+event.  After the faults the network is calm and the run must come to its end.
 
 Used by the tests, and by hand: `python -m farflung.peer.simulator SEED`.  Nothing here waits or sleeps.
 """
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.errors import FrameError
-from farflung.collectives.frames import Frame, Spoiled, check_payload, claimed, parse
+from farflung.collectives.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
@@ -28,15 +28,14 @@ from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Wri
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
-from farflung.peer.scenario import Scenario, manifest_for
-from farflung.peer.spoiling import LARGEST_BYTES, spoil
+from farflung.peer.scenario import Scenario, manifest_for, model_for
+from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualPeer
+from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualArrivals, VirtualPeer
 from farflung.peer.virtual_trainer import VirtualTrainer
 
 COORDINATOR = "coordinator"
@@ -71,13 +70,7 @@ class World:
         self.kills = 0
         self.events = 0
         self.manifest = manifest_for(scenario)
-        self.model = ModelSchema(
-            tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
-            chunk_elements=4,
-            chunk_count=scenario.chunks,
-            first_plain_chunk=scenario.chunks,
-            frozen=bytes(32),
-        )
+        self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
         self.invariants = Invariants(self.model, gather, scenario.fragments)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
@@ -90,6 +83,7 @@ class World:
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
+        self.arrived: dict[int, VirtualArrivals] = {}  # and so does what joiners had fetched
         self._keys = [self._identity() for _ in range(scenario.peers)]
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
@@ -213,9 +207,11 @@ class World:
             observe=self._observe,
             machine=self._machine_class,
             trainer=self.trainer_class,
+            forge=self._forge,
         )
         self.note(f"{me.peer} starts")
-        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index))
+        arrived = self.arrived.setdefault(index, {})
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), arrived)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
@@ -296,6 +292,10 @@ class World:
                 peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
             else:
                 peer.on_frame(source, Frame(parsed, payload))
+
+    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
+        how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
+        return forged(payloads, self.model.chunk_elements, how) if how else payloads
 
     def _is_hostile(self, peer: str) -> bool:
         """One peer at most; where there is none, nothing is drawn for it, and a seed keeps its course."""

@@ -1,4 +1,4 @@
-"""How a hostile peer of the simulator damages the frames that it sends.
+"""How a hostile peer of the simulator damages the frames that it sends, or what it has learned.
 
 Called by the simulator, which feeds the outcome to the receiver as the data plane would.  Knows frames as bytes;
 the randomness is the caller's, so that a seed replays.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from farflung.collectives.digests import hash_bytes
+from farflung.collectives.frames import Payload
+from farflung.compression.codec import codec_of
+from farflung.compression.wire import HEADER_BYTES
 
 LARGEST_BYTES = 1 << 20  # more than any frame of the simulator
 _LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see collectives/frames.py
@@ -65,6 +68,18 @@ _WAYS: tuple[Callable[[bytes, bytes, random.Random], Parts], ...] = (
     _other_values,
     _not_finite,
 )
+
+
+def forged(payloads: Mapping[int, Payload], elements: int, how: str) -> dict[int, Payload]:
+    """A contribution as a malicious peer makes it, in a form that is right: "1000x", "flip" or "nan"."""
+    return {chunk: _forged(payload, elements, how) for chunk, payload in payloads.items()}
+
+
+def _forged(payload: Payload, elements: int, how: str) -> Payload:
+    if how == "nan":
+        return bytes(payload)[:HEADER_BYTES] + b"\xff" * (len(payload) - HEADER_BYTES)
+    codec = codec_of(payload)
+    return codec.encode(codec.decode(payload, elements).mul_({"1000x": 1000.0, "flip": -1.0}[how]))
 
 
 def spoil(header: bytes, payload: bytes, draw: random.Random) -> Parts:

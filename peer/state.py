@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import Install, Merge, Roll
+from farflung.collectives.effects import Install, Merge, Roll, Weigh
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Payload
+from farflung.collectives.gram import dot_products
 from farflung.collectives.ladder import LADDER
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.verdicts import Verdict
@@ -32,13 +33,25 @@ CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line wai
 
 
 class OuterState:
-    def __init__(self, anchor: Tensor, model: ModelSchema, rules: RoundSection, outer: OuterStep) -> None:
-        """`anchor`: fp32, model.chunk_count * model.chunk_elements values."""
+    def __init__(
+        self,
+        anchor: Tensor,
+        model: ModelSchema,
+        rules: RoundSection,
+        outer: OuterStep,
+        mark_torn: Callable[[bool], None] = lambda torn: None,
+    ) -> None:
+        """`anchor`: fp32, model.chunk_count * model.chunk_elements values.
+
+        `mark_torn` is told before the anchor stops being one version, and when it is one again.
+        """
         self._model = model
         self._gather = codec_named(rules.gather_codec)
         self._outer = outer
         self._fragments = fragments_of(model.chunk_count, rules.fragments)
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
+        self._mark_torn = mark_torn
+        self._torn: set[int] = set()  # fragments
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         self._momentum = torch.zeros_like(self._anchor)
         self._delta_n = torch.empty(
@@ -55,6 +68,7 @@ class OuterState:
             raise FrameError(
                 Verdict.MALFORMED, f"a state chunk of {len(effect.payload)} bytes, not {8 * count}"
             )
+        self._tear(effect.chunk)
         both = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
         self._anchor[effect.chunk].copy_(both[:count])
         self._momentum[effect.chunk].copy_(both[count:])
@@ -62,11 +76,21 @@ class OuterState:
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
+        self._tear(effect.chunk)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
 
+    def _tear(self, chunk: int) -> None:
+        number = next(each.number for each in self._fragments if chunk in each.chunks)
+        if not self._torn:
+            self._mark_torn(True)
+        self._torn.add(number)
+
     def seal(self, fragment: int = 0) -> bytes:
         """Hash every chunk of the fragment: its digest is the root of their hashes."""
+        self._torn.discard(fragment)
+        if not self._torn:
+            self._mark_torn(False)
         chunks = self._fragments[fragment].chunks
         self.hashes[chunks.start : chunks.stop] = [self._hash_of(chunk) for chunk in chunks]
         self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
@@ -136,6 +160,12 @@ class OuterState:
             feedback.settle()
         else:
             feedback.withdraw(self.part(slot, fragment))
+
+    def calculate(self, effect: Merge | Weigh) -> bytes | tuple[float, ...]:
+        """What an owner is asked for: the merged chunk, or the dot products of its contributions."""
+        if isinstance(effect, Weigh):
+            return dot_products(self._model.chunk_elements, effect.payloads)
+        return self.merge(effect)
 
     def merge(self, effect: Merge) -> bytes:
         return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)

@@ -9,6 +9,7 @@ import os
 import subprocess
 from typing import Protocol
 
+from farflung.collectives import failpoints
 from farflung.peer import exit_codes
 
 RESTART_S = 0.5  # doubles with each crash in a row
@@ -33,6 +34,9 @@ class Supervisor(Protocol):
     def news(self) -> list[str]:
         """What a person should hear since the last call."""
 
+    def on_stuck(self, seconds: float) -> None:
+        """Once: the trainer has taken no step for so long, though it could."""
+
     def stop(self) -> None:
         """The agent ends: so does a trainer that it started."""
 
@@ -42,11 +46,19 @@ class ParentTrainer:
 
     just_died = False
 
-    def news(self) -> list[str]:
-        return []
-
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._news: list[str] = []
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    def on_stuck(self, seconds: float) -> None:
+        """It is not ours to kill."""
+        self._news.append(
+            f"the training script has taken no step for {seconds:.0f} s; rounds go on without it"
+        )
 
     def watch(self, now: float) -> str | None:
         return None if os.getppid() == self._pid else "the training script is gone"
@@ -97,9 +109,15 @@ class ChildTrainer:
         self._started_at = now
         return None
 
+    def on_stuck(self, seconds: float) -> None:
+        if self._process is not None:
+            self._news.append(f"the trainer has taken no step for {seconds:.0f} s: it is killed")
+            self._process.kill()
+
     def _on_exit(self, code: int, now: float) -> str | None:
         self._process = None
         self._died = True
+        self._environment.pop(failpoints.VARIABLE, None)  # what a test broke once is not to break for ever
         if code == 0:
             self.ended, self._start_at = True, now
             return None

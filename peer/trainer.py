@@ -59,7 +59,9 @@ def train(out: Path | None) -> None:
     inner = connection.manifest.inner
     optimizer = inner_of(connection.manifest, model)
     with connection.join(model, optimizer) as run:
-        warmup = LambdaLR(run.optimizer, lambda step: min(1.0, (step + 1) / max(1, inner.warmup_steps)))
+        # The optimizer knows nothing yet: in a run that has learned something its first steps are to be small.
+        steps = max(inner.warmup_steps, inner.rejoin_warmup_steps if run.version > 0 else 0, 1)
+        warmup = LambdaLR(run.optimizer, lambda step: min(1.0, (step + 1) / steps))
         for batch in run.batches(data):
             loss = model(batch.to(device)).loss
             loss.backward()

@@ -61,6 +61,12 @@ class Training:
         """At the barrier: some frozen work has not been answered yet."""
         return self.attached and any(work.waiting for work in self.works)
 
+    @property
+    def stepping(self) -> bool:
+        """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
+        busy = self.attached and not self.waiting and not self.want
+        return busy and all(not work.fresh for work in self.works)
+
     # ---- loading ------------------------------------------------------------------------------------------
 
     def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from farflung.collectives import failpoints
 from farflung.collectives.fragments import Fragment
 from farflung.peer.layout import ModelLayout
 from farflung.peer.local import SharedState
@@ -68,6 +69,7 @@ class Unmerged:
             self._layout.write_values(model, own, self._start)
             values = torch.lerp(values, own, mix)
             self._carry = _none_if_zero(anchor - values)
+        failpoints.hit("load.mid")
         self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
         self.version, self.spare, self.blocked = load.version, load.spare, False

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame
+from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.schedule import Rules
@@ -28,6 +28,7 @@ from farflung.peer.virtual_trainer import Sample, VirtualTrainer
 
 MakeTrainer = Callable[["VirtualPeer", "Surroundings", Rules], VirtualTrainer]
 Kept = tuple[list[Sample], float]  # the samples, and what mixing added
+VirtualArrivals = dict[int, tuple[int, int, bytes, bytes]]  # chunk -> era, version, its digest, bytes
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Surroundings:
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
     trainer: MakeTrainer = VirtualTrainer
+    forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
 
 
 @dataclass
@@ -53,6 +55,7 @@ class VirtualPeer:
     model: ModelSchema
     world: Surroundings
     disk: VirtualDisk | None = None
+    arrived: VirtualArrivals = field(default_factory=dict)  # it survives every kill
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: VirtualTrainer | None = field(default=None, init=False)
@@ -65,6 +68,7 @@ class VirtualPeer:
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
         self.state = OuterState(self.anchor, self.model, self.manifest.round, outer_of(self.manifest))
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
+        self.machine.recalling.enabled = True
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], Kept] = {}  # by (slot, fragment)
@@ -138,10 +142,12 @@ class VirtualPeer:
                 | Roll()
                 | Seal()
                 | Merge()
+                | Weigh()
                 | do.Encode()
                 | do.Resolve()
                 | do.ServeState()
                 | do.ServeManifest()
+                | do.Recall()
             ):
                 era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
@@ -171,20 +177,25 @@ class VirtualPeer:
         match effect:
             case Install():
                 self.state.install(effect)
+                self._keep(effect, era)
             case Roll():
                 self.world.observe("roll", (self, effect, era))
                 self.state.roll(effect)
+                if effect.chunk in self.arrived:
+                    self._keep(effect, era)
+            case do.Recall():
+                self._recall(effect, now)
             case Seal():
+                for chunk in self.fragments[effect.fragment].chunks:
+                    self.arrived.pop(chunk, None)
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
-            case Merge():
-                payload = self.state.merge(effect)
-                self.carry_out(
-                    self.machine.on_merged(effect.round_no, effect.decision_no, effect.chunk, payload, now)
-                )
+            case Merge() | Weigh():
+                self.carry_out(self.machine.on_calculated(effect, self.state.calculate(effect), now))
             case do.Encode():
-                for payloads, problem in self.state.encode(self.slots[effect.slot], effect):
+                for made, problem in self.state.encode(self.slots[effect.slot], effect):
+                    payloads = self.world.forge(self.peer, made)
                     self.world.observe("encoded", (self, effect, payloads))
                     self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
@@ -193,6 +204,19 @@ class VirtualPeer:
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
                 self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
+
+    def _keep(self, effect: Install | Roll, era: int) -> None:
+        lane = self.machine.part.lane_of_chunk(effect.chunk) if self.machine.part is not None else None
+        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
+        self.arrived[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
+
+    def _recall(self, effect: do.Recall, now: float) -> None:
+        held = {}
+        for chunk, (era, version, digest, raw) in self.arrived.items():
+            if era == effect.era:
+                self.state.install(Install(chunk, version, raw))
+                held[chunk] = (version, digest)
+        self.carry_out(self.machine.on_recalled(held, now))
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)

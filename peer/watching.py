@@ -1,4 +1,4 @@
-"""Asks a coordinator how its run is: the client behind `status`, `watch` and the demo.
+"""Asks a coordinator how its run is: the client behind `status`, `watch`, `doctor` and the demo.
 
 Called by the CLI.  Needs no identity and no admission: it knocks at the door with a key made for the occasion.
 Must not know how a status is shown.
@@ -7,7 +7,7 @@ Must not know how a status is shown.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -16,10 +16,11 @@ from farflung.collectives.limits import CONTROL_FRAME_BYTES
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
 from farflung.coordinator.keys import text_of
-from farflung.coordinator.messages import AskStatus, Refuse, StatusReply
+from farflung.coordinator.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StatusReply
 from farflung.coordinator.url import JoinUrl
 
-_ANSWERS = frozenset({"status", "refuse"})
+_ANSWERS = frozenset({"status", "refuse", "challenge", "probed"})
+Answer = TypeVar("Answer", StatusReply, Challenge, Probed)
 _OPTIONS = {
     zmq.LINGER: 0,
     zmq.IPV6: 1,
@@ -33,7 +34,7 @@ class StatusClient:
     """Use as a context manager.  One connection serves many fetches; after a silent one it is made anew."""
 
     def __init__(self, url: JoinUrl) -> None:
-        self._url = url
+        self.url = url
         self._context: zmq.Context[zmq.SyncSocket] | None = None
         self._socket: zmq.SyncSocket | None = None
 
@@ -42,28 +43,40 @@ class StatusClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hang_up()
+        self.forget()
         assert self._context is not None
         self._context.term()
 
     def fetch(self, timeout_s: float) -> dict[str, Any]:
         """The status as docs/sample_status.json shows it; Refused, Unreachable or FrameError otherwise."""
+        return _parsed(self.ask(AskStatus(run=self.url.run), StatusReply, timeout_s).status)
+
+    def ask(self, question: FromDoor, kind: type[Answer], timeout_s: float) -> Answer:
+        """One answer of this kind; Refused, Unreachable or FrameError otherwise."""
+        return self.ask_all([question], kind, timeout_s)[0]
+
+    def ask_all(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
+        """All questions at once, each answer within the time."""
         line = self._socket = self._socket or self._dial()
-        line.send(wire.encode(AskStatus(run=self._url.run)))
+        for question in questions:
+            line.send(wire.encode(question))
+        return [self._hear(line, kind, timeout_s) for _ in questions]
+
+    def _hear(self, line: zmq.SyncSocket, kind: type[Answer], timeout_s: float) -> Answer:
         if not line.poll(round(timeout_s * 1000)):
             # A late answer must not be taken for the next one, and questions must not pile up meanwhile.
-            self._hang_up()
+            self.forget()
             raise Unreachable(
-                f"no answer from {self._url.host} port {self._url.port} within {timeout_s:g} s; check that the "
+                f"no answer from {self.url.host} port {self.url.port} within {timeout_s:g} s; check that the "
                 "coordinator is running, that a firewall lets this port through, and that the join URL is the one "
                 "it printed last (another key in the URL looks like silence too)"
             )
-        match wire.decode(line.recv(), _ANSWERS):
-            case StatusReply(status=raw):
-                return _parsed(raw)
-            case Refuse() as refuse:
-                raise Refused(refuse.code, refuse.reason, refuse.retry_after_s)
-        raise AssertionError("decode lets no other kind through")
+        answer = wire.decode(line.recv(), _ANSWERS)
+        if isinstance(answer, Refuse):
+            raise Refused(answer.code, answer.reason, answer.retry_after_s)
+        if not isinstance(answer, kind):
+            raise FrameError(Verdict.MALFORMED, "the coordinator answered another question")
+        return answer
 
     def _dial(self) -> zmq.SyncSocket:
         assert self._context is not None, "use StatusClient in a with statement"
@@ -71,11 +84,12 @@ class StatusClient:
         for option, value in _OPTIONS.items():
             line.setsockopt(option, value)
         line.curve_publickey, line.curve_secretkey = zmq.curve_keypair()
-        line.curve_serverkey = text_of(self._url.key)
-        line.connect(f"tcp://{self._url.address}")
+        line.curve_serverkey = text_of(self.url.key)
+        line.connect(f"tcp://{self.url.address}")
         return line
 
-    def _hang_up(self) -> None:
+    def forget(self) -> None:
+        """Hang up: late answers must not be taken for those to the next question."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

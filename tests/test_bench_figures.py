@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from farflung.collectives.errors import UserError
+from farflung.collectives.events import EventLog, Follower, read_events
 from farflung.peer.bench import BenchOptions, check
 from farflung.peer.bench_figures import Killed, result_of, table
-from farflung.peer.events import EventLog, Follower, read_events
 
 MEMBERS = ["ann", "bob"]
 
@@ -117,7 +117,7 @@ def test_without_a_file_nothing_is_written_and_a_bad_one_is_a_mistake(tmp_path: 
     log = EventLog(None)
     log.write("plan")
     assert not log.is_on
-    with pytest.raises(UserError, match="cannot write: No such file"):
+    with pytest.raises(UserError, match="cannot write the event journal: No such file"):
         EventLog(tmp_path / "no" / "such")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -25,10 +26,11 @@ from farflung.checkpoints.manifest import (
     shard_header,
     shards_of,
 )
+from farflung.checkpoints.parts import TAKE_OVER_S, Part, Parts
 from farflung.checkpoints.store import Saved, Store
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.errors import CheckpointError, StoreError, UserError
-from farflung.collectives.fragments import fragments_of
+from farflung.collectives.fragments import Fragment, fragments_of
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.peer import cli
 from farflung.peer.identity import Identity
@@ -51,15 +53,18 @@ def state(version: int, model: ModelSchema = MODEL) -> list[bytes]:
     return [draw.randbytes(8 * model.chunk_elements) for _ in range(model.chunk_count)]
 
 
-def save(store: Store, version: int, era: int = 0, fragments: int = 2, run_id: str = RUN_ID) -> Saved:
-    chunks, draft = state(version), store.draft(run_id, era, version, ME.peer_id)
-    saved = []
+def save(
+    store: Store, version: int, era: int = 0, fragments: int = 2, run_id: str = RUN_ID, me: Identity = ME
+) -> Saved:
+    chunks, saved = state(version), []
+    draft = store.draft(run_id, era, version, me.peer_id, ELEMENTS)
     for fragment in fragments_of(CHUNKS, fragments):
-        for first, count in shards_of(fragment.first, fragment.count, ELEMENTS):
-            draft.write_shard(first, count, ELEMENTS, chunks[first : first + count])
-        hashes = [draft.hashes[chunk] for chunk in fragment.chunks]
+        hashes = tuple(hash_bytes(chunks[chunk]).hex() for chunk in fragment.chunks)
+        parts = files_of(fragment, hashes, chunks)
+        draft.parts.add(parts)
         digest = root_of(bytes.fromhex(each) for each in hashes).hex()
-        saved.append(SavedFragment(version, digest, 7, tuple(hashes)))
+        saved.append(SavedFragment(version, digest, 7, hashes))
+    draft.parts.finish(lambda seconds: None)
     manifest = CheckpointManifest(
         format=1,
         run="small",
@@ -70,12 +75,20 @@ def save(store: Store, version: int, era: int = 0, fragments: int = 2, run_id: s
         incarnation=1,
         model=MODEL,
         fragments=tuple(saved),
-        files=tuple(draft.shards),
-        writer=ME.peer_id,
-        key=ME.public.hex(),
-    ).signed(ME.sign)
+        files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
+        writer=me.peer_id,
+        key=me.public.hex(),
+    ).signed(me.sign)
     draft.publish(manifest)
     return Saved(draft.folder, manifest)
+
+
+def files_of(fragment: Fragment, hashes: tuple[str, ...], chunks: list[bytes]) -> list[Part]:
+    found = []
+    for first, count in shards_of(fragment.first, fragment.count, ELEMENTS):
+        at = first - fragment.first
+        found.append(Part(first, hashes[at : at + count], chunks.__getitem__, lambda chunks: None))
+    return found
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -125,8 +138,10 @@ def test_what_was_saved_is_read_again_newest_first(store: Store) -> None:
 
 def test_the_form_of_a_manifest_is_fixed(store: Store) -> None:
     """A change here makes all checkpoints that were ever written unreadable: it must be on purpose."""
-    fixed = msgspec.structs.replace(save(store, 3).manifest, writer="w", key="0" * 64, signature="0" * 128)
-    assert hash_bytes(canonical(fixed)).hex().startswith("6f2a112d")
+    saved = save(store, 3).manifest
+    files = tuple(msgspec.structs.replace(file, writer="w") for file in saved.files)
+    fixed = msgspec.structs.replace(saved, files=files, writer="w", key="0" * 64, signature="0" * 128)
+    assert hash_bytes(canonical(fixed)).hex().startswith("8db20cc3")
 
 
 def test_a_shard_is_a_safetensors_file(store: Store) -> None:
@@ -177,13 +192,76 @@ def test_without_a_manifest_there_is_no_checkpoint_and_its_writer_sweeps_it(stor
     assert not store.look(RUN_ID).unfinished and versions(store) == [10]
 
 
+# ---- several writers ------------------------------------------------------------------------------------------------
+
+
+def begin(store: Store, me: Identity, take: Callable[[int], bytes] | None = None) -> Parts:
+    """A peer that writes its part of version 9."""
+    chunks, whole = state(9), fragments_of(CHUNKS, 1)[0]
+    hashes = tuple(hash_bytes(chunk).hex() for chunk in chunks)
+    parts = store.draft(RUN_ID, 0, 9, me.peer_id, ELEMENTS).parts
+    files = files_of(whole, hashes, chunks)
+    parts.add([dataclasses.replace(file, take=take or file.take) for file in files])
+    return parts
+
+
+def test_who_shares_a_place_writes_a_part_each(store: Store) -> None:
+    """While one writes its first file, the other one writes all the rest."""
+    other, theirs = Identity.generate(), []
+
+    def slow(chunk: int) -> bytes:
+        if not theirs:
+            theirs.append(begin(store, other))
+        return state(9)[chunk]
+
+    mine = begin(store, ME, slow)
+    assert theirs[0].finish(lambda seconds: None) and mine.finish(lambda seconds: None)
+    assert {file.writer for file in mine.shards} == {ME.peer_id, other.peer_id}
+    assert sorted(mine.shards, key=str) == sorted(theirs[0].shards, key=str)
+    save(store, 9, fragments=1)
+    assert versions(store) == [9] and store.problems_of(store.look(RUN_ID).complete[0]) == []
+    assert not mine.finish(lambda seconds: None), "it is there already"
+
+
+def test_the_part_of_a_writer_that_died_is_written_by_another(store: Store) -> None:
+    def die(chunk: int) -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(store, Identity.generate(), die)
+    waited: list[float] = []
+    mine = begin(store, ME)
+    assert len(mine.shards) == CHUNKS - 1, "somebody is at the last one, as far as one can see"
+    assert mine.finish(waited.append) and sum(waited) >= TAKE_OVER_S
+    assert {file.writer for file in mine.shards} == {ME.peer_id} and len(mine.shards) == CHUNKS
+
+
+def test_who_gives_up_takes_its_own_files_away(store: Store) -> None:
+    other = Identity.generate()
+    mine = begin(store, ME)
+    mine.clear()
+    assert store.files.folders() == []
+    begin(store, other)
+    begin(store, ME).clear()
+    assert len(store.files.files(mine.folder)) == 3 * CHUNKS
+
+
+def test_a_note_about_other_chunks_is_not_believed(store: Store) -> None:
+    begin(store, ME)
+    folder = store.files.folders()[0]
+    name = "chunks-00000.json"
+    note = json.loads(store.files.read(folder, name, 4096)) | {"chunks": "00" * 32, "writer": "mal"}
+    store.files.write(folder, name, [json.dumps(note).encode()])
+    assert "mal" not in {file.writer for file in begin(store, Identity.generate()).shards}
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
         ({"name": "manifest.json", "at": 60}, "manifest.json"),
         ({"name": "manifest.json", "cut": 9}, "manifest.json: damaged"),
         ({"name": "chunks-00002.safetensors", "gone": True}, "chunks-00002.safetensors: missing"),
-        ({"name": "chunks-00002.safetensors", "cut": 3}, "chunks-00002.safetensors: 605 bytes, expected 608"),
+        ({"name": "chunks-00002.safetensors", "cut": 3}, "chunks-00002.safetensors: 205 bytes, expected 208"),
     ],
 )
 def test_damage_is_named_and_the_one_before_is_used(store: Store, harm: dict[str, int], said: str) -> None:
@@ -352,7 +430,7 @@ def test_verify_reads_everything_and_its_exit_code_tells(
     store = Store(str(tmp_path))
     save(store, 10)
     assert say("verify", tmp_path)[0] == 0
-    change(store, save(store, 20), "chunks-00000.safetensors", at=300)
+    change(store, save(store, 20), "chunks-00000.safetensors", at=150)
     code, out, err = say("verify", tmp_path)
     assert code == 2 and out.startswith("damaged  version 20") and "good     version 10" in out
     assert "chunks-00000.safetensors: damaged" in err and "Traceback" not in err
@@ -367,7 +445,7 @@ def test_export_takes_the_newest_that_is_whole(
 ) -> None:
     store, out = Store(str(tmp_path / "there")), tmp_path / "model.safetensors"
     save(store, 10)
-    change(store, save(store, 20), "chunks-00000.safetensors", at=300)
+    change(store, save(store, 20), "chunks-00000.safetensors", at=150)
     code, said, err = say("export", tmp_path / "there", "--out", out)
     assert code == 0 and "wrote version 10" in said and "not used" in err and "damaged" in err
     expected = b"".join(raw[: len(raw) // 2] for raw in state(10))

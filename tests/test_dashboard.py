@@ -16,19 +16,24 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from farflung.peer.dashboard import clean, plain_line, render, si, sparkline
+from farflung.peer.dashboard import render
+from farflung.peer.health import health, plain_line
+from farflung.peer.own_screen import TimeShares
+from farflung.peer.screen_text import clean, si, sparkline
+from farflung.peer.terminal import keys_of
+from farflung.peer.view import PAGES, SORTS, View
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SAMPLE: dict[str, Any] = json.loads((DOCS / "sample_status.json").read_text(encoding="utf-8"))
 STATES = ("joining", "syncing", "inner", "ready", "scatter", "gather", "apply", "lost", "left", "quarantined")
-SIZES = [(80, 24), (100, 30), (124, 32), (200, 50), (60, 13)]
+SIZES = [(80, 24), (100, 30), (124, 32), (200, 50), (60, 14)]
 
 
-def screen(status: dict[str, Any], width: int, height: int) -> str:
+def screen(status: dict[str, Any], width: int, height: int, *more: Any) -> str:
     """What a terminal of that size shows; fails if anything is wider or higher than it."""
     # The console is larger, so that it cannot hide a mistake by cutting or wrapping.
     console = Console(width=width + 50, height=height + 50, file=io.StringIO(), record=True)
-    console.print(render(status, width, height))
+    console.print(render(status, width, height, *more))
     text = console.export_text()
     lines = text.rstrip("\n").split("\n")
     assert len(lines) <= height
@@ -50,7 +55,7 @@ def crowd(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("members", [0, 3, 15, 40])
 def test_fits(width: int, height: int, members: int) -> None:
     text = screen(crowd(members), width, height)
-    assert len(text.rstrip("\n").split("\n")) == height or members == 0 or height == 13
+    assert len(text.rstrip("\n").split("\n")) == height or height == 14
     for panel in ("farflung  demo", f"peers ({members})", "round 14"):
         assert panel in text
     if members > 15:
@@ -88,26 +93,121 @@ def test_a_tiny_terminal_gets_one_line(width: int, height: int) -> None:
 def test_what_it_says() -> None:
     text = screen(SAMPLE, 100, 30)
     for words in (
-        "version 12/40 gather  3 alive, 2 participating  parity ok 9f3c",
+        "▲ LOOK  2 of 4 take part. grey-heron: nothing heard for 5 s (5.6 s ago)",
+        "version 12/40  gather, 58 s left  3 alive, 2 take part  parity ok 9f3c",
         "loss 2.913",
-        "tokens 1.2M",
-        "grey-heron   ",
-        "lost",
+        "1.2M tokens, 11.6k/s  74 s gone, about 3 min to go",
+        "● amber-fox    gets 81%",
+        "× grey-heron   lost",
+        "○ lime-wren    fetches    it holds version 9, the run is at 12",
         "round 14  epoch 1  3 members  1.9 s of 60 s",
         " 84%",
-        "out grey-heron: not ready at the deadline",
+        "waiting for dusty-elk 51%, amber-fox 81%",
         "its 4 chunks moved to 2 owners",
     ):
         assert words in text
-    assert "no round open" in screen(SAMPLE | {"round": None}, 100, 30)
+    assert "out grey-heron: not ready" in screen(SAMPLE, 160, 40)
+    calm = SAMPLE | {"round": None, "reason": "inner steps: 0 of at least 2 peers are ready"}
+    assert "no round open" in screen(calm, 100, 30)
+    assert "inner steps: 0 of at least 2" in screen(calm, 100, 30)
 
 
 def test_narrow_screens_keep_what_matters() -> None:
-    narrow, wide = screen(SAMPLE, 80, 24), screen(SAMPLE, 124, 32)
-    for title in ("peer", "state", "alive", "in", "step", "tok/s", "up", "down", "ver", "hash", "miss"):
+    narrow, wide = screen(SAMPLE, 80, 24), screen(SAMPLE, 200, 50)
+    for title in ("peer", "does", "step", "tok/s", "up/s", "down/s", "ver", "lag"):
         assert f" {title} " in narrow
+    assert "it holds version 9, the run is at 12" in narrow, "why somebody is not in comes before its figures"
     assert SAMPLE["members"][0]["id"] in wide
     assert SAMPLE["members"][0]["id"] not in narrow
+
+
+def test_every_page_and_order_fits() -> None:
+    own = {
+        "title": "you",
+        "text": "x" * 300,
+        "computes": 0.5,
+        "waits": 0.5,
+        "network": 0.0,
+        "log": ["y" * 300] * 80,
+    }
+    for width, height in SIZES:
+        for page in PAGES:
+            view = View(page=page, selected=SAMPLE["members"][1]["id"], paused=True, scroll=2)
+            screen(SAMPLE, width, height, view, own)
+            screen({}, width, height, view, {"url": "u" * 50})
+    for sort in SORTS:
+        screen(crowd(40), 80, 24, View(sort=sort, selected=SAMPLE["members"][1]["id"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"phase": "finished"}, "✔ DONE"),
+        ({"parity": False}, "✖ BROKEN"),
+        ({"members": []}, "… WAITING  nobody is here"),
+        ({"unasked": True}, "… CONNECTING"),
+        ({"phase": "waiting", "reason": "1 of at least 2 peers"}, "… WAITING  1 of at least 2 peers"),
+        ({"unanswered_s": 7.0}, "▲ NO ANSWER  the coordinator has not answered for 7.0 s"),
+        ({"members": SAMPLE["members"][:2]}, "● GOING WELL  all 2 peers take part"),
+        (
+            {"members": [SAMPLE["members"][0], SAMPLE["members"][3]]},
+            "● GOING WELL  1 take part, on the way in: lime",
+        ),
+    ],
+)
+def test_one_glance(change: dict[str, Any], says: str) -> None:
+    assert says in screen(SAMPLE | change, 80, 24)
+
+
+def test_a_peer_that_is_alive_but_not_in_is_the_first_thing_said() -> None:
+    late = SAMPLE["members"][1] | {
+        "why": "round 12: its contribution was not whole in time",
+        "state": "inner",
+    }
+    verdict = health(SAMPLE | {"members": [SAMPLE["members"][0], late]})
+    assert verdict.word == "LOOK"
+    assert verdict.text == "1 of 2 take part. dusty-elk: round 12: its contribution was not whole in time"
+
+
+def test_who_is_left_out_of_the_round_that_goes_on_is_told_at_once() -> None:
+    out = SAMPLE["members"][1] | {"out": "its contribution was not whole in time"}
+    status = SAMPLE | {"members": [SAMPLE["members"][0], out]}
+    assert health(status).text.startswith("1 of 2 take part. dusty-elk: not in this round: its contribution")
+    assert "○ dusty-elk    gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
+
+
+def test_keys_choose_what_is_shown() -> None:
+    view = View()
+    for key in ("down", "down"):
+        view = view.on_key(key, SAMPLE)
+    assert view.selected == SAMPLE["members"][1]["id"]
+    assert view.on_key("up", SAMPLE).selected == SAMPLE["members"][0]["id"]
+    assert view.on_key("s", SAMPLE).ordered(SAMPLE)[0]["name"] == "amber-fox"
+    shown = view.on_key("enter", SAMPLE)
+    assert "takes part: yes" in screen(SAMPLE, 80, 24, shown)
+    assert shown.on_key("enter", SAMPLE).page == shown.on_key("esc", SAMPLE).page == "overview"
+    assert "○ alive, but not in the rounds" in screen(SAMPLE, 80, 24, view.on_key("?", SAMPLE))
+    assert "PAUSED" in screen(SAMPLE, 80, 24, view.on_key("p", SAMPLE))
+    assert view.on_key("q", SAMPLE).quit and not view.on_key("x", SAMPLE).quit
+    assert View().on_key("down", {}).selected == ""
+
+
+def test_what_terminals_send_becomes_keys() -> None:
+    assert keys_of("q\x1b[A\x1bOB\r\x1b[5~\x1b") == ["q", "up", "down", "enter", "pageup", "esc"]
+    assert keys_of("\x1b[1;5Dp\x1b[200~s") == ["p", "s"]  # what nobody knows is no key
+    assert keys_of("") == []
+
+
+def test_time_goes_where_the_steps_show_it() -> None:
+    shares = TimeShares()
+    for now, (state, step) in enumerate(
+        [("inner", 0), ("inner", 5), ("inner", 9), ("ready", 9), ("gather", 9)]
+    ):
+        shares.look({"state": state, "step": step}, float(now))
+    found = shares.shares()
+    assert found["computes"] == pytest.approx(0.5, abs=0.02)
+    assert found["waits"] == pytest.approx(found["network"], abs=0.01)
+    assert TimeShares().shares() == {}
 
 
 def test_broken_parity_is_said_in_words() -> None:
@@ -132,11 +232,23 @@ def test_text_from_elsewhere_is_only_text() -> None:
 
 
 def test_plain_line() -> None:
-    assert plain_line(SAMPLE) == (
-        "version 12/40 gather  loss 2.913  3 alive 2 participating  tokens 1.2M  parity ok 9f3c"
+    assert plain_line(SAMPLE).startswith(
+        "version 12/40 gather  loss 2.913  3 alive 2 participating  tokens 1.2M  parity ok 9f3c  LOOK: 2 of 4"
     )
-    assert plain_line({}) == "version 0/0 waiting  loss -  0 alive 0 participating  tokens 0  parity unknown"
+    assert plain_line({}).startswith(
+        "version 0/0 waiting  loss -  0 alive 0 participating  tokens 0  parity unknown"
+    )
     assert "\n" not in plain_line({"phase": "a\nb", "digest": "\n", "parity": True})
+
+
+def test_accounts_and_clipped_members_where_the_status_has_them() -> None:
+    data = {"leased": 3400, "committed": 3200, "held": 40, "returned": 160}
+    told = "  3400 samples leased = 3200 committed + 40 held + 160 returned"
+    assert plain_line({"leases": data}).endswith(told)
+    status = copy.deepcopy(SAMPLE)
+    status["rounds"][-1]["clipped"] = [{"name": "dusty-elk", "reason": "its norm is 2.4 x the median"}]
+    assert "less dusty-elk: its norm is 2.4 x the median" in screen(status, 200, 40)
+    assert "■■■■□■■■■■■▪" in screen(status, 80, 24)
 
 
 def test_render_leaves_the_status_alone() -> None:

@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, SPOILED_FORGIVEN, CatchUp
+from farflung.checkpoints.donors import SPOILED_FORGIVEN
+from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.collectives import line as lines
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import DataEffect, Install, SendFrame
@@ -151,7 +152,7 @@ def test_P8_frames_that_cannot_be_read_at_all_count_against_their_sender() -> No
 def said(refused: dict[str, Verdict], cut_off: tuple[str, ...] = ()) -> ProgressReport:
     return ProgressReport(
         session=b"", seq=1, round_no=1, decision_no=0, held={}, refused=refused, cut_off=cut_off, merged=b"",
-        merged_hashes=b"", got=b"", got_hash=bytes(32),
+        merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None,
     )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ def run(
 
     monkeypatch.setattr(virtual_peer.VirtualPeer, "from_trainer", with_own_tokens)
     calm = Scenario(
+        policy="mean",
         peers=peers,
         fragments=fragments,
         schedule=schedule,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from farflung.coordinator.manifest import Manifest
 from farflung.peer import exit_codes
@@ -32,7 +33,7 @@ PAGES = [
 # Names in code spans that are no file of ours: what a reader makes, or has.
 MADE_BY_READERS = {"run.toml", "train.py"}
 # Classes of others, and message names that are written as they stand on the wire.
-FOREIGN = {"GradScaler", "DataParallel", "DistributedDataParallel", "Write"}
+FOREIGN = {"Dockerfile", "GradScaler", "DataParallel", "DistributedDataParallel", "Write"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -241,22 +242,48 @@ def test_examples_are_short_and_their_runs_are_valid() -> None:
         Manifest.from_toml(path.read_text(encoding="utf-8"), path.name)
 
 
+def test_an_example_that_lacks_something_says_so_and_is_not_started_again() -> None:
+    code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+    example = str(ROOT / "examples/finetune_hf.py")
+    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=60)
+    assert done.returncode == exit_codes.USAGE and "needs transformers: pip install" in done.stderr
+
+
 # ---- the quick start, as it is written -------------------------------------------------------------------------
 
 RUN_HERE = {"init": [], "coordinate": ["--listen", "127.0.0.1:0"], "watch": ["--once"], "status": []}
+LOOKING = {
+    "watch": ["--once"],
+    "status": [],
+    "doctor": [],
+    "plot": [],
+}  # these end by themselves and change nothing
 
 
 def quick_start() -> list[list[str]]:
     return list(command_lines(README))[:5]
 
 
-def test_the_quick_start_is_run_by_tests() -> None:
-    """What is not run below is run in tests/real/."""
-    elsewhere = set()
-    for path in (ROOT / "tests" / "real").glob("*.py"):
+def words_of_tests() -> set[str]:
+    """Every string in the tests that start real processes, and in the demo, which is one of them."""
+    found = set()
+    others = [ROOT / "tests" / name for name in ("test_checkpoints.py", "test_audit.py")]
+    for path in (*(ROOT / "tests" / "real").glob("*.py"), *others):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                elsewhere.add(node.value)
+                found.add(node.value)
+    return found
+
+
+def test_every_command_that_is_named_is_run_by_tests() -> None:
+    run = set(RUN_HERE) | set(LOOKING) | words_of_tests()
+    named = {words[0] for page in PAGES for words in command_lines(page)}
+    assert named <= run, f"no test runs farflung {', '.join(sorted(named - run))}"
+
+
+def test_the_quick_start_is_run_by_tests() -> None:
+    """What is not run below is run in tests/real/."""
+    elsewhere = words_of_tests()
     lines = README.read_text(encoding="utf-8").splitlines()
     section = lines[lines.index("## Start") :]
     assert (
@@ -265,6 +292,30 @@ def test_the_quick_start_is_run_by_tests() -> None:
     )
     assert [words[0] for words in quick_start()] == ["init", "coordinate", "join", "watch", "status"]
     assert {words[0] for words in quick_start()} <= elsewhere | set(RUN_HERE)
+
+
+def look_as_the_pages_say(url: str, folder: Path) -> None:
+    """Every command of every page that only looks, with every option that a page gives it."""
+    recorded = folder / "recorded"
+    recorded.mkdir()
+    start = {"wall": 1.0, "event": "start", "role": "coordinator", "run": "my-run", "rules": {"rounds": 2}}
+    commit = {"wall": 2.0, "event": "committed", "round": 1, "version": 1, "members": ["a"], "weights": [1.0]}
+    lines = [json.dumps(start), json.dumps(commit | {"fragment": 0, "tokens": 9, "loss": 2.0, "tx_bytes": 5})]
+    (recorded / "events.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    meant = {
+        "URL": url,
+        "FOLDER": str(recorded),
+        "frame.svg": str(folder / "frame.svg"),
+        "run.svg": str(folder / "x.svg"),
+    }
+    named = {tuple(words) for page in PAGES for words in command_lines(page) if words[0] in LOOKING}
+    for words in sorted(named):
+        filled = [meant.get(word, word) for word in words[1:]]
+        if words[0] == "plot" and "--out" not in words:
+            filled += ["--out", str(folder / "run.svg")]
+        more = [option for option in LOOKING[words[0]] if option not in words]
+        done = CliRunner().invoke(app, [words[0], *more, *filled])
+        assert done.exit_code == 0, (words, done.output, done.exception)
 
 
 @pytest.mark.slow
@@ -294,5 +345,6 @@ def test_the_quick_start_runs(tmp_path: Path) -> None:
                     assert "my-run" in shown
                     if "--json" in words:
                         assert json.loads(shown)["version"] == 0
+            look_as_the_pages_say(url, tmp_path)
         finally:
             coordinator.terminate()

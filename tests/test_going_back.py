@@ -148,6 +148,19 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
     assert reasons and all(said in reason for reason in reasons)
 
 
+def test_P4_who_loses_everybody_before_the_first_checkpoint_starts_again_at_version_0() -> None:
+    """With several fragments too; and it says so: it is another era."""
+    again = 0
+    for seed in range(3):
+        fragments = 1 + seed % 3
+        scenario = Scenario(**ONE_BLACKOUT, rounds=12, every_rounds=12, fragments=fragments, end_s=200.0)  # type: ignore[arg-type]
+        world = World(seed, scenario)
+        assert world.run().outcome == "finished"
+        assert world.coordinator is not None
+        again += world.coordinator.core.ledger.era
+    assert again
+
+
 def test_a_run_that_goes_back_ends_with_as_many_versions_as_any_other() -> None:
     for seed in range(10):
         report = simulate(seed, Scenario(**ONE_BLACKOUT, rounds=8, every_rounds=3))  # type: ignore[arg-type]

@@ -36,6 +36,8 @@ ALLOWED = {
         f"farflung.collectives.{name}"
         for name in (
             "errors",
+            "events",
+            "failpoints",
             "digests",
             "plan",
             "verdicts",
@@ -61,12 +63,16 @@ def files(room: str, names: str) -> set[str]:
 PURE = (
     files(
         "collectives",
-        "round shares plan digests fragments frames verdicts wants merge pings widening caps rates ladder",
+        "round shares plan digests fragments frames verdicts wants merge gram weighing pings widening caps "
+        "rates ladder",
     )
-    | files("coordinator", "run rounds membership leases messages wire manifest status going_back")
-    | files("checkpoints", "transfer manifest")
+    | files(
+        "coordinator",
+        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back",
+    )
+    | files("checkpoints", "transfer manifest donors")
     | files("optim", "outer")
-    | files("peer", "machine saving")
+    | files("peer", "machine saving recalling serving")
 )
 IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "logging", "os", "sqlite3"}
 
@@ -74,7 +80,7 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 ZMQ_FILES = (
     files("coordinator", "server zap door keys dialer")
     | files("collectives", "zmq_link zmq_socket line tcp_counts")
-    | files("peer", "control agent data_line local watching bench_exchange")
+    | files("peer", "control agent data_line local watching bench_exchange dial_back")
 )
 
 FILE_LINES_WANTED, FILE_LINES_LIMIT = 300, 400

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
-from farflung.collectives.effects import DataEffect, Merge, SendFrame
+from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Decision, Plan
@@ -134,7 +134,7 @@ def test_whatever_the_order_of_arrival_all_end_with_the_same_bytes(
     net.deliver()
     assert net.results() == dict.fromkeys(members, expected(members, decision, chunks))
     assert set(net.verdicts) <= {Verdict.ACCEPTED}
-    assert all(member.complete == (True, True) for member in net.members.values())
+    assert all(member.complete == (True, True, True) for member in net.members.values())
     assert all(member.missing_results() == [] for member in net.members.values())
 
 
@@ -156,7 +156,7 @@ def test_an_owner_merges_only_after_the_decision_and_only_with_all_that_it_inclu
     assert net.members["ann"].results == {}
     net.do("bob", net.members["bob"].on_encoded(contribution("bob", 2)))
     net.deliver()
-    assert net.members["ann"].complete == (True, True)
+    assert net.members["ann"].complete == (True, True, True)
 
 
 def test_decisions_that_come_twice_or_late_change_nothing() -> None:
@@ -389,6 +389,11 @@ class Short(OuterState):
         cut = -4 if self.liar and self.fault == "contributions" else None
         for payloads, problem in super().encode(*args, **kwargs):  # type: ignore[arg-type]
             yield {chunk: bytes(payload)[:cut] for chunk, payload in payloads.items()}, problem
+
+    def calculate(self, effect: Merge | Weigh) -> bytes | tuple[float, ...]:
+        if self.liar and isinstance(effect, Weigh):
+            return (0.0,) * (len(effect.payloads) * (len(effect.payloads) + 1) // 2)
+        return super().calculate(effect)
 
     def merge(self, effect: Merge) -> bytes:
         return super().merge(effect)[: -4 if self.liar and self.fault == "results" else None]

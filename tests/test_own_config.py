@@ -30,7 +30,9 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_file(tmp_pa
 
 
 def test_the_agent_reads_what_it_is_given() -> None:
-    own = OwnConfig(Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), 3, "s3://there/run")
+    own = OwnConfig(
+        Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), 3, "s3://there/run", 90.0
+    )
     parser = argparse.ArgumentParser()
     OwnConfig.add_arguments(parser)
     for config in (own, OwnConfig()):

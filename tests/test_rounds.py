@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.collectives.plan import Plan
-from farflung.coordinator.messages import ProgressReport, Sent
+from farflung.coordinator.messages import DotProducts, ProgressReport, Sent
 from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Step, Waiting
-from farflung.coordinator.rounds import token_weights as weigh
+from farflung.coordinator.weighting import token_weights as weigh
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
@@ -34,7 +34,11 @@ Hashes = dict[int, bytes]  # by chunk
 
 
 def progress(
-    number: int, held: dict[str, tuple[bytes, bytes]], merged: Hashes, got: Hashes
+    number: int,
+    held: dict[str, tuple[bytes, bytes]],
+    merged: Hashes,
+    got: Hashes,
+    dots: DotProducts | None = None,
 ) -> ProgressReport:
     mask, got_hash = proof(got)
     return ProgressReport(
@@ -49,6 +53,7 @@ def progress(
         merged_hashes=b"".join(merged[chunk] for chunk in sorted(merged)),
         got=mask,
         got_hash=got_hash,
+        dots=dots,
     )
 
 

@@ -82,6 +82,7 @@ class Hall:
     def __post_init__(self) -> None:
         self.drawn = 0
         self.now = 0.0
+        self.effects: list[Effect] = []  # of the last word at the door
         self.machine = RunMachine(self.manifest, RUN_ID, self.records, self.random)
         self.machine.start(self.now, 4000)
 
@@ -90,11 +91,8 @@ class Hall:
         return hash_bytes(str(self.drawn).encode())[:count]
 
     def door(self, caller: bytes, key: bytes, message: m.FromDoor) -> m.ToDoor:
-        [answer] = [
-            effect.message
-            for effect in self.machine.on_door(caller, key, message, self.now)
-            if isinstance(effect, AnswerDoor)
-        ]
+        self.effects = self.machine.on_door(caller, key, message, self.now)
+        [answer] = [effect.message for effect in self.effects if isinstance(effect, AnswerDoor)]
         return answer
 
     def hello(
@@ -156,7 +154,7 @@ def with_tensor(**changes: object) -> ModelSchema:
 def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
     wrong = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION + 1, run="demo"))
-    hall.refuses("protocol", "3 here, 2 in the run", wrong)
+    hall.refuses("protocol", f"{PROTOCOL_VERSION + 1} here, {PROTOCOL_VERSION} in the run", wrong)
     hall.refuses(
         "run",
         "'demo', not 'other'",
@@ -167,7 +165,7 @@ def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", "protocol version is 7 here, 2 in the run", {"protocol": 7}),
+        ("protocol", f"protocol version is 7 here, {PROTOCOL_VERSION} in the run", {"protocol": 7}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
@@ -361,6 +359,39 @@ def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
     assert (tick.goal, tick.fragments[0].verified, tick.fragments[0].donors) == ("sync", False, (first.peer,))
 
 
+def test_others_hear_of_a_newcomer_before_it_is_welcomed(journal: list[Record]) -> None:
+    """Who comes back over connections that still stand asks at once, and must not be a stranger then."""
+    hall, first, second = Hall(until_version(journal, 2)), Guest(1), Guest(2)
+    model = next(record.model for record in journal if isinstance(record, ModelFixed))
+    hall.join(first, model=model)
+    hall.beat(first)
+    assert isinstance(hall.hello(second, model=model), m.Welcome)
+    told = [e.message for e in hall.effects if isinstance(e, Tell | AnswerDoor)]
+    tick, welcome = (
+        next(t for t in told if isinstance(t, m.Tick)),
+        next(t for t in told if isinstance(t, m.Welcome)),
+    )
+    assert tick.roster is not None and second.peer in {contact.peer for contact in tick.roster}
+    assert told.index(tick) < told.index(welcome)
+
+
+def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, quick, stuck = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    digest = hall.machine.core.ledger.books[0].digests[2]
+    hall.join(*quick, stuck, model=model, version=2, digest=digest)
+    hall.beat(stuck, version=2, digest=digest)
+    for guest in quick:
+        hall.beat(guest, version=2, digest=digest, ready=True)
+    assert hall.machine.conductors[0].round is None, "the third takes its steps"
+    tick = hall.beat(stuck, version=2, digest=digest, phase=m.STUCK)
+    flight = hall.machine.conductors[0].round
+    assert flight is not None and stuck.peer not in flight.plan.members
+    assert tick.fragments[0].verified, "it may serve its state all the same"
+    assert hall.machine.core.members.members[stuck.peer].state == "stuck"
+
+
 def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: list[Record]) -> None:
     records = until_version(journal, 2)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
@@ -400,7 +431,8 @@ messages = st.one_of(
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
         "refused": st.dictionaries(st.sampled_from([Guest(1).peer, "?"]), st.sampled_from(list(Verdict)), max_size=2),
         "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
-        "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG])}),
+        "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG]),
+        "dots": st.none() | st.builds(m.DotProducts, masks, masks, st.lists(st.floats(), max_size=3).map(tuple))}),
 )  # fmt: skip
 
 

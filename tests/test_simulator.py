@@ -125,8 +125,8 @@ class AppliesBeforeCommit(PeerMachine):
         effects = super().on_frame(sender, frame, now)
         return effects + self._commit_alone()
 
-    def on_merged(self, *arguments):  # type: ignore[no-untyped-def]
-        effects = super().on_merged(*arguments)
+    def on_calculated(self, *arguments):  # type: ignore[no-untyped-def]
+        effects = super().on_calculated(*arguments)
         return effects + self._commit_alone()
 
     def _commit_alone(self) -> list[do.Effect]:

@@ -146,7 +146,7 @@ def test_no_digest_is_ever_taken_from_a_donor() -> None:
     joiner.turns()
     assert joiner.catch.versions == [NO_VERSION] * CHUNKS and joiner.sealed == []
     assert joiner.bytes == [b""] * CHUNKS
-    assert Verdict.ACCEPTED not in joiner.verdicts
+    assert Verdict.BAD_HASH in joiner.verdicts
 
 
 def test_without_the_coordinators_digest_nothing_is_asked_for() -> None:
@@ -167,6 +167,27 @@ def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() ->
     assert joiner.catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
     unasked = with_payload(Header(Kind.STATE, TAG, version=4, chunk=0), state(4, 0))
     assert joiner.catch.on_frame("ann", unasked) == (Verdict.STALE, [])
+
+
+def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then() -> None:
+    """Donors apply a commit at different times: one gives state before another gives the manifest."""
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    wants = [effect for effect in joiner.catch.ask(0.0) if isinstance(effect, SendFrame)]
+    answers = [(want.to, joiner.donors[want.to].answer(want.frame.header)) for want in wants]
+    false = Frame(answers[-1][1].header, b"") if answers[-1][1] else None  # type: ignore[union-attr]
+    assert false is not None
+    lie = with_payload(false.header, b"something else")
+    for sender, frame in [*reversed(answers[1:-1]), (answers[-1][0], lie)]:
+        assert frame is not None
+        assert joiner.catch.on_frame(sender, frame) == (Verdict.ACCEPTED, [])
+    assert not joiner.carry_out(joiner.catch.ask(0.1)) or len(joiner.catch._unvouched) < CHUNKS
+    first = answers[0][1]
+    assert first is not None and first.header.kind == Kind.MANIFEST
+    joiner.carry_out(joiner.catch.on_frame(answers[0][0], first)[1])
+    arrived = {frame.header.chunk for _, frame in answers[1:-1] if frame is not None}
+    assert {chunk for chunk in range(CHUNKS) if joiner.bytes[chunk]} == arrived
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(4)
 
 
 def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_have() -> None:
@@ -307,6 +328,26 @@ def test_a_peer_that_missed_commits_fetches_results_only() -> None:
         b" + ".join([state(2, chunk), result(3, chunk), result(4, chunk)]) for chunk in range(CHUNKS)
     ]
     assert {want.kind for want in joiner.donors["ann"].asked} == {Kind.WANT_LOGGED}
+
+
+@pytest.mark.parametrize("missed", range(1, KEEP + 2))
+def test_a_peer_cut_off_for_K_rounds_or_fewer_catches_up_without_state_transfer(missed: int) -> None:
+    """K = keep_results; one more, and the state itself is fetched."""
+    now = 2 + missed
+    joiner = Joiner({"ann": Donor(now)}, target=2)
+    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [2] * CHUNKS, states(2), 2
+    joiner.word(now, {now: digest(now)})
+    for version in range(3, now + 1):
+        joiner.catch.on_commit(commit(version))
+    joiner.turns()
+    asked = {want.kind for want in joiner.donors["ann"].asked}
+    assert joiner.arrived
+    assert asked == ({Kind.WANT_LOGGED} if missed <= KEEP else {Kind.WANT_MANIFEST, Kind.WANT_STATE})
+    if missed <= KEEP:
+        rolled = [
+            b" + ".join([state(2, c), *(result(v, c) for v in range(3, now + 1))]) for c in range(CHUNKS)
+        ]
+        assert joiner.bytes == rolled
 
 
 def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() -> None:

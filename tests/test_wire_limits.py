@@ -44,6 +44,8 @@ EXAMPLES: dict[str, m.Message] = {
         signature=bytes(64),
     ),
     "ask_status": m.AskStatus(run="demo"),
+    "probe": m.Probe(padding=b"", want=0, address="", key=b""),
+    "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled=""),
     "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
     "welcome": m.Welcome(session=SESSION, incarnation=1, member_port=4000),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
@@ -79,6 +81,7 @@ EXAMPLES: dict[str, m.Message] = {
         merged_hashes=H1,
         got=b"\x03",
         got_hash=H2,
+        dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
     ),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
@@ -137,6 +140,8 @@ FROZEN_FIELDS = {
     "knock": "protocol run",
     "hello": "protocol run_id identity key address software manifest model version digest process signature",
     "ask_status": "run",
+    "probe": "padding want address key",
+    "probed": "came_from wall_s padding dialled",
     "challenge": "nonce run_id manifest",
     "welcome": "session incarnation member_port",
     "refuse": "code reason retry_after_s",
@@ -144,7 +149,8 @@ FROZEN_FIELDS = {
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved",
     "sent": "session seq round_no hashes tokens steps loss used",
-    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash",
+    "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
+    "dots",
     "leave": "session seq reason",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
     "open": "session seq plan",
@@ -154,8 +160,9 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.FragmentBeat: "version digest round_no epoch decision_no ready need",
-    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen",
+    m.FragmentBeat: "version digest round_no epoch decision_no ready need dropped",
+    m.DotProducts: "members chunks products",
+    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
@@ -171,7 +178,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 2
+    assert limits.PROTOCOL_VERSION == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

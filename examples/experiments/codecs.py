@@ -19,6 +19,7 @@ from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.manifest import RoundSection
 from farflung.optim.outer import Nesterov
 from farflung.peer.corpus import ByteWindows, load_corpus
+from farflung.peer.effects import Encode
 from farflung.peer.layout import ModelLayout
 from farflung.peer.sampling import permuted_range
 from farflung.peer.state import OuterState
@@ -54,9 +55,12 @@ class Peer:
             self.inner.step()
             self.inner.zero_grad()
         self.layout.write_delta(self.model, loaded, None, self.slot)
-        payloads, problem = self.state.encode(self.slot, self.codec)
-        assert not problem, problem
-        return [bytes(payload) for payload in payloads]
+        payloads: list[bytes] = []
+        asked = Encode(0, 0, self.codec, tuple(range(self.layout.chunk_count)))
+        for made, problem in self.state.encode(self.slot, asked):
+            assert not problem, problem
+            payloads += [bytes(payload) for payload in made.values()]
+        return payloads
 
 
 def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, int]:

@@ -57,6 +57,7 @@ class Stage:
         self.url = ""
         self.port = 0
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.environ: dict[str, str] = {}  # for what is started from now on
         self._client: StatusClient | None = None
 
     # ---- starting ------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Stage:
                 stdout=stdout if stdout is not None else log,
                 stderr=log,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | self.environ,
             )
         self.processes[name] = process
         return process

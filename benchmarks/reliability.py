@@ -1,0 +1,298 @@
+"""The fault matrix of docs/reliability.md: runs the chaos tests and writes what they measured into the page.
+
+    python benchmarks/reliability.py [--write]                    # about half an hour
+    python benchmarks/reliability.py --figures FILE ... [--write] # what FARFLUNG_FIGURES collected before
+
+Every row names the tests that prove it.  Rows without a test of their own in tests/chaos/ point to where the fault is
+covered; a row without any is not covered, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pages import write_between
+
+from farflung.collectives.failpoints import AGENT, COORDINATOR, TRAINER
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+Figure = dict[str, object]
+SIMULATOR = "tests/test_simulator.py"
+WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
+
+
+@dataclass(frozen=True)
+class Row:
+    number: str
+    fault: str
+    follows: str
+    tests: str
+    points: tuple[str, ...] = ()  # its figures are those of these failpoints
+    faults: tuple[str, ...] = ()  # or of these faults of the matrix
+
+
+def points(*beginnings: str) -> tuple[str, ...]:
+    return tuple(name for name in {**COORDINATOR, **AGENT, **TRAINER} if name.startswith(beginnings))
+
+
+ROWS = [
+    Row(
+        "1a",
+        "kill, stop: a peer joins",
+        "nobody else notices; it joins again",
+        WALK,
+        points("joining.before", "joining.after"),
+    ),
+    Row(
+        "1b", "... while it fetches the state", "donors go on; it fetches again", WALK, points("joining.mid")
+    ),
+    Row("1c", "... its trainer, in inner steps", "started again from memory", WALK, tuple(TRAINER)),
+    Row(
+        "1d",
+        "... the agent, ready or planned",
+        "chunks move, the same round commits",
+        WALK,
+        points("ready.", "open.arrived"),
+    ),
+    Row(
+        "1e",
+        "... in the middle of SCATTER",
+        "in for all chunks or for none",
+        WALK,
+        ("scatter.before_encode", "scatter.before_sent", "scatter.mid"),
+    ),
+    Row(
+        "1f",
+        "... an owner in DECIDE or GATHER",
+        "its chunks move, or its results are proven elsewhere",
+        WALK,
+        points("decide.arrived", "gather."),
+    ),
+    Row(
+        "1g",
+        "... after COMMIT, in APPLY",
+        "state that is torn is not trusted",
+        WALK,
+        points("commit.arrived", "apply.", "load.before_word"),
+    ),
+    Row(
+        "1h",
+        "... while it saves a checkpoint",
+        "the one before stays; tests/test_checkpoints.py kills writers at any moment",
+        WALK,
+        points("checkpoint."),
+    ),
+    Row(
+        "2",
+        "the agent's loop hangs, sockets live",
+        "dead after `dead_after_s` without beats; its late frames are stale",
+        MATRIX,
+        (),
+        ("loop stuck for 4 s",),
+    ),
+    Row(
+        "2",
+        "the trainer hangs",
+        "told, not waited for, killed and started again",
+        f"{MATRIX}, tests/test_pulse.py",
+        (),
+        ("trainer stuck",),
+    ),
+    Row(
+        "3",
+        "a slow peer",
+        "the deadline goes on without it; its work comes later",
+        MATRIX,
+        (),
+        ("a peer ten times slower",),
+    ),
+    Row("4", "half-open connections", "dead by silence", SIMULATOR),
+    Row(
+        "5",
+        "partitions, flapping, one way",
+        "only the coordinator's side commits; who can't be reached owns nothing",
+        f"{SIMULATOR}, tests/test_reachability.py",
+    ),
+    Row(
+        "6",
+        "the coordinator, at each durable step and word",
+        "restarted: the same run, work kept",
+        WALK,
+        tuple(COORDINATOR),
+    ),
+    Row(
+        "6", "... killed and started at once", "inner steps go on", MATRIX, (), ("coordinator away for 0 s",)
+    ),
+    Row("6", "... away for 5 s", "inner steps go on", MATRIX, (), ("coordinator away for 5 s",)),
+    Row(
+        "6",
+        "... killed 200 times, at random moments",
+        "no commit is lost",
+        MATRIX,
+        (),
+        ("coordinator killed",),
+    ),
+    Row(
+        "7",
+        "the coordinator's disk is full",
+        "it stops in words, exit code 2; nothing half written; it goes on once there is room",
+        f"{MATRIX}, tests/test_journal.py",
+    ),
+    Row(
+        "8",
+        "damaged contributions",
+        "asked for once more; who sends nothing else is out, with the reason",
+        f"{MATRIX}, tests/test_hostile_members.py",
+        (),
+        ("contribution damaged",),
+    ),
+    Row(
+        "9-11",
+        "cut, oversized, malformed frames",
+        "counted, bounded before memory is taken",
+        "tests/test_frame_limits.py, tests/test_wire_limits.py, tests/test_server.py",
+    ),
+    Row(
+        "12",
+        "NaN, infinities",
+        "out of the round, told why",
+        "tests/test_hostile_members.py, tests/test_training.py",
+    ),
+    Row(
+        "15, 16",
+        "stale, late and repeated frames",
+        "counted as stale or duplicate",
+        f"tests/test_member_round.py, {SIMULATOR}",
+    ),
+    Row(
+        "17, 18",
+        "forged hello, another model or manifest",
+        "refused at the door",
+        "tests/test_run_machine.py, tests/real/test_runs.py",
+    ),
+    Row(
+        "19",
+        "damaged checkpoints",
+        "named; the one before is used",
+        "tests/test_checkpoints.py, tests/real/test_resume.py",
+    ),
+    Row("20", "a peer's disk is full while it saves", "training goes on, and it says so", MATRIX),
+    Row("21", "clocks 10 minutes off", "nothing depends on them", MATRIX),
+    Row(
+        "22",
+        "a third of the peers replaced, again and again",
+        "the others commit",
+        f"{MATRIX}, benchmarks/storm.py",
+        (),
+        ("2 of 6 peers",),
+    ),
+    Row(
+        "24",
+        "everybody dies",
+        "back to a version of its own, from a checkpoint, or it waits",
+        f"{WALK}, tests/test_going_back.py, tests/real/test_resume.py",
+    ),
+    Row("25", "a full uplink", "control words keep their way", "tests/test_courtesy.py, benchmarks/wan.py"),
+    Row("27", "the same key started twice", "the second is refused as long as the first lives", MATRIX),
+    Row(
+        "29",
+        "the coordinator restored from an old copy",
+        "nothing is committed; peers say that a newer journal exists",
+        MATRIX,
+    ),
+    Row(
+        "30",
+        "two coordinators on one journal",
+        "the second exits with code 2",
+        f"{MATRIX}, tests/test_journal.py",
+    ),
+    Row(
+        "32",
+        "Ctrl-C, SIGTERM",
+        "it leaves in good order; killed on the way it is like any other",
+        f"tests/real/test_runs.py, {WALK}",
+    ),
+    Row("35", "reordered, doubled, lost messages", "the same digests", SIMULATOR),
+    Row(
+        "36",
+        "a donor breaks while it serves",
+        "the next donor is asked",
+        f"{WALK}, tests/test_data_plane_bounds.py",
+    ),
+]
+
+
+def measured(row: Row, figures: list[Figure]) -> str:
+    mine = [
+        f
+        for f in figures
+        if f.get("point") in row.points
+        or any(str(f.get("fault", "")).startswith(each) for each in row.faults)
+    ]
+    told = []
+    commits = sorted(float(str(f["next_commit_s"])) for f in mine if "next_commit_s" in f)
+    backs = sorted(float(str(f["back_s"])) for f in mine if "back_s" in f)
+    if commits:
+        told.append(f"next commit {_span(commits)} of {len(commits)}")
+    if backs:
+        told.append(f"back {_span(backs)}")
+    known = {"test", "point", "action", "row", "fault", "next_commit_s", "back_s", "again_s"}
+    for each in mine:
+        told += [
+            f"{name.replace('_', ' ')} {_short(value)}" for name, value in each.items() if name not in known
+        ]
+    return "; ".join(told)
+
+
+def _span(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.1f} s"
+    return f"{statistics.median(values):.1f} s (worst {values[-1]:.1f})"
+
+
+def _short(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def table(figures: list[Figure]) -> str:
+    lines = ["| row | fault | what follows | measured | tests |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        tests = ", ".join(f"`{name.strip()}`" for name in row.tests.split(","))
+        lines.append(f"| {row.number} | {row.fault} | {row.follows} | {measured(row, figures)} | {tests} |")
+    return "\n".join(lines)
+
+
+def collect() -> tuple[int, list[Path]]:
+    place = Path(tempfile.mkdtemp()) / "figures.jsonl"
+    environ = os.environ | {"FARFLUNG_LONG": "1", "FARFLUNG_FIGURES": str(place)}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", str(ROOT / "tests" / "chaos")]
+    return subprocess.run(command, env=environ, cwd=ROOT, check=False).returncode, [place]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="runs the chaos tests and writes the fault matrix")
+    parser.add_argument("--figures", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    code, places = (0, asked.figures) if asked.figures else collect()
+    figures = [json.loads(line) for place in places for line in place.read_text().splitlines()]
+    machine = f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}"
+    text = f"{len(figures)} measured faults, {machine}.\n\n{table(figures)}"
+    print(text)
+    if asked.write:
+        write_between(PAGE, "matrix", text)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""What a peer that catches up has learned of its donors: who answers, how soon, and who gave wrong bytes.  Pure.
+
+Owned by the catch-up of a fragment (transfer.py), which tells it of every question and answer.  It decides whom to
+trust, whom to wait for no longer, and whether another donor would be quicker.  Must not know frames or state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
+BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
+LATER_BELIEVED_S = 120.0  # a donor that has a round to do may put a question off for so long
+SLOWER = 3.0  # a question that waits so many times longer than an idle donor takes is given to that one
+
+
+@dataclass
+class Asked:
+    donor: str
+    at: float
+    heavy: bool  # a piece of state: small answers may overtake it
+    answers_before: int  # that this donor had given until then, of those that can't overtake this one
+
+
+class Donors:
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._heard_at: dict[str, float] = {}  # when a donor last gave something
+        self._answers: dict[tuple[str, bool], int] = {}  # how many it gave: pieces of state, and all
+        self._in_vain: dict[str, int] = {}  # how often in a row it did not
+        self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
+        self._took_s: dict[str, float] = {}  # from a question to its answer, lately
+
+    # ---- what happened -----------------------------------------------------------------------------------
+
+    def asked(self, donor: str, heavy: bool, now: float) -> Asked:
+        return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0))
+
+    def answered(self, donor: str, asked: Asked, now: float) -> None:
+        """With what was asked for, or that it does not have it: only that buys patience, noise does not.
+
+        It may be late, and the question was given to another donor meanwhile.
+        """
+        self._heard_at[donor] = now
+        for heavy in {False, asked.heavy}:
+            self._answers[donor, heavy] = self._answers.get((donor, heavy), 0) + 1
+        self._in_vain.pop(donor, None)
+        if donor == asked.donor:
+            took_s = now - asked.at
+            self._took_s[donor] = took_s + 0.7 * (self._took_s.get(donor, took_s) - took_s)
+
+    def put_off(self, asked: Asked, now: float) -> None:
+        """It says that a round goes first.  Believed for a while."""
+        if now - asked.at < LATER_BELIEVED_S:
+            self._heard_at[asked.donor] = now
+
+    def strike(self, donor: str) -> bool:
+        """It gave wrong bytes.  True if it is not asked any more from now on."""
+        self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
+        return self._spoiled[donor] == SPOILED_FORGIVEN + 1
+
+    def forgive(self) -> None:
+        self._spoiled.clear()
+
+    # ---- what follows ------------------------------------------------------------------------------------
+
+    def trusted(self, donors: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that may be asked: not who kept sending wrong bytes, as long as there are others."""
+        good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
+        return good or donors
+
+    def is_silent(self, donor: str) -> bool:
+        return donor in self._in_vain
+
+    def took_s(self, donor: str) -> float:
+        """How long it takes; a donor that was not asked yet deserves to be tried."""
+        return self._took_s.get(donor, 0.0)
+
+    def never_heard_of(self, asked: Asked, most: int) -> bool:
+        """At most `most` are in flight: who answered so much else since then never got this question."""
+        return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * most
+
+    def late(self, questions: Iterable[Asked], now: float) -> set[str]:
+        """Who was asked and gave nothing for too long; the patience with each grows, for slow lines."""
+        first: dict[str, float] = {}
+        for asked in questions:
+            first[asked.donor] = min(asked.at, first.get(asked.donor, now))
+        late = set()
+        for donor, at in first.items():
+            # A thin line takes its time: what it was asked for once more would only come twice.
+            usual_s = max(self._retry_s, 2 * self.took_s(donor))
+            patience_s = usual_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
+            if now - max(at, self._heard_at.get(donor, 0.0)) >= patience_s:
+                self._in_vain[donor] = self._in_vain.get(donor, 0) + 1
+                late.add(donor)
+        return late
+
+    def is_quicker(self, idle: str, asked: Asked, now: float) -> bool:
+        """Would an idle donor give it much sooner than the one that it waits at?"""
+        took_s = self._took_s.get(idle)
+        return took_s is not None and now - asked.at > SLOWER * max(took_s, self._retry_s / 10)

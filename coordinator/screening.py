@@ -1,0 +1,130 @@
+"""Who counts for how much, judged by the norms and directions of all contributions of a round (P9).  Pure.
+
+Called by the round at the coordinator with what owners say of their shares: each a matrix of dot products.  Added up
+they give the norms and cosines of whole contributions.  Two rules, in this order:
+
+    direction   a member's figure is the median of its cosines to all others; out is who has less than a quarter of
+                the members' median figure.  Relative, since honest cosines fall from 0.9 to 0.1 during a training.
+    length      contributions longer than `clip` times the median are shortened to that.
+
+An owner may lie about its share, and then it may also be a member whom the rules should stop.  So no owner has more
+say than its share: see `_added` and `_evened`.  An owner that exaggerates the length of one member alone can still
+make that member count for little in this round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+
+LEAST_MEMBERS = 4  # with fewer there is no majority to compare with
+LEAST_OF_MEDIAN = 0.25
+COMMON_LEAST = 0.02  # below this median cosine the members have no direction in common that one could miss
+WORTH_TELLING = 0.9  # about half of all honest contributions are a little longer than the median
+OWNERS_ALIKE = (
+    100.0  # median energy a chunk, between honest owners' shares; a louder owner's word is scaled down
+)
+
+Matrix = list[list[float]]  # symmetric
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one owner says of the chunks it owns."""
+
+    chunks: int
+    products: Matrix
+
+
+@dataclass(frozen=True)
+class Screening:
+    told: str  # how the round was merged, for people
+    products: Matrix  # of whole contributions
+    names: tuple[str, ...]  # of its rows
+    factors: dict[str, float] = field(default_factory=dict)  # to multiply each weight with; 1.0 if not named
+    clipped: dict[str, str] = field(default_factory=dict)  # who was shortened by much -> by which figure
+    out: dict[str, str] = field(default_factory=dict)
+
+    def suspects(self, far_too_long: float) -> tuple[str, ...]:
+        """Who is out, or was shortened to this or less."""
+        long = {name for name, factor in self.factors.items() if factor <= far_too_long}
+        return tuple(sorted(long | self.out.keys()))
+
+    def norm_of(self, weights: dict[str, float]) -> float:
+        """Of the weighted sum, before it is encoded."""
+        row = [weights.get(name, 0.0) for name in self.names]
+        pairs = zip(row, self.products, strict=True)
+        square = sum(a * sum(map(float.__mul__, row, products)) for a, products in pairs if a)
+        return sqrt(max(0.0, square))
+
+
+def screened(names: Sequence[str], shares: Sequence[Share], clip: float) -> Screening:
+    """`names`: of the rows of each matrix; at least one share."""
+    total = _added(shares, OWNERS_ALIKE)
+    if len(names) < LEAST_MEMBERS:
+        told = f"plain mean: {len(names)} of at least {LEAST_MEMBERS} contributions to compare"
+        return Screening(told, total, tuple(names))
+    out = _without_common_direction(names, shares)
+    norms = {name: sqrt(total[i][i]) for i, name in enumerate(names)}
+    usual = median(norm for name, norm in norms.items() if name not in out)
+    factors, clipped = {}, {}
+    for name, norm in norms.items():
+        if name not in out and norm > clip * usual > 0.0:
+            factors[name] = clip * usual / norm
+            if factors[name] < WORTH_TELLING:
+                why = f"shortened to {factors[name]:.3g} of its length: norm {norm:.3g}, median {usual:.3g}"
+                clipped[name] = why
+    told = f"robust mean of {len(names) - len(out)}: {len(out)} out, {len(factors)} shortened"
+    return Screening(told, total, tuple(names), factors, clipped, out)
+
+
+def _without_common_direction(names: Sequence[str], shares: Sequence[Share]) -> dict[str, str]:
+    cosines = _cosines(_added([_evened(share) for share in shares], 1.0))
+    agreement = [median(row[:i] + row[i + 1 :]) for i, row in enumerate(cosines)]
+    usual = median(agreement)
+    if usual < COMMON_LEAST:
+        return {}
+    least = LEAST_OF_MEDIAN * usual
+    return {
+        name: f"its direction is not that of the others: median cosine {own:.3f}, theirs {usual:.3f}, "
+        f"at least {least:.3f} is needed"
+        for name, own in zip(names, agreement, strict=True)
+        if own < least
+    }
+
+
+def _added(shares: Sequence[Share], most: float) -> Matrix:
+    """The sum; an owner in whose share the contributions have over `most` times the usual energy is scaled down."""
+    energies = [median(row[i] for i, row in enumerate(s.products)) / s.chunks for s in shares]
+    # Of two owners nobody knows which one exaggerates.
+    usual = median(energies) if len(shares) > 2 else 0.0
+    count = len(shares[0].products)
+    total = [[0.0] * count for _ in range(count)]
+    for share, energy in zip(shares, energies, strict=True):
+        scale = most * usual / energy if 0.0 < most * usual < energy else 1.0
+        for into, row in zip(total, share.products, strict=True):
+            for j, product in enumerate(row):
+                into[j] += scale * product
+    return total
+
+
+def _evened(share: Share) -> Share:
+    """As if each member's part were no longer than the median one: length must not buy a say in directions."""
+    norms = [sqrt(row[i]) for i, row in enumerate(share.products)]
+    usual = median(norms)
+    scales = [usual / norm if norm > usual else 1.0 for norm in norms]
+    products = [
+        [a * b * product for b, product in zip(scales, row, strict=True)]
+        for a, row in zip(scales, share.products, strict=True)
+    ]
+    return Share(share.chunks, products)
+
+
+def _cosines(total: Matrix) -> Matrix:
+    norms = [sqrt(row[i]) for i, row in enumerate(total)]
+    return [
+        [product / (a * b) if a * b > 0.0 else 0.0 for b, product in zip(norms, row, strict=True)]
+        for a, row in zip(norms, total, strict=True)
+    ]

@@ -1,0 +1,314 @@
+"""The audit finds what it is there for: a kept run passes, and each promise broken in the journals is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from farflung.collectives.errors import UserError
+from farflung.peer.audit import audit
+from farflung.peer.cli import app
+from farflung.peer.journals import read_folder
+
+Event = dict[str, Any]
+Files = dict[str, list[Event]]
+RULES = {
+    "min_peers": 1, "rounds": 9, "fragments": 1, "weight_cap": 4.0, "deadline_s": 5.0,
+    "round_timeout_s": 20.0, "heartbeat_s": 0.5, "dead_after_s": 2.0,
+}  # fmt: skip
+COUNTERS = dict.fromkeys(
+    ("accepted", "duplicate", "stale", "unauthorised", "bad hash", "oversize", "malformed"), 0
+)
+
+
+def start(role: str, **more: Any) -> Event:
+    return {"event": "start", "role": role, "boot": "b", "run": "r", **more}
+
+
+def frames(arrived: int, **more: Any) -> Event:
+    return {"event": "frames", "arrived": arrived, "counters": COUNTERS | {"accepted": arrived}, **more}
+
+
+def opened(number: int) -> Event:
+    return {"event": "opened", "round": number, "epoch": 1, "version": number - 1, "fragment": 0,
+            "members": ["ann", "bob"], "owned": [1, 1], "codecs": ["fp32", "fp32"]}  # fmt: skip
+
+
+def committed(
+    number: int, used: dict[str, list[list[int]]], weights: tuple[float, float] = (0.5, 0.5)
+) -> Event:
+    return {"event": "committed", "round": number, "version": number, "fragment": 0, "members": ["ann", "bob"],
+            "weights": list(weights), "result": f"r{number}", "used": used, "tokens": 80, "steps": 20,
+            "excluded": {} if weights[1] else {"bob": "its connection closed"}, "seconds": 0.2}  # fmt: skip
+
+
+def digest(version: int) -> Event:
+    return {"event": "digest", "version": version, "fragment": 0, "digest": f"d{version}"}
+
+
+def granted(lease: int, peer: str, begin: int) -> Event:
+    return {"event": "granted", "peer": peer, "lease": lease, "epoch": 0, "start": begin, "stop": begin + 80,
+            "upto": begin}  # fmt: skip
+
+
+def coordinator() -> list[Event]:
+    """Two rounds, a restart in the third, a member lost in the fourth."""
+    life = start("coordinator", run_id="00", rules=RULES)
+    return numbered([
+        {**life, "incarnation": 1, "versions": [0], "era": 0},
+        {"event": "started", "incarnation": 1}, {"event": "genesis", "peer": "ann", "digests": ["d0"]},
+        *({"event": "admitted", "peer": peer, "name": peer, "session": "00"} for peer in ("ann", "bob")),
+        granted(1, "ann", 0), granted(2, "bob", 80),
+        opened(1), committed(1, {"ann": [[1, 40]], "bob": [[2, 120]]}), digest(1),
+        opened(2), committed(2, {"ann": [[1, 80]], "bob": [[2, 160]]}), digest(2),
+        granted(3, "ann", 160), granted(4, "bob", 240),
+        opened(3), frames(20),
+        {**life, "incarnation": 2, "versions": [2], "era": 0},
+        {"event": "started", "incarnation": 2},
+        {"event": "aborted", "round": 3, "fragment": 0, "reason": "the coordinator restarted"},
+        opened(4), {"event": "departed", "peer": "bob", "reason": "its connection closed"},
+        committed(4, {"ann": [[3, 240]]}, (1.0, 0.0)) | {"version": 3}, digest(3),
+        {"event": "departed", "peer": "ann", "reason": "the user asked it to leave"},
+        frames(30), *({"event": "note", "text": "bye"} for _ in range(5)),
+    ])  # fmt: skip
+
+
+def numbered(events: list[Event]) -> list[Event]:
+    place = 0
+    for each in events:
+        if each["event"] not in ("start", "frames", "note"):
+            place += 1
+            each["pos"] = place
+    return events
+
+
+def round_of(number: int, version: int, steps: int, step: int, keep: str) -> list[Event]:
+    """One round at a peer: what it froze, sent, heard, applied and loaded."""
+    where = {"fragment": 0, "version": version}
+    work = {"steps": steps, "tokens": 4 * steps}
+    return [
+        {"event": "frozen", "fragment": 0, "slot": 0, "step": step, **work},
+        {"event": "sent", "round": number, "version": version - 1, "fragment": 0, "era": 0,
+         "digest": f"d{version - 1}", **work},
+        {"event": "committed", "round": number, **where, "result": f"r{number}"},
+        {"event": "sealed", "era": 0, "digest": f"d{version}", **where},
+        {"event": "load", "keep": keep, **where, **(work if keep == "rest" else {"steps": 0, "tokens": 0})},
+    ]  # fmt: skip
+
+
+def peer(name: str) -> list[Event]:
+    first = {"event": "load", "fragment": 0, "version": 0, "keep": "drop", "steps": 0, "tokens": 0}
+    events = [
+        start("peer", peer=name, name=name, process="00", upload_limits=["8 Mbit/s"]),
+        {"event": "entered", "session": "00", "incarnation": 1},
+        {"event": "trainer", "what": "attached", "trainer_pid": 1},
+        {"event": "sealed", "fragment": 0, "version": 0, "era": 0, "digest": "d0"}, first,
+        frames(0, tx=0, rx=0, waiting=0),
+        *round_of(1, 1, 10, 10, "rest"), *round_of(2, 2, 10, 20, "rest"),
+    ]  # fmt: skip
+    if name == "bob":
+        return events
+    # Round 3 was aborted: its ten steps go into round 4, with the next ten.
+    return [
+        *events,
+        {"event": "frozen", "fragment": 0, "slot": 0, "steps": 10, "tokens": 40, "step": 30},
+        {"event": "aborted", "round": 3, "reason": "the coordinator restarted"},
+        *round_of(4, 3, 20, 40, "rest"),
+        {"event": "serves", "to": "cid", "version": 3, "fragment": 0, "era": 0, "digest": "d3"},
+        frames(10, tx=5_000_000, rx=0, waiting=0),
+        {"event": "end", "code": "left", "reason": "the user asked it to leave"},
+    ]
+
+
+def a_run() -> Files:
+    return {
+        "run.data/events.jsonl": coordinator(),
+        "ann.events.jsonl": peer("ann"),
+        "bob.events.jsonl": peer("bob"),
+    }
+
+
+def write(folder: Path, files: Files) -> Path:
+    """One second a line at the coordinator; a peer's life lies within the coordinator's."""
+    for name, events in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        span = 100.0 / len(events)
+        pid, lines = 0, []
+        for place, event in enumerate(events):
+            pid += event["event"] == "start"
+            at = place * span if "data" in name else 5 + 0.8 * place * span
+            stamp = {"at": at, "wall": 0.0, "pid": hash(name) % 1000 * 10 + pid}
+            lines.append(json.dumps(stamp | event))
+        path.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def broken(folder: Path, files: Files) -> dict[str, list[str]]:
+    report = audit(read_folder(write(folder, files)))
+    return {finding.promise: finding.broken for finding in report.findings if finding.broken}
+
+
+def the(files: Files, name: str, event: str, number: int = 0) -> Event:
+    name = "run.data/events.jsonl" if name == "coordinator" else f"{name}.events.jsonl"
+    return [each for each in files[name] if each["event"] == event][number]
+
+
+def test_a_run_that_keeps_its_promises_passes(tmp_path: Path) -> None:
+    report = audit(read_folder(write(tmp_path, a_run())))
+    assert report.kept, "\n".join(report.lines())
+    assert all(finding.checked for finding in report.findings), "\n".join(report.lines())
+    assert [finding.promise for finding in report.findings] == [f"P{number}" for number in range(1, 11)]
+
+
+def set_to(name: str, event: str, number: int = 0, **values: Any) -> Callable[[Files], None]:
+    return lambda files: the(files, name, event, number).update(values)
+
+
+def drop(name: str, event: str, number: int = 0) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        for events in files.values():
+            if the(files, name, event, number) in events:
+                events.remove(the(files, name, event, number))
+                return
+
+    return change
+
+
+def twice(files: Files) -> None:
+    events = files["run.data/events.jsonl"]
+    place = next(i for i, each in enumerate(events) if each["event"] == "committed")
+    events.insert(place, copy.deepcopy(events[place]))
+    numbered(events)
+
+
+def lose_a_commit(files: Files) -> None:
+    """As if the coordinator had been restored from an old copy of its folder."""
+    events = files["run.data/events.jsonl"]
+    second = [each for each in events if each.get("round") == 2]
+    files["run.data/events.jsonl"] = numbered([e for e in events if e not in second and e != digest(2)])
+
+
+def start_again_from_before(files: Files) -> None:
+    the(files, "coordinator", "start", 1)["versions"] = [1]
+
+
+def no_survivor(files: Files) -> None:
+    commit = the(files, "coordinator", "committed", 2)
+    commit.clear()
+    commit.update({"event": "aborted", "round": 4, "fragment": 0, "reason": "too slow", "pos": 0})
+    files["run.data/events.jsonl"].remove(the(files, "coordinator", "digest", 2))
+    numbered(files["run.data/events.jsonl"])
+    files["ann.events.jsonl"] = [
+        e for e in files["ann.events.jsonl"] if e.get("version") != 3 and e.get("round") != 4
+    ]
+
+
+def above_the_cap(files: Files) -> None:
+    the(files, "coordinator", "start")["rules"] = RULES | {"weight_cap": 1.5}
+    the(files, "coordinator", "committed")["weights"] = [0.95, 0.05]
+
+
+def no_good_bye(files: Files) -> None:
+    """The coordinator found out by itself, and later."""
+    events = files["run.data/events.jsonl"]
+    lost = the(files, "coordinator", "departed", 1)
+    events.remove(lost)
+    events.insert(-1, lost | {"reason": "its connection closed"})
+    files["run.data/events.jsonl"] = numbered(events)
+
+
+DOCTORED: list[tuple[str, str, Callable[[Files], None]]] = [
+    ("P1", "another digest at one peer", set_to("bob", "sealed", 2, digest="other")),
+    ("P1", "all agree on a digest that is not the run's", set_to("coordinator", "digest", 1, digest="other")),
+    ("P2", "a version committed twice", twice),
+    ("P2", "a peer heard of another result", set_to("ann", "committed", 1, result="other")),
+    ("P2", "a version applied that nobody committed", set_to("bob", "sealed", 2, version=7)),
+    ("P3", "a round that one death aborts", no_survivor),
+    ("P4", "a contribution from another state", set_to("ann", "sent", 1, digest="other")),
+    ("P4", "another state served", set_to("ann", "serves", digest="other")),
+    ("P5", "a commit that peers know is gone", lose_a_commit),
+    ("P5", "started at an older version", start_again_from_before),
+    ("P5", "two lives under one number", set_to("coordinator", "started", 1, incarnation=1)),
+    ("P5", "a record is missing", drop("coordinator", "granted", 2)),
+    ("P6", "steps lost after an aborted round", set_to("ann", "frozen", 3, steps=10)),
+    ("P6", "work kept that a commit has used", set_to("ann", "load", 2, keep="all")),
+    ("P6", "work given up that no commit used", set_to("coordinator", "committed", 1, weights=[0.0, 1.0])),
+    ("P7", "a lease of samples that somebody holds", set_to("coordinator", "granted", 3, start=200)),
+    ("P7", "samples committed a second time", set_to("coordinator", "granted", 2, start=40, upto=40)),
+    ("P7", "somebody else's lease", set_to("coordinator", "committed", 0, used={"ann": [[2, 120]]})),
+    ("P8", "a frame in no counter", set_to("ann", "frames", 1, arrived=11)),
+    ("P8", "a control frame in no counter", set_to("coordinator", "frames", arrived=21)),
+    ("P9", "a weight above its cap", above_the_cap),
+    ("P9", "left out without a reason", set_to("coordinator", "committed", 2, excluded={})),
+    ("P10", "left without a word", no_good_bye),
+    ("P10", "over its cap", set_to("ann", "frames", 1, tx=5_000_000_000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("promise", "what", "change"), DOCTORED, ids=[f"{p}-{w}" for p, w, _ in DOCTORED])
+def test_each_check_can_fail(
+    tmp_path: Path, promise: str, what: str, change: Callable[[Files], None]
+) -> None:
+    files = a_run()
+    change(files)
+    assert promise in broken(tmp_path, files), what
+
+
+def test_a_round_that_takes_too_long_is_told(tmp_path: Path) -> None:
+    files = a_run()
+    write(tmp_path, files)
+    path = tmp_path / "run.data/events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for each in events:
+        each["at"] *= 20
+    path.write_text("\n".join(map(json.dumps, events)) + "\n")
+    findings = {f.promise: f for f in audit(read_folder(tmp_path)).findings}
+    assert any("took" in text for text in findings["P3"].broken)
+
+
+def test_going_back_is_a_new_era_and_no_broken_promise(tmp_path: Path) -> None:
+    files = a_run()
+    again = committed(5, {"ann": [[5, 80]]}, (1.0, 0.0)) | {"version": 2}
+    more = [{"event": "rolled_back", "versions": [1], "reason": "nobody held anything newer"},
+            granted(5, "ann", 40) | {"stop": 80}, opened(5) | {"version": 1}, again,
+            digest(2) | {"digest": "e2"}]  # fmt: skip
+    files["run.data/events.jsonl"] = numbered([*coordinator()[:-7], *more, *coordinator()[-7:]])
+    files["ann.events.jsonl"][-1:-1] = [
+        {"event": "sealed", "fragment": 0, "version": 2, "era": 1, "digest": "e2"}
+    ]
+    assert broken(tmp_path, files) == {}
+    files["ann.events.jsonl"][-2]["digest"] = "d2"  # what version 2 was before
+    assert "P1" in broken(tmp_path, files)
+
+
+def test_the_command_prints_a_line_for_each_promise_and_fails_if_one_is_broken(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.mkdir(), bad.mkdir()
+    write(good, a_run())
+    files = a_run()
+    twice(files)
+    write(bad, files)
+    shown = CliRunner().invoke(app, ["audit", str(good)])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [f"P{n}" for n in range(1, 11)]
+    failed = CliRunner().invoke(app, ["audit", str(bad)])
+    assert failed.exit_code == 1 and "P2  BROKEN" in failed.stdout
+
+
+def test_what_is_no_run_is_told_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        read_folder(tmp_path / "nothing")
+    with pytest.raises(UserError, match="no journal of a coordinator"):
+        read_folder(write(tmp_path, {"ann.events.jsonl": peer("ann")}))
+    write(tmp_path, a_run())
+    other = [each | ({"run_id": "11"} if each["event"] == "start" else {}) for each in coordinator()]
+    write(tmp_path, {"other.data/events.jsonl": other})
+    with pytest.raises(UserError, match="journals of 2 runs"):
+        read_folder(tmp_path)

@@ -1,0 +1,210 @@
+"""A joiner and its donors: what a crash of the joiner costs, and that donors put rounds first."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from farflung.checkpoints.arrivals import Arrivals, Arrived
+from farflung.checkpoints.donors import LATER_BELIEVED_S
+from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, CatchUp
+from farflung.collectives.digests import hash_bytes, root_of
+from farflung.collectives.effects import Install, SendFrame
+from farflung.collectives.errors import StoreError
+from farflung.collectives.fragments import Fragment
+from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.peer.serving import HELD_MOST_S, IDLE_S, LEAST_EVERY_S, LineNow, Serving
+
+TAG = bytes(8)
+CHUNKS = 12
+STATE = [f"state {chunk}".encode() for chunk in range(CHUNKS)]
+DIGEST = root_of([b"".join(map(hash_bytes, STATE))])
+
+# ---- what has arrived stays -------------------------------------------------------------------------------------
+
+
+def arrivals(path: Path, what: bytes = b"run and model") -> Arrivals:
+    return Arrivals(path / "x.pieces", what, chunks=4, chunk_bytes=8)
+
+
+def test_what_had_arrived_is_there_after_a_crash(tmp_path: Path) -> None:
+    before = arrivals(tmp_path)
+    before.put(1, Arrived(0, 0, DIGEST), b"12345678")
+    before.put(3, Arrived(7, 2, b""), b"abcdefgh")
+    before.put(3, Arrived(8, 2, b""), b"ABCDEFGH")
+    before.close()
+    after = arrivals(tmp_path)
+    assert after.known() == {1: Arrived(0, 0, DIGEST), 3: Arrived(8, 2, b"")}
+    assert [after.get(chunk) for chunk in range(4)] == [None, b"12345678", None, b"ABCDEFGH"]
+    after.forget(1)
+    assert set(after.known()) == {3} and after.get(1) is None
+    after.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_torn_piece_is_no_piece(tmp_path: Path) -> None:
+    before = arrivals(tmp_path)
+    before.put(0, Arrived(1, 0, b""), b"12345678")
+    before.put(2, Arrived(1, 0, b""), b"12345678")
+    before.close()
+    raw = bytearray((tmp_path / "x.pieces").read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "x.pieces").write_bytes(raw)
+    after = arrivals(tmp_path)
+    assert after.get(0) == b"12345678" and after.get(2) is None
+    after.close()
+    (tmp_path / "x.pieces").write_bytes(raw[:-3])
+    assert arrivals(tmp_path).get(2) is None
+
+
+def test_pieces_of_another_model_are_not_taken_and_two_processes_do_not_share_them(tmp_path: Path) -> None:
+    before = arrivals(tmp_path)
+    before.put(0, Arrived(1, 0, b""), b"12345678")
+    with pytest.raises(StoreError):
+        arrivals(tmp_path)
+    before.close()
+    assert arrivals(tmp_path, b"another model").known() == {}
+
+
+def test_P4_a_recalled_piece_is_taken_only_under_the_digest_that_it_came_with() -> None:
+    catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0)
+    catch.on_run_state(4, {4: DIGEST}, ("ann",), keep=3)
+    other = root_of([b"of a version that was founded anew"])
+    catch.recalled({0: (4, DIGEST), 1: (4, other), 2: (3, b""), 3: (9, b""), 99: (4, DIGEST)})
+    assert catch.versions[:5] == [4, -1, 3, -1, -1]
+    asked = [e.frame.header for e in catch.ask(0.0) if isinstance(e, SendFrame)]
+    assert {header.chunk for header in asked if header.kind == Kind.WANT_STATE}.isdisjoint({0, 2})
+    catch.on_run_state(8, {8: DIGEST}, ("ann",), keep=3)
+    assert catch.versions[0] == -1, "nobody keeps the results that it would need"
+
+
+# ---- a donor that has a round to do ------------------------------------------------------------------------------
+
+BUSY = LineNow(in_round=True, waiting_bytes=10, room_bytes=100, piece_s=0.2)
+WAITS = LineNow(in_round=True, waiting_bytes=0, room_bytes=100, piece_s=0.2)
+FREE = LineNow(in_round=False, waiting_bytes=0, room_bytes=100, piece_s=0.2)
+
+
+def want(chunk: int, kind: Kind = Kind.WANT_STATE) -> Frame:
+    return Frame(Header(kind, TAG, chunk=chunk))
+
+
+def passed(serving: Serving, line: LineNow, now: float) -> int | None:
+    held = serving.next(lambda frame: True, line, now)
+    return held.frame.header.chunk if held is not None else None
+
+
+def test_while_a_round_needs_the_line_state_waits() -> None:
+    serving = Serving(fragments=1)
+    for chunk in range(3):
+        serving.hold("ann", want(chunk), 0.0)
+    assert passed(serving, BUSY, 0.1) is None and passed(serving, WAITS, 0.2) is None
+    assert passed(serving, FREE, 0.3) == 0, "the round is over"
+    full = LineNow(in_round=False, waiting_bytes=100, room_bytes=100, piece_s=0.2)
+    assert passed(serving, full, 0.4) is None, (
+        "no more than the line takes: the next round may begin at any time"
+    )
+    assert passed(serving, FREE, 0.5) == 1
+
+
+def test_what_a_round_leaves_of_the_line_is_used() -> None:
+    serving = Serving(fragments=1)
+    serving.hold("ann", want(0), 0.0)
+    assert passed(serving, BUSY, 1.0) is None
+    assert passed(serving, WAITS, 1.0 + 0.9 * IDLE_S) is None
+    assert passed(serving, WAITS, 1.0 + 1.1 * IDLE_S) == 0
+
+
+def test_rounds_without_end_starve_nobody_and_joiners_take_turns() -> None:
+    serving, now, given = Serving(fragments=1), 0.0, []
+    for chunk in range(3):
+        serving.hold("ann", want(chunk), now)
+    serving.hold("bob", want(7), now)
+    slow = LineNow(in_round=True, waiting_bytes=10, room_bytes=100, piece_s=0.5)
+    while now < 90.0:
+        if (chunk := passed(serving, slow, now)) is not None:
+            given.append((now, chunk))
+        now += 0.5
+    assert [chunk for _, chunk in given][:2] == [0, 7]
+    apart_s = max(LEAST_EVERY_S, slow.piece_s / 0.02)
+    assert all(b[0] - a[0] >= apart_s for a, b in pairwise(given)) and len(given) >= 3
+
+
+def test_small_answers_wait_for_no_round_and_nothing_is_given_that_is_not_there() -> None:
+    serving = Serving(fragments=1)
+    serving.hold("ann", want(0), 0.0)
+    serving.hold("ann", want(0, Kind.WANT_MANIFEST), 0.0)
+    assert serving.next(lambda frame: False, FREE, 0.1) is None, "a commit is just being applied"
+    held = serving.next(lambda frame: True, BUSY, 0.2)
+    assert held is not None and held.frame.header.kind == Kind.WANT_MANIFEST
+
+
+def test_P8_what_waits_is_bounded_told_of_and_forgotten() -> None:
+    serving = Serving(fragments=1)
+    for chunk in range(100):
+        serving.hold("mal", want(chunk), 0.0)
+    serving.hold("mal", want(0), 0.0)
+    serving.hold("ann", want(0), 0.5)
+    told = serving.to_put_off(1.2)
+    assert len(told) == 2 * ASKED_OF_ONE_DONOR and not serving.to_put_off(1.3)
+    assert {held.to for held in serving.to_put_off(1.6)} == {"ann"}
+    assert passed(serving, FREE, HELD_MOST_S + 0.1) == 0 and not serving.holds
+
+
+# ---- and its joiner ------------------------------------------------------------------------------------------------
+
+
+class Joiner:
+    """`good` answers at once; `late` answers when it is told to."""
+
+    def __init__(self, *donors: str) -> None:
+        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0)
+        self.catch.on_run_state(1, {1: DIGEST}, donors, keep=3)
+        self.installed: list[int] = []
+        self.open: dict[int, Header] = {}
+
+    def turn(self, now: float) -> None:
+        for effect in self.catch.ask(now):
+            if isinstance(effect, SendFrame):
+                if effect.to == "good":
+                    self.answer("good", effect.frame.header)
+                elif effect.frame.header.kind == Kind.WANT_STATE:
+                    self.open[effect.frame.header.chunk] = effect.frame.header
+
+    def answer(self, donor: str, asked: Header) -> None:
+        header = Header(Kind.STATE, TAG, version=1, chunk=asked.chunk)
+        frame = with_payload(header, STATE[asked.chunk])
+        if asked.kind == Kind.WANT_MANIFEST:
+            header = Header(Kind.MANIFEST, TAG, version=1)
+            frame = with_payload(header, b"".join(map(hash_bytes, STATE)))
+        effects = self.catch.on_frame(donor, frame)[1]
+        self.installed += [effect.chunk for effect in effects if isinstance(effect, Install)]
+
+    def put_off(self) -> None:
+        for asked in self.open.values():
+            later = Header(Kind.LATER, TAG, decision_no=int(asked.kind), chunk=asked.chunk)
+            self.catch.on_frame("late", Frame(later))
+
+
+def test_who_says_later_is_waited_for_and_not_for_ever() -> None:
+    joiner, now, open_at = Joiner("late"), 0.0, []
+    joiner.turn(now)
+    while now < 3 * LATER_BELIEVED_S:
+        joiner.put_off()
+        now += 0.5
+        before = len(joiner.open)
+        joiner.open.clear() if now > LATER_BELIEVED_S + 2 else None
+        joiner.turn(now)
+        open_at += [now] if len(joiner.open) > before else []
+    assert not open_at or min(open_at) >= LATER_BELIEVED_S, "asked again only when it was believed for long"
+
+
+def test_a_slow_donors_questions_go_to_one_that_has_nothing_left_to_do() -> None:
+    joiner = Joiner("good", "late")
+    joiner.turn(0.0)
+    for step in range(1, 40):
+        joiner.put_off()  # it lives, and gives nothing
+        joiner.turn(0.1 * step)
+    assert sorted(joiner.installed) == list(range(CHUNKS))
