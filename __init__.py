@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung.collectives.errors import Refused, UserError
+    from farflung.optim.inner import muon
     from farflung.peer.api import Run, join
     from farflung.peer.text_lines import TextLines
 
-__all__ = ["join", "Run", "TextLines", "Refused", "UserError", "__version__"]
+__all__ = ["join", "Run", "TextLines", "muon", "Refused", "UserError", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _HOME_OF = {
     "join": "farflung.peer.api",
     "Run": "farflung.peer.api",
     "TextLines": "farflung.peer.text_lines",
+    "muon": "farflung.optim.inner",
     "Refused": "farflung.collectives.errors",
     "UserError": "farflung.collectives.errors",
 }

@@ -32,6 +32,7 @@ ScatterCodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto
 Count = Annotated[int, Field(ge=1, le=_HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Auto = Literal["auto"]
 
 
 class _Section(BaseModel):
@@ -63,6 +64,7 @@ class DataSection(_Section):
 
 
 class InnerSection(_Section):
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, le=10)] = 4e-4
     # TOML and JSON have lists only, which strict mode would refuse for a tuple; the two numbers stay strict.
     betas: Annotated[
@@ -75,12 +77,21 @@ class InnerSection(_Section):
 
 
 class OuterSection(_Section):
-    lr: Annotated[float, Field(gt=0, le=10)] = 0.7
-    momentum: Decay = 0.9
+    step: Literal["nesterov", "mean", "sparse"] = "nesterov"
+    lr: Annotated[
+        Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
+    ] = "auto"
+    momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
+        "auto"
+    )
+    schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
+    overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    mix: Decay = 0.0
 
 
 class RoundSection(_Section):
     sync_every: Count = 50
+    period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
     codec: ScatterCodecName = "fp32"
     gather_codec: CodecName = "fp32"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
@@ -194,6 +205,14 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
     samples, limit, dead = m.data.lease_samples, m.round.round_timeout_s, m.net.dead_after_s
     expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
+    coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
+    if not coarse:
+        found = f'codec = "{m.round.codec}"'
+        problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
+    if m.outer.schedule == "streaming" and m.round.fragments < 2:
+        problems.append(
+            f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
+        )
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -212,6 +231,7 @@ def _explain(error: ValidationError) -> list[str]:
             lines.append(_section_problem(str(loc[0]), item["type"], item["input"]))
         else:
             lines.append(_key_problem(str(loc[0]), str(loc[1]), item["type"], item["input"]))
+    lines = list(dict.fromkeys(lines))  # where a key may be of two kinds, it was refused as each of them
     if len(lines) > MAX_PROBLEMS:
         lines = [*lines[: MAX_PROBLEMS - 1], f"and {len(lines) - MAX_PROBLEMS + 1} more problems"]
     return lines
@@ -310,7 +330,8 @@ source = "python-stdlib"  # text that every peer already has; "" if your own scr
 batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
 lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
 
-[inner]                   # AdamW, run by each peer alone between two rounds
+[inner]                   # run by each peer alone between two rounds
+optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest
 lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
@@ -318,12 +339,18 @@ warmup_steps = 0          # the rate rises from 0 over so many steps; raise it i
 rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its AdamW begins without memory
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
-[outer]                   # Nesterov momentum, applied to the merged result of a round
-lr = 0.7                  # lower it if the loss rises right after rounds
-momentum = 0.9            # how long the direction of earlier rounds lasts; lower it with few rounds
+[outer]                   # what is done with the merged result of a round
+step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2"
+lr = "auto"               # 0.7 for nesterov, else 1.0; lower it if the loss rises right after rounds
+momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 200 rounds on, less with fewer
+schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
+                          # same, and each fragment has its rounds at another time: set fragments in [round]
+overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
+mix = 0.0                 # streaming, overlap: how much of its own values a peer keeps when it takes a result
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
+period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps
 codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
                           # "auto": each peer's follows from its upload, so that it is sent within scatter_grace_s
 gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does

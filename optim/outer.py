@@ -1,11 +1,13 @@
-"""The outer step of DiLoCo, exact: Nesterov momentum on the merged pseudo-gradient.
+"""The outer steps, exact: what a merged pseudo-gradient d does to the parameters.
 
-    m     <- mu * m + d                https://arxiv.org/abs/2311.08105, algorithm 1
-    theta <- theta - lr * (d + mu * m)
+    nesterov   m <- mu * m + d;  theta <- theta - lr * (d + mu * m)     https://arxiv.org/abs/2311.08105, algorithm 1
+    mean       theta <- theta - lr * d                                  with lr = 1 plain averaging
+    sparse     the same, for contributions of a few large values, of which each peer keeps the rest back: its error
+               feedback is the momentum, and a second one would only delay    https://arxiv.org/abs/2508.15706
 
-Called by the outer state for one chunk at a time.  Only elementary fp32 operations, each rounded on its own
-(no fused multiply-add, no `alpha=`, no reduction): every machine gets the same bits (P1).  `torch.optim.SGD`
-computes the same formula but may fuse; it is therefore not used.
+Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary
+fp32 operations, each rounded on its own (no fused multiply-add, no `alpha=`, no reduction): every machine gets the same
+bits (P1).  `torch.optim.SGD` computes the first formula but may fuse; it is therefore not used.
 """
 
 from __future__ import annotations
@@ -46,13 +48,35 @@ class Nesterov:
 
 @dataclass(frozen=True)
 class PlainMean:
-    """theta <- theta - d: the weighted mean of what the peers hold.  Used for buffers."""
+    """theta <- theta - lr * d: with lr = 1 the weighted mean of what the peers hold.  Buffers always take that."""
+
+    lr: float = 1.0
 
     def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
-        theta_n.sub_(d_n)
+        lr = fp32(self.lr)
+        theta_n.sub_(d_n if lr == 1.0 else d_n.mul(lr))
 
 
 OuterStep = Nesterov | PlainMean
+
+
+def outer_step_for(
+    step: str, lr: float | str, momentum: float | str, rounds: int, fused: Fused | None = None
+) -> OuterStep:
+    """What `[outer]` of a run of so many rounds asks for.  "auto" is settled here, so that all peers agree."""
+    if step == "nesterov":
+        mu = momentum_for(rounds) if isinstance(momentum, str) else momentum
+        return Nesterov(0.7 if isinstance(lr, str) else lr, mu, fused)
+    return PlainMean(1.0 if isinstance(lr, str) else lr)
+
+
+def momentum_for(rounds: int) -> float:
+    """A momentum that remembers a twentieth of the run, between 0.3 and 0.9.
+
+    0.9 remembers ten rounds.  In a run of 30 it still pushes where the first rounds went while the inner rate is
+    already falling (docs/learning.md has the measurement).
+    """
+    return min(0.9, max(0.3, 1.0 - 20.0 / rounds))
 
 
 def checked(fused: Fused | None) -> Fused | None:

@@ -1,23 +1,102 @@
-"""When which fragment is frozen, counted in inner steps.  Pure.
+"""When which fragment is frozen, whether training waits for its round, and how a merged result is taken.  Pure.
 
-Called by the trainer's inner loop after every step.  Must not know tensors, the network, or what becomes of a frozen
-fragment.  A schedule that freezes fragments at different steps, and lets training go on meanwhile, is another class
-with the same three names.
+Called by the trainer's inner loop (and by the simulator's trainer) after every step.  Must not know tensors, the
+network, or what becomes of a frozen fragment.  Chosen by one word, `[outer] schedule` in run.toml:
+
+    blocking    all fragments at the end of a period; training waits for their rounds
+    overlap     all fragments at the end of a period; training goes on, one period ahead of the round at most
+    streaming   fragment p at p/F of a period, fragment 0 at its end; training goes on
+
+A period is `period_steps` inner steps, or `period_s` seconds where that is set: then each peer takes as many steps as
+it can, and freezes so that its last step does not end after the others' are waiting.
+
+Peers' periods are kept together by the only thing that all of them see at once: the opening of a round of fragment 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
+LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
+
 
 @dataclass(frozen=True)
-class Blocking:
-    """All fragments at once, every `period` steps; training then waits until it hears of each of them."""
+class Rules:
+    schedule: str
+    period_steps: int
+    fragments: int = 1
+    period_s: float = 0.0  # 0: a period is counted in steps
+    overlap_steps: int = (
+        0  # a result is taken so many steps after the freeze, or when it comes if that is later
+    )
+    mix: float = 0.0  # how much of its own values a peer keeps where a result is taken
 
-    period: int
-    fragments: int
-    waits: bool = True
+    @property
+    def waits(self) -> bool:
+        """Training stands still from a freeze until the agent has said how to go on."""
+        return self.schedule not in GOES_ON
 
-    def due(self, step: int) -> range:
-        """The fragments to freeze after this step, the first of a period being 1."""
-        return range(self.fragments if step >= self.period else 0)
+    @property
+    def told_of_rounds(self) -> bool:
+        """The trainer is to hear when a round opens."""
+        return not self.waits or self.period_s > 0.0
+
+    def share(self, fragment: int) -> float:
+        """Of the period that is over when the fragment is frozen."""
+        return fragment / self.fragments if fragment and self.schedule in STAGGERED else 1.0
+
+
+class Schedule:
+    def __init__(self, rules: Rules, now: float = 0.0) -> None:
+        self.rules = rules
+        self._done: set[int] = set()  # frozen in this period
+        self._since: dict[int, int] = {}  # steps since the fragment was frozen last
+        self._steps = 0
+        self._began = self._last_step_at = now
+        self._step_s = 0.0
+
+    def count_step(self, now: float) -> None:
+        """One step more."""
+        self._steps += 1
+        self._since = {fragment: steps + 1 for fragment, steps in self._since.items()}
+        self._step_s, self._last_step_at = now - self._last_step_at, now
+
+    def take_due(self, now: float) -> list[int]:
+        """The fragments to be frozen after this step.  Each is named once in a period."""
+        if not self._steps:
+            return []
+        due = [f for f in range(self.rules.fragments) if f not in self._done and self._is_over(f, now)]
+        self._done |= set(due)
+        self._since |= dict.fromkeys(due, 0)
+        if 0 in due:
+            self.restart(now)
+        return due
+
+    def on_waited(self, now: float) -> None:
+        """Training stood still until now: that was no part of a step."""
+        self._last_step_at = now
+
+    def on_opened(self, fragment: int, now: float) -> None:
+        """A round of the fragment has begun: wherever this peer is, the period begins with the others'."""
+        if fragment:
+            return
+        if self.rules.period_s:
+            self._began = now
+        self._steps = min(self._steps, max(1, self.rules.period_steps // LEAD))
+
+    def restart(self, now: float) -> None:
+        """A period begins."""
+        self._steps, self._began, self._last_step_at = 0, now, now
+        self._done.clear()
+
+    def may_take(self, fragment: int) -> bool:
+        """The overlap of the fragment's last freeze is over."""
+        return self._since.get(fragment, self.rules.overlap_steps) >= self.rules.overlap_steps
+
+    def _is_over(self, fragment: int, now: float) -> bool:
+        share, rules = self.rules.share(fragment), self.rules
+        if rules.period_s:
+            # Rather a step too few than one that ends when everybody else waits.
+            return now + self._step_s > self._began + share * rules.period_s
+        return self._steps >= max(1, int(share * rules.period_steps))

@@ -32,7 +32,7 @@ from farflung.coordinator.messages import DOOR_OUT
 from farflung.coordinator.schema import ModelSchema
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
-from farflung.optim.outer import Nesterov, checked
+from farflung.optim.outer import checked
 from farflung.peer import effects as do
 from farflung.peer import exit_codes
 from farflung.peer.answering import Answering
@@ -52,6 +52,7 @@ from farflung.peer.log_lines import Say, Teller
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.pulse import Pulse
+from farflung.peer.recipes import outer_of
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import ParentTrainer, Supervisor
@@ -229,7 +230,7 @@ class Agent:
             elements = model.chunk_elements
             self._arriving.begin(self._machine)
             self._answering.begin(manifest.round.fragments, 8 * elements)
-            outer = Nesterov(manifest.outer.lr, manifest.outer.momentum, checked(outer_step()))
+            outer = outer_of(manifest, checked(outer_step()))
             mark = self._shared.mark_torn
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))

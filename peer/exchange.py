@@ -135,8 +135,12 @@ class Exchange:
 
         Once it has loaded some fragment, another one for which there is no round (it failed, or too few peers were
         ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
-        each other for ever.
+        each other for ever.  A trainer whose schedule lets it train during rounds waits for none that is not on.
         """
+        lanes = self._part.lanes
+        if not self._training.rules.waits:
+            idle = [lane.idle for lane in lanes]
+            return [*self.free_slots(), *self._training.resume_where(idle)] if self._training.waiting else []
         if not (self._training.moved_on and self._training.waiting):
             return []
-        return self.go_on_alone() if all(lane.idle for lane in self._part.lanes) else []
+        return self.go_on_alone() if all(lane.idle for lane in lanes) else []

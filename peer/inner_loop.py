@@ -5,7 +5,9 @@ unmerged.py; which fragment is frozen when is in optim/schedule.py.
 Called by the public API after every optimizer step, and while it waits for data.
 Must not know: processes, sockets, rounds, how the outer step works.  Messages come through a channel.
 
-`run.step` blocks only here: from the moment fragments are frozen until the agent has said of each how to go on.
+`run.step` blocks only here.  With the blocking schedule: from the moment fragments are frozen until the agent has said
+of each how to go on.  With the others only where a fragment is to be frozen again and the round that uses the last
+freeze is not over.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from farflung.collectives import failpoints
 from farflung.collectives.errors import Refused, UserError
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.coordinator.manifest import Manifest
-from farflung.optim.schedule import Blocking
+from farflung.optim.schedule import Schedule
 from farflung.peer.layout import ModelLayout
 from farflung.peer.leased_data import LeaseBook, Span
 from farflung.peer.local import SharedState
@@ -36,6 +38,7 @@ from farflung.peer.local_messages import (
     Load,
     Loaded,
     Need,
+    Opened,
     Provide,
     Provided,
     Resume,
@@ -43,6 +46,7 @@ from farflung.peer.local_messages import (
     Stop,
     ToTrainer,
 )
+from farflung.peer.recipes import rules_of
 from farflung.peer.unmerged import NOT_LOADED, Unmerged
 
 log = logging.getLogger(__name__)
@@ -101,10 +105,12 @@ class InnerLoop:
         self._clock = clock
         self._shared: SharedState | None = None
         self._loaded: list[Tensor] = []  # the model, each part of it right after its last load
-        self._schedule = Blocking(manifest.round.sync_every, len(fragments))
+        self._schedule = Schedule(rules_of(manifest), clock())
+        self._held: dict[int, Load] = {}  # results that are here before their time, by fragment
         self._before: list[Tensor] | None = None  # the model before a step that some fragments must not see
         self._samples = 0
-        self._period_step = 0
+        self.waited_s = 0.0  # for rounds, all in all
+        self._warn_at = 0.0
         self._all_tokens = 0
         self._batch_tokens = 0  # handed out since the last step
         self._said_tokens: int | None = None
@@ -160,8 +166,9 @@ class InnerLoop:
         self._count_step()
         while (message := self._channel.recv(0.0)) is not None:
             self._handle(message)
+        self._load_held([f for f in self._held if self._schedule.may_take(f)])
         self._show_progress()
-        due = self._schedule.due(self._period_step)
+        due = self._schedule.take_due(self._clock())
         if due and not self.finished:
             self._freeze(due)
 
@@ -179,7 +186,7 @@ class InnerLoop:
             elif self._before is not None:
                 part.put_back(self._model, self._before)
         self._before = None
-        self._period_step += 1
+        self._schedule.count_step(self._clock())
         self.leases.on_step()
 
     def _show_progress(self) -> None:
@@ -191,21 +198,40 @@ class InnerLoop:
         self.shared.write_progress(self.step_count, self._all_tokens, self._loss)
 
     def _freeze(self, due: Sequence[int]) -> None:
+        self._load_held(due)
+        self._await([self.parts[number] for number in due])
+        # The work may have been dropped meanwhile.
+        due = [number for number in due if self.parts[number].steps]
         loss = self._losses.read()
         for number in due:
             part = self.parts[number]
             part.write_owed(self._model, self._loaded, part.part(self.shared.slots[part.spare]))
-            part.blocked = self._schedule.waits
+            part.blocked = True
             failpoints.hit("freeze.mid")
-        if self._period_step >= self._schedule.period:
-            self._start_period()
+        if BOOKS_FRAGMENT in due:
+            self._losses.clear()
         failpoints.hit("freeze.before_word")
         for number in due:
             self._channel.send(self._frozen(number, loss, more=number != due[-1]))
-        while any(part.blocked for part in self.parts) and not self.finished:
+        if self._schedule.rules.waits:
+            self._await(self.parts)
+
+    def _await(self, parts: Sequence[Unmerged]) -> None:
+        """Until the agent has said of each of these how to go on."""
+        began = self._clock()
+        while any(part.blocked for part in parts) and not self.finished:
+            self._load_held(list(self._held))
+            if not self._schedule.rules.waits and self._clock() >= self._warn_at:
+                self._warn_at = self._clock() + PATIENCE_S
+                log.warning(
+                    "training waits: a round takes longer than a period; raise sync_every or period_s"
+                )
             message = self._next_message()
             if message is not None:
                 self._handle(message)
+        now = self._clock()
+        self.waited_s += now - began
+        self._schedule.on_waited(now)
 
     def _frozen(self, number: int, loss: float | None, more: bool) -> Frozen:
         part = self.parts[number]
@@ -219,10 +245,6 @@ class InnerLoop:
             step=self.step_count,
             more=more,
         )
-
-    def _start_period(self) -> None:
-        self._period_step = 0
-        self._losses.clear()
 
     # ---- the agent's words
 
@@ -246,7 +268,10 @@ class InnerLoop:
                 self.layout.write_anchor(self._model, self.shared.anchor)
                 self._channel.send(Provided())
             case Load():
-                self._load(message)
+                self._take(message)
+            case Opened(fragment=fragment, hold=hold):
+                self.parts[fragment].blocked |= hold
+                self._schedule.on_opened(fragment, self._clock())
             case Resume(spare=spare, fragment=fragment):
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
             case LeasesNow(leases=leases):
@@ -260,14 +285,27 @@ class InnerLoop:
             case _:
                 pass  # Begin, once more: the agent tells it to every trainer that waits
 
+    def _take(self, load: Load) -> None:
+        self._load_held([load.fragment])
+        if load.keep in ("all", "rest") and not self._schedule.may_take(load.fragment):
+            self._held[load.fragment] = load
+        else:
+            self._load(load)
+
+    def _load_held(self, fragments: Sequence[int]) -> None:
+        for load in [self._held.pop(f) for f in fragments if f in self._held]:
+            self._load(load)
+
     def _load(self, load: Load) -> None:
         if not self._loaded:
             self._loaded = self.layout.snapshot(self._model)  # room for what every part is loaded with
-        self.parts[load.fragment].load(load, self._model, self._loaded, self.shared)
+        mix = self._schedule.rules.mix
+        self.parts[load.fragment].load(load, self._model, self._loaded, self.shared, mix)
         if load.keep in ("drop", "restore"):
             self.leases.restart(load.fragment)
             if load.fragment == BOOKS_FRAGMENT:
-                self._start_period()
+                self._schedule.restart(self._clock())
+                self._losses.clear()
         self._channel.send(Loaded(version=load.version, fragment=load.fragment))
 
     # ---- data
@@ -290,9 +328,11 @@ class InnerLoop:
             span = self.leases.next_span(batch)
             if span is not None:
                 return span
+            self._load_held(list(self._held))  # no step would come to take them
             message = self._next_message()
             if message is not None:
                 self._handle(message)
+            self._schedule.on_waited(self._clock())
             if self._clock() >= warn_at:
                 warn_at += PATIENCE_S
                 log.warning("waiting for data: no samples are leased to this peer; is the coordinator there?")

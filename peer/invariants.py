@@ -177,8 +177,9 @@ class Invariants:
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
         first = self._fragments[encode.fragment].first * self._elements
-        steps = round(float(peer.slots[encode.slot][first]))
-        samples = tuple(sample for step in peer.kept_work(encode.slot, encode.fragment) for sample in step)
+        work, mixed = peer.kept_work(encode.slot, encode.fragment)
+        steps = round(float(peer.slots[encode.slot][first]) - mixed)
+        samples = tuple(sample for step in work for sample in step)
         made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
         made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
 
@@ -211,7 +212,7 @@ class Invariants:
     def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
         peer, trainer, load = details
         part = trainer.parts[load.fragment]
-        owed = float(trainer.delta(part)[0])
+        owed = float(trainer.delta(part)[0]) - part.mixed
         told = (
             f"{peer.peer} owes {part.steps} steps of {load.fragment} after loading {load.keep!r}, "
             f"its delta says {owed:.3f}"

@@ -150,6 +150,12 @@ class ModelLayout:
             for tensor, piece in self._pieces(model, start, flat.numel()):
                 _write(tensor, piece, flat[piece.cells(start)])
 
+    def write_values(self, model: nn.Module, out: Tensor, start: int) -> None:
+        """The inverse of `load`: a part of the model's values in fp32, padding zero."""
+        self._zero_padding(out, start)
+        for tensor, piece in self._pieces(model, start, out.numel()):
+            out[piece.cells(start)].copy_(_read(tensor, piece))
+
     def snapshot(self, model: nn.Module, device: torch.device | str | None = None) -> list[Tensor]:
         """Copies of the exchanged tensors in the model's own dtypes, on `device` or where they are."""
         copies = []

@@ -105,6 +105,14 @@ class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
     fragment: int = 0
 
 
+class Opened(_Local, frozen=True, kw_only=True, tag="opened"):
+    """A round of this fragment has begun: what all peers see at the same time.  Told where training goes on during
+    rounds, and where periods are measured by the clock."""
+
+    hold: bool  # it uses the frozen work: no further freeze before the next Load or Resume
+    fragment: int = 0
+
+
 class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
     leases: tuple[Lease, ...]  # `upto`, `uptos`: where to go on reading
 
@@ -119,7 +127,7 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
 
 
 FromTrainer = Attach | Provided | Loaded | Frozen | Need | Bye
-ToTrainer = Begin | Shared | Provide | Load | Resume | LeasesNow | Finish | Stop
+ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Finish | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)

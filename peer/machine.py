@@ -97,7 +97,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.manifest is None:
             self.manifest = Manifest.from_canonical(challenge.manifest)
-            self.training = Training(self.manifest.round.fragments)
+            self.training = Training.of(self.manifest)
             self.doorway.manifest_digest = self.manifest.digest
             self.saving.begin(self.manifest)
             effects = self._begin()
@@ -165,6 +165,7 @@ class PeerMachine:
             self.reports.begin_round(plan.fragment)
             if lane.contribution is None:
                 effects = [self.reports.sent(plan, b"", None), *effects]
+            effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
         return effects
 
     def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:

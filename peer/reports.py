@@ -205,5 +205,5 @@ def phase_of(part: Participation, training: Training) -> str:
         return "scatter" if any(flight.decision is None for flight in flights) else "gather"
     if any(lane.sealing for lane in part.lanes):
         return "apply"
-    waits = any(work.frozen is not None and not work.running for work in training.works)
-    return "ready" if waits else "inner"
+    frozen = any(work.frozen is not None and not work.running for work in training.works)
+    return "ready" if frozen and training.rules.waits else "inner"

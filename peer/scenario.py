@@ -6,7 +6,7 @@ Read by the simulator.  A seed draws its own scenario, so that a sweep over seed
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema, TensorSpec
@@ -37,6 +37,10 @@ class Scenario:
     blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
     store_fails: float = 0.1  # share of writes and reads
     leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
+    schedule: str = "blocking"
+    period_s: float = 0.0
+    overlap_steps: int = 0
+    mix: float = 0.0
     hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
     hostile_until_s: float = 8.0
     forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
@@ -65,6 +69,16 @@ class Scenario:
             go_back_after_s=draw.choice((0.0, 4.0, 4.0, 10.0)),
             blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
             leave_per_s=draw.choice((0.0, 0.0, 0.05)),
+        ).scheduled(draw)
+
+    def scheduled(self, draw: random.Random) -> Scenario:
+        kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")
+        return replace(
+            self,
+            schedule=draw.choice(kinds),
+            period_s=draw.choice((0.0, 0.0, 0.8)),
+            overlap_steps=draw.choice((0, 0, 2)),
+            mix=draw.choice((0.0, 0.5)),
         )
 
 
@@ -78,7 +92,13 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [data]
         lease_samples = 8
         batch = 2
+        [outer]
+        momentum = 0.9
+        schedule = "{scenario.schedule}"
+        overlap_steps = {scenario.overlap_steps}
+        mix = {scenario.mix}
         [round]
+        period_s = {scenario.period_s}
         codec = "{scenario.codec}"
         fragments = {scenario.fragments}
         sync_every = 4

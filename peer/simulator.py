@@ -36,7 +36,8 @@ from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for, model_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import Surroundings, VirtualArrivals, VirtualPeer
+from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualArrivals, VirtualPeer
+from farflung.peer.virtual_trainer import VirtualTrainer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
@@ -60,7 +61,7 @@ class Report:
 
 
 class World:
-    trainer_class = Surroundings.trainer
+    trainer_class: MakeTrainer = VirtualTrainer
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -204,8 +205,8 @@ class World:
             survives=self.survives,
             observe=self._observe,
             machine=self._machine_class,
-            forge=self._forge,
             trainer=self.trainer_class,
+            forge=self._forge,
         )
         self.note(f"{me.peer} starts")
         arrived = self.arrived.setdefault(index, {})

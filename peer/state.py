@@ -26,7 +26,7 @@ from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.coordinator.manifest import RoundSection
 from farflung.coordinator.schema import ModelSchema
-from farflung.optim.outer import Nesterov, OuterStep, PlainMean
+from farflung.optim.outer import OuterStep, PlainMean
 from farflung.peer.effects import Encode
 
 CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
@@ -38,7 +38,7 @@ class OuterState:
         anchor: Tensor,
         model: ModelSchema,
         rules: RoundSection,
-        outer: Nesterov,
+        outer: OuterStep,
         mark_torn: Callable[[bool], None] = lambda torn: None,
     ) -> None:
         """`anchor`: fp32, model.chunk_count * model.chunk_elements values.

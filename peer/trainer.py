@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.collectives.errors import FarflungError, Refused, UserError
@@ -22,6 +21,7 @@ from farflung.coordinator.manifest import Manifest
 from farflung.peer.api import connect
 from farflung.peer.corpus import ByteWindows, load_corpus
 from farflung.peer.exit_codes import OK, code_for
+from farflung.peer.recipes import inner_of
 from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build
 
 THREADS_VARIABLE = "FARFLUNG_THREADS"
@@ -57,7 +57,7 @@ def train(out: Path | None) -> None:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
     inner = connection.manifest.inner
-    optimizer = AdamW(model.parameters(), inner.lr, inner.betas, weight_decay=inner.weight_decay)
+    optimizer = inner_of(connection.manifest, model)
     with connection.join(model, optimizer) as run:
         # The optimizer knows nothing yet: in a run that has learned something its first steps are to be small.
         steps = max(inner.warmup_steps, inner.rejoin_warmup_steps if run.version > 0 else 0, 1)

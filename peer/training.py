@@ -14,17 +14,22 @@ import msgspec
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.plan import Used
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
+from farflung.optim.schedule import Rules
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
+from farflung.peer.recipes import rules_of
 from farflung.peer.work import Work
 
 DONE_KEPT = 1024
+BLOCKING = Rules("blocking", period_steps=1)
 
 
 class Training:
-    def __init__(self, fragments: int = 1) -> None:
-        self.works = [Work(number) for number in range(fragments)]
+    def __init__(self, rules: Rules = BLOCKING) -> None:
+        self.rules = rules
+        self.works = [Work(number) for number in range(rules.fragments)]
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
@@ -35,6 +40,10 @@ class Training:
             maxlen=DONE_KEPT
         )  # leases that every fragment has learned from to their end
         self._finish_told = False
+
+    @staticmethod
+    def of(manifest: Manifest) -> Training:
+        return Training(rules_of(manifest))
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
@@ -114,6 +123,20 @@ class Training:
     def resume(self) -> list[Effect]:
         """The trainer goes on, whatever it waits for."""
         return [Tell(work.resume()) for work in self.works if self.attached and work.waiting]
+
+    def resume_where(self, idle: Sequence[bool]) -> list[Effect]:
+        """Each fragment that no round is using, and whose trainer waits for a word, goes on."""
+        return [
+            Tell(work.resume())
+            for work, free in zip(self.works, idle, strict=True)
+            if self.attached and free and work.waiting
+        ]
+
+    def on_opened(self, fragment: int, uses: bool) -> list[Effect]:
+        """A round of the fragment began; `uses`: what stands frozen goes into it."""
+        if not (self.attached and self.rules.told_of_rounds):
+            return []
+        return [Tell(self.works[fragment].opened(uses and not self.rules.waits))]
 
     def finish(self, versions: Sequence[int]) -> list[Effect]:
         if not self.attached or self.loading or self._finish_told:

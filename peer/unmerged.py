@@ -57,12 +57,24 @@ class Unmerged:
         self.write_owed(model, loaded, owed)
         return owed
 
-    def load(self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState) -> None:
-        """Take the new anchor into the model, and note what the model then holds in `loaded`."""
+    def load(
+        self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, mix: float = 0.0
+    ) -> None:
+        """Take the new anchor into the model, and note what the model then holds in `loaded`.
+
+        `mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
+        alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
+        """
         self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
+        values = anchor if self._carry is None else anchor - self._carry
+        if mix and load.keep == "rest":
+            own = torch.empty_like(values)
+            self._layout.write_values(model, own, self._start)
+            values = torch.lerp(values, own, mix)
+            self._carry = _none_if_zero(anchor - values)
         failpoints.hit("load.mid")
-        self._layout.load(model, anchor if self._carry is None else anchor - self._carry, self._start)
+        self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
         self.version, self.spare, self.blocked = load.version, load.spare, False
 

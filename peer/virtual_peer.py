@@ -16,15 +16,18 @@ from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
-from farflung.optim.outer import Nesterov
+from farflung.optim.schedule import Rules
 from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
+from farflung.peer.recipes import outer_of, rules_of
 from farflung.peer.state import OuterState
 from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
+MakeTrainer = Callable[["VirtualPeer", "Surroundings", Rules], VirtualTrainer]
+Kept = tuple[list[Learned], float]  # the steps, and what mixing added
 VirtualArrivals = dict[int, tuple[int, int, bytes, bytes]]  # chunk -> era, version, its digest, bytes
 
 
@@ -41,8 +44,8 @@ class Surroundings:
     survives: Callable[[str], bool]  # may return False: the party is killed here
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine] = PeerMachine
+    trainer: MakeTrainer = VirtualTrainer
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
-    trainer: type[VirtualTrainer] = VirtualTrainer
 
 
 @dataclass
@@ -62,14 +65,13 @@ class VirtualPeer:
         elements = self.model.chunk_count * self.model.chunk_elements
         self.anchor = torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
-        outer = Nesterov(self.manifest.outer.lr, self.manifest.outer.momentum)
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
-        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer)
+        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer_of(self.manifest))
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self.machine.recalling.enabled = True
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
-        self._kept_work: dict[tuple[int, int], list[Learned]] = {}  # by (slot, fragment)
+        self._kept_work: dict[tuple[int, int], Kept] = {}  # by (slot, fragment)
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
 
@@ -80,7 +82,7 @@ class VirtualPeer:
     # ---- the trainer process -----------------------------------------------------------------------------
 
     def start_trainer(self) -> None:
-        self.trainer = self.world.trainer(self, self.world, self.manifest.round.sync_every)
+        self.trainer = self.world.trainer(self, self.world, rules_of(self.manifest))
         self.carry_out(self.machine.on_trainer_waiting())
 
     def kill_trainer(self) -> None:
@@ -106,11 +108,11 @@ class VirtualPeer:
         self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
         self.world.after(self._arrivals[direction] - now, arrive)
 
-    def keep_work(self, slot: int, fragment: int, work: list[Learned]) -> None:
+    def keep_work(self, slot: int, fragment: int, work: Kept) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
-        self._kept_work[slot, fragment] = list(work)
+        self._kept_work[slot, fragment] = work
 
-    def kept_work(self, slot: int, fragment: int) -> list[Learned]:
+    def kept_work(self, slot: int, fragment: int) -> Kept:
         return self._kept_work[slot, fragment]
 
     # ---- effects -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ loads a new anchor (P6), and into which slot it freezes next.
 
 from __future__ import annotations
 
-from farflung.peer.local_messages import Frozen, Keep, Load, Resume
+from farflung.peer.local_messages import Frozen, Keep, Load, Opened, Resume
 
 
 class Work:
@@ -27,7 +27,8 @@ class Work:
 
     @property
     def waiting(self) -> bool:
-        """The trainer stands at the barrier for this fragment."""
+        """The trainer must be told how to go on: it stands at the barrier for this fragment, or will at its next
+        freeze."""
         return self.frozen is not None and not self.running and not self.loading
 
     def on_attach(self) -> None:
@@ -80,6 +81,12 @@ class Work:
     def resume(self) -> Resume:
         self.running = True
         return Resume(spare=self._spare(), fragment=self.fragment)
+
+    def opened(self, hold: bool) -> Opened:
+        """`hold`: the round uses what stands frozen, and the trainer, which goes on, is not to freeze again before it
+        knows the end."""
+        self.running = self.running and not hold
+        return Opened(fragment=self.fragment, hold=hold)
 
     def _spare(self) -> int:
         """A slot that holds neither the newest frozen work nor what a round is using."""

@@ -158,7 +158,7 @@ class Desk:
     """An agent's view of two fragments, with a trainer that has loaded both."""
 
     def __init__(self) -> None:
-        self.training = Training(2)
+        self.training = Training.of(manifest(2))
         self.part = Participation("ann", TAG, schema(4), manifest(2))
         self.exchange = Exchange(self.part, self.training)
         for lane in self.part.lanes:

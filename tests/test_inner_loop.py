@@ -30,6 +30,7 @@ from farflung.peer.local_messages import (
     Load,
     Loaded,
     Need,
+    Opened,
     Provide,
     Provided,
     Resume,
@@ -91,14 +92,18 @@ class Trainer:
     """An inner loop on a small model; one step moves every parameter by exactly `by`."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype = torch.float32, shared: SharedState | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        shared: SharedState | None = None,
+        manifest: Manifest = MANIFEST,
     ) -> None:
         torch.manual_seed(1)
         self.model = nn.Linear(4, 3).to(dtype)
         self.channel = FakeChannel()
         self.gone: str | None = None
         self.now = 0.0
-        self.loop = InnerLoop(self.channel, self.model, MANIFEST, lambda: self.gone, lambda: self.now)  # type: ignore[arg-type]
+        self.loop = InnerLoop(self.channel, self.model, manifest, lambda: self.gone, lambda: self.now)  # type: ignore[arg-type]
         self.shared = shared or SharedState.create(folder, self.loop.layout.total_elements)
 
     def attach(self, *messages: object) -> Trainer:
@@ -715,3 +720,115 @@ def test_a_model_with_fewer_chunks_than_fragments_is_refused() -> None:
         UserError, match="the model has 1 chunk, too few for 2 fragments; lower fragments or chunk_kb"
     ):
         InnerLoop(FakeChannel(), nn.Linear(4, 3), IN_TWO)  # type: ignore[arg-type]
+
+
+# ---- training goes on during rounds ---------------------------------------------------------------------------
+
+
+def going_on(folder: Path, **outer: object) -> Trainer:
+    content = MANIFEST.model_dump() | {"outer": {"schedule": "overlap", **outer}}
+    content["round"] = {"sync_every": SYNC_EVERY, "chunk_kb": 1}
+    trainer = Trainer(folder, manifest=Manifest.model_validate(content))
+    return trainer.attach(load(0))
+
+
+def frozen_by(trainer: Trainer, steps: int) -> list[Frozen]:
+    trainer.channel.take()
+    for _ in range(steps):
+        trainer.step()
+    return [m for m in trainer.channel.said if isinstance(m, Frozen)]
+
+
+def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is_kept(tmp_path: Path) -> None:
+    trainer = going_on(tmp_path)
+    [first] = frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Opened(hold=True))
+    assert frozen_by(trainer, SYNC_EVERY - 1) == [] and trainer.loop.waited_s == 0.0
+    trainer.shared.anchor[:15] -= 5.0
+    trainer.channel.will_say(
+        load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=1)
+    )
+    [second] = frozen_by(trainer, 1)
+    assert (second.slot, second.steps, second.tokens) == (1, SYNC_EVERY, 10 * SYNC_EVERY)
+    assert torch.allclose(trainer.owed(), torch.full((15,), 0.25 * SYNC_EVERY))
+    assert torch.allclose(trainer.used_cells(trainer.flat()), trainer.shared.anchor[:15] - 0.25 * SYNC_EVERY)
+
+
+def test_with_overlap_a_round_longer_than_a_period_is_waited_for_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = going_on(tmp_path)
+    [first] = frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Opened(hold=True))
+    frozen_by(trainer, SYNC_EVERY - 1)
+    rest = load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=2)
+    trainer.channel.will_answer(rest)
+    [second] = frozen_by(trainer, 1)
+    assert (second.slot, second.steps) == (2, SYNC_EVERY)
+    assert "a round takes longer than a period" in caplog.text
+
+
+def test_P6_with_overlap_a_failed_round_leaves_all_its_work_in_the_next_freeze(tmp_path: Path) -> None:
+    trainer = going_on(tmp_path)
+    frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
+    [second] = frozen_by(trainer, SYNC_EVERY)
+    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
+    assert torch.allclose(trainer.owed(), torch.full((15,), 0.25 * 2 * SYNC_EVERY))
+
+
+def test_where_no_round_opened_yet_the_newest_work_takes_the_place_of_the_older(tmp_path: Path) -> None:
+    trainer = going_on(tmp_path)
+    frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Resume(spare=1))
+    [second] = frozen_by(trainer, SYNC_EVERY)
+    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY) and trainer.loop.waited_s == 0.0
+
+
+def test_a_result_that_comes_early_is_taken_when_its_overlap_is_over(tmp_path: Path) -> None:
+    trainer = going_on(tmp_path, overlap_steps=2)
+    [first] = frozen_by(trainer, SYNC_EVERY)
+    rest = load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=1)
+    trainer.channel.will_say(Opened(hold=True), rest)
+    versions = []
+    for _ in range(2):
+        trainer.step()
+        versions.append(trainer.loop.version)
+    assert versions == [0, 1]
+
+
+def test_a_result_kept_back_is_taken_before_the_trainer_waits_for_data(tmp_path: Path) -> None:
+    """There may be no further step: the run is over, and the agent waits for the answer to its Load."""
+    trainer = going_on(tmp_path, overlap_steps=2)
+    [first] = frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(load(1, "rest", slot=first.slot, tokens=30, steps=3, spare=1))
+    trainer.step()
+    assert trainer.loop.version == 0
+    trainer.channel.will_answer(Finish(version=1))
+    assert trainer.loop.next_span(100, 2) is None and trainer.loop.version == 1
+    del first
+
+
+def test_mixing_moves_the_model_alone_and_what_it_moved_is_owed(tmp_path: Path) -> None:
+    trainer = going_on(tmp_path, mix=0.5)
+    [first] = frozen_by(trainer, SYNC_EVERY)
+    before = trainer.used_cells(trainer.flat()).clone()
+    trainer.shared.anchor[:15] -= 5.0
+    trainer.channel.will_say(load(1, "rest", slot=first.slot, tokens=30, steps=3, spare=1))
+    trainer.step(by=0.0)
+    now = trainer.used_cells(trainer.flat())
+    assert torch.allclose(now, (before + trainer.shared.anchor[:15]) / 2)
+    assert torch.allclose(trainer.owed(), trainer.shared.anchor[:15] - now)
+    assert trainer.loop.parts[0].steps == 1, "counts are of steps alone"
+
+
+def test_by_the_clock_a_period_ends_by_time(tmp_path: Path) -> None:
+    content = MANIFEST.model_dump() | {"round": {"period_s": 10.0, "chunk_kb": 1}}
+    trainer = Trainer(tmp_path, manifest=Manifest.model_validate(content)).attach(load(0))
+    trainer.channel.will_answer(Resume(spare=1))
+    steps = 0
+    while not any(isinstance(m, Frozen) for m in trainer.channel.said):
+        trainer.now += 3.0
+        steps += 1
+        trainer.step()
+    assert steps == 3

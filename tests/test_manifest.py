@@ -45,7 +45,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("49bc2193")
+    assert Manifest().digest.hex().startswith("1fd4c778")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,18 @@ def test_digest_names_the_content() -> None:
         ("[round]\nsync_every = true", "[round] sync_every: expected an integer >= 1, found true"),
         ("[round]\nsync_every = 0", "[round] sync_every: expected an integer >= 1, found 0"),
         ("[round]\nchunk_kb = 99999", "[round] chunk_kb: expected an integer >= 1 and <= 16384, found 99999"),
-        ("[outer]\nmomentum = 1.0", "[outer] momentum: expected a number >= 0 and < 1, found 1.0"),
+        (
+            "[outer]\nmomentum = 1.0",
+            '[outer] momentum: expected a number from 0 up to but not 1, or "auto", found 1.0',
+        ),
+        (
+            '[outer]\nschedule = "streaming"',
+            '[round] fragments: expected at least 2 with schedule = "streaming", found 1',
+        ),
+        (
+            '[outer]\nstep = "sparse"',
+            '[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "fp32"',
+        ),
         ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
         ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
         ('[model]\nbuiltin = "gpt"', '[model] builtin: expected "tiny-gpt" or "", found "gpt"'),

@@ -1,13 +1,17 @@
-"""The outer step: its compiled form is the plain one, bit for bit (the plain one: test_diloco_reference.py)."""
+"""The outer steps: what each of them keeps to; and that the compiled Nesterov step is the plain one, bit for bit.
+
+A whole run against plain torch: test_diloco_reference.py.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from farflung.compression.native import outer_step
-from farflung.optim.outer import Nesterov, checked
+from farflung.optim.outer import Nesterov, OuterStep, PlainMean, checked, outer_step_for
 
 
 def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_used() -> None:
@@ -30,3 +34,96 @@ def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_us
         Nesterov(0.7, 0.9).step(theta_n, m_n, d_n)
         Nesterov(0.7, 0.9, compiled).step(same_theta_n, same_m_n, d_n)
     assert torch.equal(theta_n, same_theta_n) and torch.equal(m_n, same_m_n)
+
+
+# ---- what every outer step keeps to -----------------------------------------------------------------------------
+
+STEPS = {
+    "nesterov": outer_step_for("nesterov", 0.7, 0.9, 100),
+    "nesterov, auto": outer_step_for("nesterov", "auto", "auto", 40),
+    "mean": outer_step_for("mean", "auto", "auto", 40),
+    "mean, slow": outer_step_for("mean", 0.3, "auto", 40),
+    "sparse": outer_step_for("sparse", "auto", "auto", 40),
+}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+
+
+def values(seed: int, count: int = 257) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    theta, m, d = (torch.randn(count, generator=generator) * 10.0 ** (i - 1) for i in range(3))
+    return theta, m, d
+
+
+def as_numpy(step: OuterStep, theta: Tensor, m: Tensor, d: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The formula in another library, each operation rounded to fp32 on its own."""
+    t, v, x = theta.numpy().copy(), m.numpy().copy(), d.numpy()
+    lr = np.float32(step.lr)
+    if isinstance(step, PlainMean):
+        return t - lr * x, v
+    mu = np.float32(step.momentum)
+    v = mu * v + x
+    return t - lr * (mu * v + x), v
+
+
+def same_bits(a: Tensor, b: np.ndarray) -> bool:
+    return a.numpy().tobytes() == b.astype(np.float32).tobytes()
+
+
+@every_step
+def test_P1_the_bits_are_those_of_separately_rounded_operations(step: OuterStep) -> None:
+    theta, m, d = values(1)
+    expected = as_numpy(step, theta, m, d)
+    step.step(theta, m, d)
+    assert same_bits(theta, expected[0]) and same_bits(m, expected[1])
+
+
+@every_step
+def test_P1_chunk_by_chunk_is_the_same_as_all_at_once(step: OuterStep) -> None:
+    whole, pieces = values(2), values(2)
+    step.step(*whole)
+    for part in (slice(0, 3), slice(3, 100), slice(100, 257)):
+        step.step(*(each[part] for each in pieces))
+    assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+
+
+@every_step
+def test_the_pseudo_gradient_is_only_read(step: OuterStep) -> None:
+    theta, m, d = values(3)
+    before = d.clone()
+    step.step(theta, m, d)
+    assert torch.equal(d, before)
+
+
+@every_step
+def test_where_nothing_was_ever_learned_nothing_moves(step: OuterStep) -> None:
+    theta, m, d = values(4)
+    before = theta.clone()
+    step.step(theta, m.zero_(), d.zero_())
+    assert torch.equal(theta, before) and not m.any()
+
+
+@every_step
+def test_it_goes_the_way_that_was_learned(step: OuterStep) -> None:
+    """A quadratic bowl, whose pseudo-gradient points away from its bottom: every step ends near it."""
+    theta, m = torch.full((4,), 3.0), torch.zeros(4)
+    for _ in range(300):
+        step.step(theta, m, theta * 0.05)
+    assert theta.abs().max() < 0.05
+
+
+def test_plain_averaging_ends_where_the_peers_are_on_average() -> None:
+    anchor = torch.tensor([1.0, 2.0])
+    local = [torch.tensor([0.0, 4.0]), torch.tensor([2.0, -2.0])]
+    step = outer_step_for("mean", "auto", "auto", 10)
+    step.step(anchor, torch.zeros(2), sum(anchor - each for each in local) / 2)
+    assert anchor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "mu"), [(1, 0.3), (20, 0.3), (40, 0.5), (100, 0.8), (200, 0.9), (9999, 0.9)]
+)
+def test_short_runs_remember_less(rounds: int, mu: float) -> None:
+    step = outer_step_for("nesterov", "auto", "auto", rounds)
+    assert isinstance(step, Nesterov) and step.momentum == pytest.approx(mu)
+    named = outer_step_for("nesterov", "auto", 0.9, rounds)
+    assert isinstance(named, Nesterov) and named.momentum == 0.9

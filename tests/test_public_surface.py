@@ -15,11 +15,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    assert set(farflung.__all__) == {"join", "Run", "TextLines", "Refused", "UserError", "__version__"}
-    assert len(farflung.__all__) == 6
+    assert set(farflung.__all__) == {
+        "join",
+        "Run",
+        "TextLines",
+        "muon",
+        "Refused",
+        "UserError",
+        "__version__",
+    }
+    assert len(farflung.__all__) == 7
 
 
-@pytest.mark.parametrize("name", ["join", "Run", "TextLines", "Refused", "UserError", "__version__"])
+@pytest.mark.parametrize("name", ["join", "Run", "TextLines", "muon", "Refused", "UserError", "__version__"])
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(farflung, name) is not None
     assert name in dir(farflung)

@@ -23,6 +23,7 @@ from farflung.coordinator.leases import Leases
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.records import CommittedRound, Opened, Record
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.optim.schedule import Rules
 from farflung.peer.corpus import ByteWindows, load_corpus
 from farflung.peer.invariants import Invariants
 from farflung.peer.layout import ModelLayout
@@ -45,8 +46,8 @@ class Learner(VirtualTrainer):
 
     samples_per_step, dataset_samples = BATCH, SAMPLES
 
-    def __init__(self, host: VirtualPeer, world: Surroundings, sync_every: int) -> None:
-        super().__init__(host, world, sync_every)
+    def __init__(self, host: VirtualPeer, world: Surroundings, rules: Rules) -> None:
+        super().__init__(host, world, rules)
         self._model = build(CONFIG, SEED)
         self._layout = ModelLayout.of(self._model, CHUNK - 1)
         self._inner = torch.optim.AdamW(self._model.parameters(), 3e-3, (0.9, 0.95), weight_decay=0.1)
@@ -55,18 +56,17 @@ class Learner(VirtualTrainer):
     def first_values(self) -> Tensor:
         return self._as_vector(0.0)
 
-    def step_for(self, samples: Learned) -> Tensor:
-        before = self._local.clone()
-        self._layout.load(self._model, before.view(-1, CHUNK)[:, 1:].reshape(-1))
+    def learn(self, samples: Learned) -> None:
+        counts = self._local.view(-1, CHUNK)[:, 0] - 1.0
+        self._layout.load(self._model, self._local.view(-1, CHUNK)[:, 1:].reshape(-1))
         places = [permuted_index(SEED, epoch, SAMPLES, place) for epoch, place in samples]
         loss = self._model(torch.stack([self._windows[place] for place in places])).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._inner.step()
         self._inner.zero_grad()
-        step = before - self._as_vector(0.0)
-        step.view(-1, CHUNK)[:, 0] = 1.0
-        return step
+        self._local.copy_(self._as_vector(0.0))
+        self._local.view(-1, CHUNK)[:, 0] = counts
 
     def _as_vector(self, count: float) -> Tensor:
         flat = torch.zeros(self._layout.total_elements)

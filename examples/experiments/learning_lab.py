@@ -1,0 +1,285 @@
+"""A run that learns for real, over the real protocol, in virtual time: what learning.py is made of.
+
+The coordinator, the peers' machines, the rounds, the codecs with their error feedback, the outer step, the leases and
+the schedules are the program's own; only the network and the clock are the simulator's (farflung.peer.simulator), and
+of the trainer only the inner step is written here.  How long a step and a transfer take is chosen by the experiment.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.collectives.effects import SendFrame
+from farflung.collectives.fragments import BOOKS_FRAGMENT
+from farflung.collectives.frames import Header, Kind
+from farflung.compression.codec import codec_named
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.records import CommittedRound, Record
+from farflung.peer.corpus import load_corpus
+from farflung.peer.invariants import Invariants
+from farflung.peer.layout import ModelLayout
+from farflung.peer.recipes import inner_of
+from farflung.peer.sampling import permuted_range
+from farflung.peer.scenario import Scenario
+from farflung.peer.simulator import World
+from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.virtual_trainer import Learned, VirtualTrainer
+
+CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
+BATCH, CHUNK_KB, STEP_S, WARMUP = 4, 32, 1.0, 50
+CORPUS = load_corpus()
+WINDOWS = (CORPUS.train.numel() - 1) // CONFIG.context
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a table."""
+
+    name: str
+    steps: int  # that each peer of full speed takes
+    period: int = 20
+    peers: int = 4
+    lr: float = 6e-3
+    seed: int = 0
+    outer: dict[str, Any] = field(default_factory=dict)
+    rounds: dict[str, Any] = field(default_factory=dict)  # keys of [round]
+    inner: dict[str, Any] = field(default_factory=dict)
+    slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
+    transfer: float = 0.0  # of a period: how long a round's bytes are on their way
+    shards: bool = False  # each peer reads a region of the text of its own
+    learns: bool = True  # False: for experiments that are about time alone
+
+    @property
+    def manifest(self) -> Manifest:
+        content = {
+            "run": {
+                "name": "learning",
+                "min_peers": self.peers,
+                "rounds": self.steps // self.period,
+                "seed": self.seed,
+            },
+            "data": {"batch": BATCH, "lease_samples": BATCH * self.period * 4},
+            "inner": {"lr": self.lr, "betas": (0.9, 0.99), **self.inner},
+            "outer": self.outer,
+            "round": {
+                "sync_every": self.period,
+                "chunk_kb": CHUNK_KB,
+                "scatter_grace_s": 1e4,
+                "round_timeout_s": 1e5,
+                "deadline_s": 3600.0,
+                **self.rounds,
+            },
+            "net": {"heartbeat_s": 2.0, "dead_after_s": 60.0},
+        }
+        return Manifest.model_validate(content)
+
+
+@dataclass
+class Row:
+    name: str
+    loss: float
+    curve: list[tuple[int, float]]  # (steps, held-out loss of the anchor)
+    tokens: int = 0
+    sent_bytes: int = 0  # of contributions, by one peer
+    idle: float = 0.0  # of the fast peers' time: waiting for rounds
+    tokens_per_s: float = 0.0  # of a fast peer, in virtual time
+    seconds: float = 0.0  # that it took to compute
+
+
+class Learner(VirtualTrainer):
+    """TinyGPT, whose parameters lie in the virtual trainer's flat vector."""
+
+    samples_per_step = BATCH
+    dataset_samples = WINDOWS
+
+    def __init__(self, setting: Setting, number: int, *place: Any) -> None:
+        super().__init__(*place)
+        self.setting, self.number, host = setting, number, place[0]
+        self.model = build(CONFIG, setting.seed)
+        layout = ModelLayout.of(self.model, host.model.chunk_elements)
+        self._first = torch.zeros_like(self._local)
+        layout.write_anchor(self.model, self._first)
+        places = {entry.name: entry for entry in layout.entries}
+        for name, parameter in self.model.named_parameters():
+            at = places[name]
+            parameter.data = self._local[at.offset : at.offset + at.numel].view(at.shape)
+        self.inner = inner_of(host.manifest, self.model)
+        self.steps = 0
+        self.began_at = self.ended_at = self.waited_before_s = 0.0
+
+    def first_values(self) -> Tensor:
+        return self._first
+
+    def step_s(self) -> float:
+        slow = self.setting.slow
+        return STEP_S * (slow[self.number] if self.number < len(slow) else 1.0)
+
+    def learn(self, samples: Learned) -> None:
+        setting = self.setting
+        if not self.steps:
+            self.began_at, self.waited_before_s = self.world.now() - self.step_s(), self.waited_s
+        self.steps += 1
+        self.ended_at = self.world.now()
+        if setting.learns:
+            self._descend(setting, samples)
+
+    def _descend(self, setting: Setting, samples: Learned) -> None:
+        rows = [self._window(setting.seed, epoch, sample) for epoch, sample in samples]
+        loss = self.model(torch.stack(rows).long()).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        # By the run's versions and not by own steps: a slow peer's rate falls with everybody's.
+        part = self.host.machine.part
+        done = part.version / self.host.manifest.run.rounds if part is not None else 0.0
+        for group in self.inner.param_groups:
+            group["lr"] = rate_at(setting.lr, self.steps, done)
+        self.inner.step()
+        self.inner.zero_grad()
+
+    def _window(self, seed: int, epoch: int, sample: int) -> Tensor:
+        [index] = permuted_range(seed, epoch, WINDOWS, sample, sample + 1)
+        region = WINDOWS // self.setting.peers
+        return window(self.number * region + index % region if self.setting.shards else index)
+
+
+def window(index: int) -> Tensor:
+    return CORPUS.train[index * CONFIG.context : (index + 1) * CONFIG.context + 1]
+
+
+def rate_at(lr: float, step: int, done: float) -> float:
+    """Warm-up, then a cosine down to a tenth."""
+    return lr * min(1.0, (step + 1) / WARMUP) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
+
+
+class Unchecked(Invariants):
+    """P1, P2 and P4 are checked as ever.  Steps can't be read off real gradients, and sums cost time."""
+
+    def _saw_loaded(self, details: object) -> None:
+        pass
+
+    def _is_the_weighted_mean(self, commit: object) -> None:
+        pass
+
+
+class LearningWorld(World):
+    trainer_class = Learner
+
+    def __init__(self, setting: Setting) -> None:
+        manifest = setting.manifest
+        fragments = manifest.round.fragments
+        calm = Scenario(
+            peers=setting.peers,
+            fragments=fragments,
+            rounds=manifest.run.rounds,
+            faults_until_s=0.0,
+            end_s=100.0 * STEP_S * setting.steps,
+        )
+        super().__init__(setting.seed, calm)
+        self.setting, self.manifest = setting, manifest
+        self.evaluated = build(CONFIG, setting.seed)
+        self.layout = ModelLayout.of(self.evaluated, CHUNK_KB * 256)
+        self.model = self.layout.model_schema(self.evaluated)
+        self.invariants = Unchecked(self.model, codec_named(manifest.round.gather_codec), fragments)
+        self.curve: list[tuple[int, float]] = []
+        self.tokens = self.sent_bytes = self._commits = 0
+        self._counted: set[tuple[str, int, int]] = set()
+        self._every = max(1, manifest.run.rounds * fragments // 10)
+
+    def learn(self) -> Row:
+        began = time.monotonic()
+        report = self.run()
+        assert report.outcome == "finished", report.outcome
+        self._look()
+        learners = [p.trainer for p in self.peers.values() if isinstance(p.trainer, Learner)]
+        fast = [each for each in learners if each.number >= len(self.setting.slow)]
+        spans = [each.ended_at - each.began_at for each in fast]
+        return Row(
+            self.setting.name,
+            self.curve[-1][1],
+            self.curve,
+            self.tokens,
+            self.sent_bytes // self.setting.peers,
+            sum(each.waited_s - each.waited_before_s for each in fast) / sum(spans),
+            BATCH * CONFIG.context * sum(each.steps for each in fast) / sum(spans),
+            time.monotonic() - began,
+        )
+
+    def start_peer(self, index: int) -> None:
+        self.trainer_class = partial(Learner, self.setting, index)
+        super().start_peer(index)
+
+    def _write(self, record: Record) -> None:
+        super()._write(record)
+        if isinstance(record, CommittedRound):
+            self.tokens += (
+                record.steps * BATCH * CONFIG.context if record.commit.fragment == BOOKS_FRAGMENT else 0
+            )
+            self._commits += 1
+            if self._commits % self._every == 0 and self.setting.learns:
+                self._look()
+
+    def _look(self) -> None:
+        """The held-out loss of the anchor, after so many steps of a peer of full speed."""
+        newest = max(self.peers.values(), key=lambda p: p.machine.part.version if p.machine.part else -1)
+        self.layout.load(self.evaluated, newest.anchor)
+        steps = self._commits * self.setting.period // self.manifest.round.fragments
+        self.curve.append((steps, evaluate(self.evaluated, CORPUS.held_out, 128, 64)))
+
+    # ---- the network: every message takes 10 ms, and a contribution or a result half of the transfer's time
+
+    def _delays(self, source: str, target: str) -> list[float]:
+        return [0.01]
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        header, payload = effect.frame.header, bytes(effect.frame.payload)
+        delay_s = 0.01
+        if header.kind in (Kind.CONTRIBUTION, Kind.RESULT):
+            delay_s += self.setting.transfer * self.setting.period * STEP_S / 2
+            self._count(source, header, len(payload))
+        self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header.pack(), payload))
+
+    def _count(self, source: str, header: Header, size: int) -> None:
+        """Contributions, each once: a long transfer makes owners ask again, which a real line would not need."""
+        key = (source, header.round_no, header.chunk)
+        if header.kind == Kind.CONTRIBUTION and key not in self._counted:
+            self._counted.add(key)
+            self.sent_bytes += size
+
+
+def synchronous(setting: Setting, workers: int) -> Row:
+    """The same model and data, the gradients of all workers averaged at every step: the usual way, in plain torch."""
+    began = time.monotonic()
+    model = build(CONFIG, setting.seed)
+    inner = inner_of(setting.manifest, model)
+    batch, curve = BATCH * workers, []
+    for step in range(setting.steps):
+        first = step * batch % (WINDOWS - batch)
+        rows = [
+            window(index)
+            for index in permuted_range(setting.seed, step * batch // WINDOWS, WINDOWS, first, first + batch)
+        ]
+        loss = model(torch.stack(rows).long()).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in inner.param_groups:
+            group["lr"] = rate_at(setting.lr, step, step / setting.steps)
+        inner.step()
+        inner.zero_grad()
+        if (step + 1) % max(1, setting.steps // 10) == 0:
+            curve.append((step + 1, evaluate(model, CORPUS.held_out, 128, 64)))
+    tokens = setting.steps * batch * CONFIG.context
+    return Row(
+        setting.name,
+        curve[-1][1],
+        curve,
+        tokens,
+        4 * sum(p.numel() for p in model.parameters()) * setting.steps if workers > 1 else 0,
+        seconds=time.monotonic() - began,
+    )

@@ -1,0 +1,34 @@
+"""The experiments still run: each of them for a few steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples" / "experiments"
+long = pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="minutes; FARFLUNG_LONG=1 runs it")
+
+
+@long
+@pytest.mark.parametrize("name", ["room", "schedules", "outer", "shards", "slow", "idle"])
+def test_an_experiment_prints_its_table_and_draws_its_plot(name: str, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    command = [
+        sys.executable,
+        FOLDER / "learning.py",
+        name,
+        "--steps",
+        "100",
+        "--period",
+        "10",
+        "--plot",
+        plot,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    assert all("%" in line for line in done.stdout.splitlines()[2:])
+    assert plot.read_text().startswith("<svg ")
