@@ -104,7 +104,9 @@ def test_who_is_asked_twice_goes_at_once_and_its_chunks_move_at_once(undisturbed
     assert world.moved == (phase in ("scatter", "gather"))
     for version, at_s in undisturbed.committed_s.items():
         # Progress is told at turns of the clock, every 0.4 s here; the shortest patience is 1 s.
-        assert world.committed_s[version] <= at_s + 0.9, "the share is sent once more, and no patience runs out"
+        assert world.committed_s[version] <= at_s + 0.9, (
+            "the share is sent once more, and no patience runs out"
+        )
     assert not world.coordinator.core.ledger.leases.of(world.leaver.peer)  # type: ignore[union-attr]
 
 
