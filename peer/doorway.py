@@ -63,6 +63,10 @@ class Doorway:
         self._tries = 0
         self._knocking_since: float | None = None
 
+    @property
+    def inside(self) -> bool:
+        return self.stand == Stand.INSIDE
+
     def unreachable(self, now: float) -> str:
         """Why to give up: nobody has answered for too long, and nobody ever did.  Else empty."""
         if self.manifest is not None or self._knocking_since is None:

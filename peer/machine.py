@@ -130,7 +130,7 @@ class PeerMachine:
     def on_control(self, message: ToMember, now: float) -> list[do.Effect]:
         self._now = now
         part = self.part
-        if part is None or self.doorway.stand != Stand.INSIDE or message.session != self.reports.session:
+        if part is None or not self.doorway.inside or message.session != self.reports.session:
             return []
         if isinstance(message, Gone):
             why = message.reason
@@ -337,14 +337,14 @@ class PeerMachine:
             return []
         self.reports.leaving = True
         self.leaving.ask(reason, code, now)
-        if self.leaving.may_go(self.part, self.doorway.stand == Stand.INSIDE, now):
+        if self.leaving.may_go(self.part, self.doorway.inside, now):
             return self.leave(reason, code)
         return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]
 
     def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
         if self.exited:
             return []
-        goodbye = [self.reports.leave(reason)] if self.doorway.stand == Stand.INSIDE else []
+        goodbye = [self.reports.leave(reason)] if self.doorway.inside else []
         return [*goodbye, *self._exit("finished" if reason == "finished" else code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
@@ -357,10 +357,9 @@ class PeerMachine:
         self._now = now
         if self.exited:
             return []
-        inside = self.doorway.stand == Stand.INSIDE
-        if self.leaving.may_go(self.part, inside, now):
+        if self.leaving.may_go(self.part, self.doorway.inside, now):
             return self.leave(self.leaving.reason, self.leaving.code)
-        if not inside:
+        if not self.doorway.inside:
             if gave_up := self.doorway.unreachable(now):
                 return self._exit("unreachable", gave_up)
             knock = self.doorway.on_timer(now)
@@ -382,20 +381,19 @@ class PeerMachine:
         """`only`: nothing has changed in the other lanes."""
         if (part := self.part) is None or self.exited:
             return []
-        inside = self.doorway.stand == Stand.INSIDE
         effects: list[do.Effect] = []
         for lane in part.lanes if only is None else [only]:
             busy = self._providing or self.restoring.busy or self.recalling.busy
             if not self.training.works[lane.fragment.number].loading and not busy:
                 effects += lane.advance(self._now)
-            if lane.round is not None and inside:
+            if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)
-        if inside and only is None and self.exchange is not None:
+        if self.doorway.inside and only is None and self.exchange is not None:
             effects += self.exchange.go_on()
         return effects
 
     def _beat(self) -> list[do.Effect]:
-        if self.doorway.stand != Stand.INSIDE or self.part is None or self.manifest is None:
+        if not self.doorway.inside or self.part is None or self.manifest is None:
             return []
         self._beat_at = self._now + self.manifest.net.heartbeat_s
         return [self.reports.beat(self.part, self.training)]

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from farflung.collectives.plan import Used
 from farflung.coordinator.messages import Lease
+from farflung.optim.schedule import Rules
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Frozen, LeasesNow, Load
 from farflung.peer.training import Training
@@ -20,7 +21,7 @@ def told(effects: list[Effect], kind: type) -> list:
 
 
 def attached(fragments: int = 1) -> Training:
-    training = Training(fragments)
+    training = Training(Rules("blocking", period_steps=1, fragments=fragments))
     training.on_attach()
     for fragment in range(fragments):
         training.load(fragment, 0, None)
