@@ -32,7 +32,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: these runs train, and other tests want the cores
 def build(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Arena]]:
     """A run with a coordinator; what is left of it at the end is ended."""
     made: list[Arena] = []
