@@ -145,9 +145,8 @@ class RunMachine:
             self._tell_roster()
             self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            core.log(
-                f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
-            )
+            told = f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
+            core.note(told)
         return core.take_effects()
 
     def on_timer(self, now: float) -> list[Effect]:

@@ -147,10 +147,10 @@ class RoundEvents:
             case Attach(pid=pid):
                 self._log.write("trainer", what="attached", trainer_pid=pid)
             case Frozen() as frozen:
-                what = {"slot": frozen.slot, "steps": frozen.steps, "tokens": frozen.tokens}
-                self._log.write(
-                    "frozen", fragment=frozen.fragment, **what, step=frozen.step, loss=frozen.loss
-                )
+                what = {"fragment": frozen.fragment, "slot": frozen.slot, "steps": frozen.steps}
+                what |= {"tokens": frozen.tokens, "step": frozen.step}
+                crossed = {"crossed": True} if machine.training.works[frozen.fragment].loading else {}
+                self._log.write("frozen", **what, loss=frozen.loss, **crossed)
 
     def on_answer(self, took_s: float) -> None:
         if self._log.detailed:

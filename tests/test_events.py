@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
 from farflung.collectives.events import JOURNAL_VARIABLE, EventLog, Follower, read_events
-from farflung.peer.round_events import open_journal
+from farflung.peer.local_messages import Frozen
+from farflung.peer.round_events import RoundEvents, open_journal
+from farflung.peer.training import Training
 
 
 def test_a_line_has_its_stamps_and_its_fields(tmp_path: Path) -> None:
@@ -156,3 +159,14 @@ def test_each_peer_has_its_own_beside_its_key_and_needs_none(tmp_path: Path) -> 
     assert said == []
     assert not open_journal(None, tmp_path / "gone" / "key.pem", said.append, {}).is_on
     assert "no event journal" in said[0]
+
+
+def test_a_freeze_that_crossed_a_load_is_marked_as_such(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "e")
+    events, machine = RoundEvents(log, dict, dict), SimpleNamespace(training=Training())  # type: ignore[arg-type]
+    machine.training.on_attach()
+    machine.training.load(0, 0, None)
+    events.on_local(Frozen(slot=0, tokens=8, steps=2, used=(), loss=None), machine)  # type: ignore[arg-type]
+    machine.training.on_loaded(0)
+    events.on_local(Frozen(slot=1, tokens=8, steps=2, used=(), loss=None), machine)  # type: ignore[arg-type]
+    assert ["crossed" in each for each in read_events(tmp_path / "e")] == [True, False]
