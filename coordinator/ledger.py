@@ -53,7 +53,8 @@ class FragmentBook:
     trust: Counter[str] = field(
         default_factory=Counter
     )  # peer -> commits it was in, since it was last suspect
-    norms: dict[int, float] = field(default_factory=dict)  # of the last merged updates, by version
+    # By version, of the last merged updates: the norm, and the mean of its members' tokens.
+    norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
     marks: dict[int, Mark] = field(default_factory=dict)  # by version
@@ -159,7 +160,8 @@ class Ledger:
         for suspect in record.suspects:
             book.trust[suspect] = 0
         if record.norm is not None:
-            book.norms[commit.version] = record.norm
+            members = sum(weight > 0.0 for weight in commit.weights)
+            book.norms[commit.version] = (record.norm, record.tokens / members)
             for old in sorted(book.norms)[:-NORMS_KEPT]:
                 del book.norms[old]
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import Manifest
@@ -17,7 +18,8 @@ def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> R
         clip=manifest.merge.clip,
         guard=manifest.merge.guard,
         trust={peer: min(1.0, (book.trust[peer] + 1) / full) for peer in peers},
-        norms=tuple(book.norms.values()),
+        norms=tuple(norm for norm, _ in book.norms.values()),
+        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
     )
     return RoundRules(

@@ -25,6 +25,7 @@ class MergeRules:
     guard: float = 0.0  # times the median of `norms`; 0: no guard
     trust: Mapping[str, float] = field(default_factory=dict)  # share of the full weight; 1.0 if not named
     norms: Sequence[float] = ()  # of the last merged updates
+    usual_tokens: float = 0.0  # of a member in those; 0: not known
     refused: bool = False  # the guard threw away the work of a round from this very version
 
 
@@ -52,15 +53,30 @@ def weighted(
     }
     norm = screening.norm_of(by_name)
     known = len(rules.norms) >= NORMS_LEAST
-    limit = rules.guard * statistics.median(rules.norms) if rules.guard and known else 0.0
+    limit = (
+        rules.guard * statistics.median(rules.norms) * _longer(tokens, rules)
+        if rules.guard and known
+        else 0.0
+    )
     if not 0.0 < limit < norm:
         return Weighted(by_name, norm)
-    figures = f"the merged update has norm {norm:.3g}, over {rules.guard:g} times the usual {limit / rules.guard:.3g}"
+    usual = f"over {rules.guard:g} times the usual {limit / rules.guard:.3g} for so much work"
+    figures = f"the merged update has norm {norm:.3g}, {usual}"
     if not rules.refused:
         return Weighted(by_name, norm, refusal=figures)
     # The second time in a row it is what the peers really learn: it is taken, but no longer than the guard allows.
     scaled = {name: _fp32(weight * limit / norm) for name, weight in by_name.items()}
     return Weighted(scaled, limit, told=f"{figures}, again: shortened to {limit:.3g}")
+
+
+def _longer(tokens: Mapping[str, int], rules: MergeRules) -> float:
+    """How much more work than usual this is: while the coordinator was away, steps went on (P5), and all of it counts.
+
+    Told by the member in the middle, so that nobody lifts the limit alone.  Never less than 1.
+    """
+    return (
+        max(1.0, statistics.median_low(tokens.values()) / rules.usual_tokens) if rules.usual_tokens else 1.0
+    )
 
 
 def token_weights(tokens: Sequence[int], cap: float, trust: Sequence[float] = ()) -> list[float]:

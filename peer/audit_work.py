@@ -80,7 +80,8 @@ def _used(
     peer: str, load: Event, sent: dict[tuple[int, int], list[Event]], journals: Journals
 ) -> Event | None:
     """My contribution, if the commit of the version that is loaded has it in."""
-    for mine in sent.get((load["fragment"], load["version"]), []):
+    # After the run went back, a version is made once more: what was sent last counts.
+    for mine in reversed(sent.get((load["fragment"], load["version"]), [])):
         for commit in journals.by_round.get(mine["round"], []):
             weights = dict(zip(commit["members"], commit["weights"], strict=True))
             if weights.get(peer, 0.0) > 0.0:

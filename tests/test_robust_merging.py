@@ -374,6 +374,19 @@ def test_P9_an_update_of_unusual_size_is_not_taken_and_everybody_starts_again() 
     assert max(norms) < 3 * min(norms), "the work of the refused round did not come again"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "refused"), [((100, 100, 100), True), ((1000, 1000, 1000), False), ((100, 100, 9999), True)]
+)
+def test_P5_P6_the_guard_allows_for_all_the_work_that_was_done_while_the_coordinator_was_away(
+    tokens: tuple[int, ...], refused: bool
+) -> None:
+    rules = MergeRules(robust=True, guard=10.0, norms=[1.0] * 4, usual_tokens=100.0)
+    names = tuple(NAMES[:3])
+    alike = Screening("", [[2500.0] * 3] * 3, names)
+    made = weighted(dict(zip(names, tokens, strict=True)), 4.0, rules, alike)
+    assert made.norm == pytest.approx(50.0) and bool(made.refusal) == refused
+
+
 def test_P9_the_second_time_in_a_row_it_is_taken_but_shortened() -> None:
     _, aborted, commits = surge(times=2, seed=1)
     assert sum(record.dropped for record in aborted) == 1
