@@ -22,7 +22,7 @@ from farflung.peer.local_messages import Provide
 from farflung.peer.machine import PeerMachine
 from farflung.peer.simulator import Scenario, World, simulate
 
-SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "400"))
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300"))
 BATCHES = 20
 HOSTILE_SEEDS = max(100, SEEDS // 10)
 
