@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from farflung.collectives.errors import FarflungError
+from farflung.collectives.events import JOURNAL_VARIABLE, Event, read_events
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.bench import BenchOptions, Party
-from farflung.peer.events import JOURNAL_VARIABLE, Event, read_events
 from lab.emulator import HostSpec
 from lab_run import LabRun, Setting
 

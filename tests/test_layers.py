@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -222,6 +224,28 @@ def test_imports_are_written_in_full() -> None:
             elif each.top in ROOMS:
                 problems.append(f"{module.label}:{each.line} imports {each.name}; write farflung.{each.name}")
     complain(problems)
+
+
+def test_scripts_import_only_what_is_there() -> None:
+    """Nobody else would notice before the script is run: benchmarks and examples are no part of the package."""
+    problems = []
+    for module in python_outside_the_rooms():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("farflung."):
+                found = importlib.util.find_spec(str(node.module))
+                if found is None:
+                    problems.append(f"{module.label}:{node.lineno}: there is no {node.module}")
+                    continue
+                names = [each.name for each in node.names]
+                missing = [name for name in names if not _has(str(node.module), name)]
+                problems += [f"{module.label}:{node.lineno}: {node.module} has no {name}" for name in missing]
+    complain(problems)
+
+
+def _has(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name) or bool(
+        importlib.util.find_spec(f"{module}.{name}")
+    )
 
 
 def test_nothing_the_coordinator_imports_leads_to_torch() -> None:
