@@ -122,7 +122,7 @@ class Follower:
         self._path = path
         self._offset = 0
         self._inode = 0
-        self.torn = 0  # lines that are no JSON: a kill in the middle of a write
+        self.torn = 0  # lines that are no JSON object: a kill in the middle of a write
 
     def news(self) -> Iterator[Event]:
         try:
@@ -151,8 +151,12 @@ class Follower:
     def _parse(self, lines: bytes) -> Iterator[Event]:
         for line in lines.splitlines():
             try:
-                yield json.loads(line)
+                event = json.loads(line)
             except ValueError:
+                event = None
+            if isinstance(event, dict):
+                yield event
+            else:
                 self.torn += 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Recording:
         return self.moments[-1].at_s
 
     @classmethod
-    def of(cls, journals: Iterable[list[Event]]) -> Recording:
+    def of(cls, journals: Iterable[Sequence[Event]]) -> Recording:
         """From the journals of one run; UserError where the coordinator's is missing."""
         host: list[Event] = []
         peers: dict[str, list[Event]] = {}

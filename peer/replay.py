@@ -5,15 +5,15 @@ Called by `farflung watch --replay DIR` and by `farflung plot`.  What happened i
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from farflung.collectives.errors import UserError
-from farflung.peer.recording import Event, Recording, Status, Story
+from farflung.collectives.events import read_events
+from farflung.peer.journals import PATTERN
+from farflung.peer.recording import Recording, Status, Story
 from farflung.peer.screen_text import Record, duration
 
-ENDING = "events.jsonl"  # events.jsonl, identity.events.jsonl, and each with .1 for the older part
 _KEYS = "←→ Home End move, + - speed, p pause, q quit"
 STEP = 0.01  # of the whole, for a press of left or right
 FASTEST, SLOWEST = 1024.0, 0.125
@@ -23,28 +23,10 @@ def read_folder(folder: Path) -> Recording:
     """All journals below a folder, as one run."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    newest = sorted(path for path in folder.rglob(f"*{ENDING}") if path.is_file())
+    newest = sorted(path for path in folder.rglob(PATTERN) if path.is_file())
     if not newest:
-        raise UserError(f"{folder}: no event journals below it (files that end in {ENDING})")
-    return Recording.of([_read(path) for path in newest])
-
-
-def _read(path: Path) -> list[Event]:
-    """The older part first; a line torn by a kill is passed over."""
-    found: list[Event] = []
-    for part in (path.with_name(path.name + ".1"), path):
-        try:
-            lines = part.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            continue
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                found.append(event)
-    return found
+        raise UserError(f"{folder}: no event journals below it (files like {PATTERN})")
+    return Recording.of([read_events(path) for path in newest])
 
 
 class Replay:
