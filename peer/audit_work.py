@@ -36,16 +36,16 @@ def check_work(journals: Journals) -> Finding:
 def _follow(peer: str, process: Process, journals: Journals, finding: Finding) -> int:
     """One agent's life.  Returns the steps that it told its trainer to give up."""
     accounts: dict[int, Account] = {}
-    sent: dict[
-        tuple[int, int], list[Event]
-    ] = {}  # what it contributed, by (fragment, version that it would make)
-    dropped = 0
+    sent: dict[int, list[Event]] = {}  # what it contributed and has loaded no answer to, by fragment
+    dropped = era = 0
     for each in process.events:
         match each["event"]:
             case "trainer" if each["what"] in ("gone", "attached"):
                 accounts = {}
             case "sent":
-                sent.setdefault((each["fragment"], each["version"] + 1), []).append(each)
+                sent.setdefault(each["fragment"], []).append(each)
+            case "sealed":
+                era = each["era"]
             case "frozen" if not each.get("crossed"):
                 fragment, before = each["fragment"], accounts.get(each["fragment"])
                 if before is not None:
@@ -55,7 +55,10 @@ def _follow(peer: str, process: Process, journals: Journals, finding: Finding) -
                 accounts[fragment] = Account(each["steps"], each["step"])
             case "load":
                 account = accounts.get(each["fragment"])
-                used = _used(peer, each, sent, journals)
+                mine = sent.get(each["fragment"], [])
+                settled = [s for s in mine if s["version"] < each["version"] and s["era"] == era]
+                used = _used(peer, settled, journals)
+                sent[each["fragment"]] = [s for s in mine if s["version"] >= each["version"]]
                 if each["keep"] == "rest":
                     taken = used is not None and used["steps"] == each["steps"]
                     finding.expect(
@@ -76,12 +79,12 @@ def _after(load: Event, account: Account | None) -> Account:
     return Account(max(0, account.steps - taken), account.step)
 
 
-def _used(
-    peer: str, load: Event, sent: dict[tuple[int, int], list[Event]], journals: Journals
-) -> Event | None:
-    """My contribution, if the commit of the version that is loaded has it in."""
-    # After the run went back, a version is made once more: what was sent last counts.
-    for mine in reversed(sent.get((load["fragment"], load["version"]), [])):
+def _used(peer: str, settled: list[Event], journals: Journals) -> Event | None:
+    """Of my contributions that a load answers, the one that a commit has in.
+
+    A load may answer more than the newest round: who lags behind applies two versions and loads once.
+    """
+    for mine in reversed(settled):
         for commit in journals.by_round.get(mine["round"], []):
             weights = dict(zip(commit["members"], commit["weights"], strict=True))
             if weights.get(peer, 0.0) > 0.0:

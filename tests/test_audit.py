@@ -288,6 +288,27 @@ def test_going_back_is_a_new_era_and_no_broken_promise(tmp_path: Path) -> None:
     assert "P1" in broken(tmp_path, files)
 
 
+def lagging_bob() -> Files:
+    """Round 2's results reach bob together with those of round 4, of which he was no part: he loads once for both."""
+    files = a_run()
+    events = files["bob.events.jsonl"]
+    events[-2:] = [
+        {"event": "committed", "round": 4, "fragment": 0, "version": 3, "result": "r4"},
+        {"event": "sealed", "era": 0, "digest": "d3", "fragment": 0, "version": 3},
+        events[-1] | {"version": 3},
+    ]
+    return files
+
+
+def test_P6_one_load_may_answer_for_two_versions(tmp_path: Path) -> None:
+    kept, lost = tmp_path / "kept", tmp_path / "lost"
+    kept.mkdir(), lost.mkdir()
+    assert broken(kept, lagging_bob()) == {}
+    files = lagging_bob()
+    the(files, "bob", "load", 2)["keep"] = "all"
+    assert "P6" in broken(lost, files)
+
+
 def test_the_command_prints_a_line_for_each_promise_and_fails_if_one_is_broken(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.mkdir(), bad.mkdir()
