@@ -96,6 +96,7 @@ class Arena:
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
         self._port = 0
         self.step_s = 0.01
+        self.address = "127.0.0.1"  # where the coordinator listens
 
     # ---- starting --------------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class Arena:
         """Start it, or start it again on the same port; with failpoints it may be gone before it listens."""
         party = self._party("coordinator", self.folder / "run.data" / "events.jsonl")
         party.look()
-        words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{self._port}"]
+        words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"{self.address}:{self._port}"]
         party.process = self._start(party, words, failpoints, environ)
         if not self._port:
             self.until(lambda: "farflung://" in party.told(), "the coordinator tells the URL")
@@ -128,7 +129,11 @@ class Arena:
     def _start(self, party: Party, words: list[str], failpoints: str, environ: Mapping[str, str]) -> Child:
         assert not party.alive, f"{party.name} runs already"
         light = {"FARFLUNG_STEP_S": str(self.step_s), VARIABLE: failpoints}
-        return self._nursery.start(words, light | dict(environ), party.log)
+        return self.nursery_of(party.name).start(words, light | dict(environ), party.log)
+
+    def nursery_of(self, name: str) -> Nursery:
+        """Where this party's processes are started."""
+        return self._nursery
 
     def call(self, name: str, *words: str) -> tuple[int, str]:
         """A command that ends by itself: its exit code and what it said."""

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "FARFLUNG_NURSERY"
@@ -80,13 +80,15 @@ def ask(place: str, words: Sequence[str], environ: Mapping[str, str], log: str) 
 
 
 class Nursery:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inside: Callable[[list[str]], list[str]] = list) -> None:
+        """`inside`: the command line that runs another one elsewhere, such as in a host of the lab."""
         self.place = str(folder / "nursery.sock")
         self._log = folder / "nursery.log"
+        self._inside = inside
 
     def __enter__(self) -> Nursery:
         with self._log.open("w") as log:
-            command = [sys.executable, str(Path(__file__).resolve()), self.place]
+            command = self._inside([sys.executable, str(Path(__file__).resolve()), self.place])
             environ = os.environ | {"OMP_NUM_THREADS": "1"}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environ)
         end = time.monotonic() + READY_S

@@ -29,6 +29,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 Figure = dict[str, object]
 SIMULATOR = "tests/test_simulator.py"
 WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
+PARTITIONS = "tests/chaos/test_partitions.py"
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,39 @@ ROWS = [
         (),
         ("a peer ten times slower",),
     ),
-    Row("4", "half-open connections", "dead by silence", SIMULATOR),
+    Row("4", "half-open connections", "dead by silence", f"{PARTITIONS}, {SIMULATOR}", (), ("half-open",)),
     Row(
         "5",
-        "partitions, flapping, one way",
-        "only the coordinator's side commits; who can't be reached owns nothing",
-        f"{SIMULATOR}, tests/test_reachability.py",
+        "a minority of the peers is cut off",
+        "the others commit; the minority trains on and commits nothing",
+        f"{PARTITIONS}, {SIMULATOR}",
+        (),
+        ("minority cut off",),
+    ),
+    Row(
+        "5",
+        "... the majority is, from the coordinator",
+        "nobody commits: one peer is too few, three without it have no say",
+        PARTITIONS,
+        (),
+        ("majority cut off",),
+    ),
+    Row("5", "... one way, to the coordinator", "lost; the others commit", PARTITIONS, (), ("one way cut",)),
+    Row(
+        "5",
+        "... two peers from each other, both ways or one",
+        "they own nothing, and all take part through the others",
+        f"{PARTITIONS}, tests/test_reachability.py",
+        (),
+        ("a pair cut",),
+    ),
+    Row(
+        "5",
+        "... a line comes and goes every 2 s",
+        "the others commit",
+        PARTITIONS,
+        (),
+        ("a line that flaps",),
     ),
     Row(
         "6",

@@ -17,13 +17,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.frames import ANSWERS, Frame, Kind, Payload
 from farflung.collectives.plan import Contact
-from farflung.collectives.tcp_counts import NEWS, TcpCounts
+from farflung.collectives.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
 from farflung.collectives.zmq_socket import Socket
 
 # What answers the other side: it waits for a few answers at a time (checkpoints/transfer.py) and takes them.
 ANSWERS_WAITING = 256
 ANSWER_BYTES_WAITING = 128 * 1024 * 1024
 _ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
+LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
 
@@ -36,6 +37,9 @@ class Connection:
     tcp: TcpCounts
     up: bool = False  # connected, and the other side proved its key
     descriptor: int = -1  # of the TCP connection
+    silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
+    _crossed: Crossed = NOTHING
+    _listened_at: float = float("-inf")
 
     @staticmethod
     def watched(socket: Socket, tcp: TcpCounts) -> Connection:
@@ -53,6 +57,15 @@ class Connection:
             else:
                 self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return self.up and not was_up
+
+    def listen(self, now: float) -> None:
+        """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
+        before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
+        asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
+        if asleep or not self._crossed.flying or self._crossed.sent != before.sent:
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = now
 
     def close(self) -> None:
         self.tcp.forget(self.descriptor)
@@ -96,6 +109,15 @@ class Line:
     @property
     def is_up(self) -> bool:
         return bool(self.routes) or any(connection.up for connection in self.opened)
+
+    def unreached_since(self) -> float | None:
+        """Since then something is on its way to the other side and no connection brings it there."""
+        if self.stuck_since is not None and not self.is_up:
+            return self.stuck_since
+        silent = [each.silent_since for each in self.opened]
+        if not silent or None in silent:
+            return None
+        return max(since for since in silent if since is not None)
 
     def put(self, frame: Frame) -> None:
         header = frame.header.pack()

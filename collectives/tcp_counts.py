@@ -19,8 +19,8 @@ import zmq
 
 OPENED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
 NEWS = OPENED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# struct tcp_info of linux/tcp.h: snd_mss, sacked, bytes_acked, bytes_received, notsent_bytes
-_FIELDS = struct.Struct("=16xI8xI88xQQ8xI")
+# struct tcp_info of linux/tcp.h: snd_mss, unacked, sacked, bytes_acked, bytes_received, notsent_bytes
+_FIELDS = struct.Struct("=16xI4xII88xQQ8xI")
 _SO_MAX_PACING_RATE = 47  # of Linux; bytes per second, all ones for none
 _UNPACED = 0xFFFF_FFFF
 _SLOWEST_PACE = 1000
@@ -30,6 +30,10 @@ class Crossed(NamedTuple):
     sent: int  # and acknowledged, also what the other side holds beyond a gap
     received: int
     waiting: int  # in the kernel's queues, because the line takes no more at once
+    flying: int  # segments that left and were not acknowledged yet
+
+
+NOTHING = Crossed(0, 0, 0, 0)
 
 
 class TcpCounts:
@@ -37,7 +41,7 @@ class TcpCounts:
 
     def __init__(self) -> None:
         self._open: dict[int, socket.socket] = {}
-        self._of_closed = Crossed(0, 0, 0)
+        self._of_closed = NOTHING
         self._pace = _UNPACED
         self.is_known = sys.platform == "linux"
 
@@ -72,8 +76,13 @@ class TcpCounts:
     @property
     def totals(self) -> Crossed:
         """Since the beginning, connections that are gone included."""
-        found = [self._of_closed, *(_read(each) or Crossed(0, 0, 0) for each in self._open.values())]
+        found = [self._of_closed, *(_read(each) or NOTHING for each in self._open.values())]
         return Crossed(*map(sum, zip(*found, strict=True)))
+
+    def of(self, descriptor: int) -> Crossed:
+        """Of one connection; nothing where it is gone, or not known."""
+        watched = self._open.get(descriptor)
+        return (_read(watched) if watched is not None else None) or NOTHING
 
     def close(self) -> None:
         for descriptor in list(self._open):
@@ -82,10 +91,8 @@ class TcpCounts:
     def forget(self, descriptor: int) -> None:
         watched = self._open.pop(descriptor, None)
         if watched is not None:
-            last = _read(watched) or Crossed(0, 0, 0)
-            self._of_closed = Crossed(
-                self._of_closed.sent + last.sent, self._of_closed.received + last.received, 0
-            )
+            last, before = _read(watched) or NOTHING, self._of_closed
+            self._of_closed = Crossed(before.sent + last.sent, before.received + last.received, 0, 0)
             watched.close()
 
 
@@ -102,6 +109,6 @@ def _read(watched: socket.socket) -> Crossed | None:
         return None  # no TCP, or no such kernel
     if len(raw) != _FIELDS.size:
         return None
-    segment_bytes, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
+    segment_bytes, flying, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
     # Without them, a lost packet would look like a line that stops, and then carries twice what it can.
-    return Crossed(acknowledged + segment_bytes * beyond_gap, received, waiting)
+    return Crossed(acknowledged + segment_bytes * beyond_gap, received, waiting, flying)

@@ -199,6 +199,7 @@ class ZmqLink:
             for connection in line.opened:
                 if connection.read_news():
                     line.put(self.pings.greet(peer, now))
+                connection.listen(now)
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
                 line.close()  # what is in its sockets is lost, and asked for again
@@ -225,13 +226,10 @@ class ZmqLink:
                 self._dial(line)
 
     def unreached(self) -> set[str]:
-        """Peers for which something waits that could not leave for a while, or that no connection leads to."""
+        """Peers for which something waits for a while that no connection takes, or of which none hears anything."""
         now = self._clock()
-        return {
-            peer
-            for peer, line in self._lines.items()
-            if line.stuck_since is not None and not line.is_up and now - line.stuck_since >= UNREACHED_AFTER_S
-        }
+        since = {peer: line.unreached_since() for peer, line in self._lines.items()}
+        return {peer for peer, at in since.items() if at is not None and now - at >= UNREACHED_AFTER_S}
 
     def answers_waiting(self, peer: str) -> int:
         """Answers to this peer's questions that have not left yet."""

@@ -107,7 +107,7 @@ class Agent:
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
             lambda: use_of(self._link, self._arithmetic),
-            lambda: counts_of(self._link, machine),
+            lambda: counts_of(self._link, machine, self._answering.held),
         )
         self._events.begin(machine.me, options.url.run, options.own.upload_limits)
         failpoints.arm(os.environ, self._events.on_failpoint)

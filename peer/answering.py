@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.verdicts import Verdict
 from farflung.peer import effects as do
 from farflung.peer.capture import Submit
 from farflung.peer.data_line import DataLine
@@ -32,25 +33,34 @@ class Answering:
         self._serving, self._piece_bytes = Serving(fragments), piece_bytes
 
     def idle_s(self) -> float:
-        return LOOK_AGAIN_S if self._serving.holds else 60.0
+        return LOOK_AGAIN_S if self._serving.held else 60.0
+
+    @property
+    def held(self) -> int:
+        """Questions that wait: they are in no counter yet (P8)."""
+        return self._serving.held
 
     # ---- questions -----------------------------------------------------------------------------------------
 
     def takes(self, sender: str, frame: Frame, machine: PeerMachine, now: float) -> bool:
         """True: a question that has to wait its turn.  The machine hears of it later."""
-        if frame.header.kind not in _HELD_BACK:
+        part = machine.part
+        if part is None or frame.header.kind not in _HELD_BACK:
             return False
-        lane = machine.part.lane_of_chunk(frame.header.chunk) if machine.part is not None else None
+        lane = part.lane_of_chunk(frame.header.chunk)
         if lane is None or not lane.holds_state:
             return False  # the answer is that there is none
-        self._serving.hold(sender, frame, now)
+        if not self._serving.hold(sender, frame, now):
+            part.counters.count(Verdict.DUPLICATE)
         return True
 
     def turn(self, machine: PeerMachine, now: float) -> None:
         """At every turn of the agent's loop."""
         part = machine.part
-        if part is None or not self._serving.holds:
+        if part is None or not self._serving.held:
             return
+        for _ in range(self._serving.let_go(now)):
+            part.counters.count(Verdict.STALE)
 
         def can(frame: Frame) -> bool:
             lane = part.lane_of_chunk(frame.header.chunk)

@@ -16,7 +16,7 @@ from farflung.collectives.caps import parse_cap, strictest
 from farflung.collectives.courtesy import Courtesy
 from farflung.collectives.errors import UserError
 from farflung.collectives.rates import RateMeter
-from farflung.collectives.tcp_counts import Crossed
+from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import LinkSettings, ZmqLink
 from farflung.coordinator.manifest import NetSection
@@ -42,7 +42,7 @@ class DataLine:
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
         self._up, self._down = RateMeter(), RateMeter()
         self._courtesy = Courtesy()
-        self._moved = Crossed(0, 0, 0)  # bytes when the meters were fed last
+        self._moved = NOTHING  # bytes when the meters were fed last
         self._has_more = False  # bytes wait to leave
 
     def open(self, url: JoinUrl, net: NetSection) -> str:
@@ -67,7 +67,7 @@ class DataLine:
         link.on_tick()
         # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
         # arrived long before.
-        crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0)
+        crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0, 0)
         sent = max(0, crossed.sent - self._moved.sent)  # the kernel may take a segment back
         received = crossed.received - self._moved.received
         self._moved = crossed if sent else crossed._replace(sent=self._moved.sent)

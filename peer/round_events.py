@@ -248,8 +248,9 @@ def use_of(link: ZmqLink, arithmetic: Arithmetic) -> Use:
     }
 
 
-def counts_of(link: ZmqLink, machine: PeerMachine) -> Counts:
-    """What became of every bulk frame; `waiting` ones overtook their explanation, and end in a counter later."""
+def counts_of(link: ZmqLink, machine: PeerMachine, held: int) -> Counts:
+    """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
+    back, and end in a counter later."""
     part = machine.part
     inside = part.counters.as_dict() if part is not None else {}
     both = {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
@@ -258,7 +259,7 @@ def counts_of(link: ZmqLink, machine: PeerMachine) -> Counts:
         **tx,
         "counters": both,
         "arrived": link.rx_frames,
-        "waiting": part.early_count if part is not None else 0,
+        "waiting": held + (part.early_count if part is not None else 0),
     }
 
 

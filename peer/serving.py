@@ -71,16 +71,19 @@ class Serving:
     # ---- questions that wait ------------------------------------------------------------------------------
 
     @property
-    def holds(self) -> bool:
-        return bool(self._held)
+    def held(self) -> int:
+        return len(self._held)
 
-    def hold(self, to: str, frame: Frame, now: float) -> None:
+    def hold(self, to: str, frame: Frame, now: float) -> bool:
+        """False: it waits already, or its asker has too many waiting."""
         if not self._held:
             self._busy_at = self._passed_at = now  # nobody has looked for a while
         new = Held(to, frame, now)
         mine = [each.what for each in self._held if each.to == to]
-        if new.what not in mine and len(mine) < self.most:
+        takes = new.what not in mine and len(mine) < self.most
+        if takes:
             self._held.append(new)
+        return takes
 
     def may_pass(self, line: LineNow, now: float) -> bool:
         """Is there room on the line for one more piece of state?"""
@@ -95,7 +98,6 @@ class Serving:
 
     def next(self, can: Callable[[Frame], bool], line: LineNow, now: float) -> Held | None:
         """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""
-        self._held = [each for each in self._held if now - each.since < HELD_MOST_S]
         room = self.may_pass(line, now)
         for each in self._held:
             if can(each.frame) and (room or each.frame.header.kind != Kind.WANT_STATE):
@@ -106,6 +108,12 @@ class Serving:
                     self._held.sort(key=lambda other: other.to == each.to)
                 return each
         return None
+
+    def let_go(self, now: float) -> int:
+        """How many were held for so long that nobody waits for them any more."""
+        before = len(self._held)
+        self._held = [each for each in self._held if now - each.since < HELD_MOST_S]
+        return before - len(self._held)
 
     def to_put_off(self, now: float) -> list[Held]:
         """Those that have waited for a while since they heard of it last."""

@@ -28,7 +28,7 @@ from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.status import status_json
 from farflung.peer import participation
 from farflung.peer.participation import EARLY_KEPT, Participation
-from farflung.peer.serving import Serving
+from farflung.peer.serving import HELD_MOST_S, Serving
 from farflung.peer.simulator import Scenario, World
 
 TAG = bytes(8)
@@ -296,3 +296,11 @@ def test_when_every_donor_has_sent_wrong_bytes_they_are_asked_again_all_the_same
                 joiner.take("bad", truth(want))
         now += 0.2
     assert joiner.installed == set(range(CHUNKS))
+
+
+def test_P8_a_question_that_is_not_held_or_not_held_any_more_is_told_so_that_it_is_counted() -> None:
+    serving = Serving(fragments=1)
+    asked = Frame(Header(Kind.WANT_STATE, b"run-tag!", version=3, chunk=5))
+    assert serving.hold("ann", asked, 0.0) and not serving.hold("ann", asked, 1.0), "it waits already"
+    assert serving.held == 1 and serving.let_go(HELD_MOST_S - 1.0) == 0
+    assert serving.let_go(HELD_MOST_S) == 1 and serving.held == 0

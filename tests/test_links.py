@@ -15,7 +15,9 @@ from zmq.utils import z85
 
 from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.collectives.line import Connection, Line
 from farflung.collectives.plan import Contact
+from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
 from farflung.coordinator.zap import ZapHandler
@@ -205,6 +207,42 @@ def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_w
     ann.turn()
     assert ann.link.unreached() == {"bob"}
     ann.close()
+
+
+@dataclass
+class Told:
+    """Stands in for the kernel's word on one connection."""
+
+    crossed: Crossed = NOTHING
+
+    def of(self, descriptor: int) -> Crossed:
+        return self.crossed
+
+
+def test_P3_what_nobody_acknowledges_shows_a_cut_line() -> None:
+    """Connections over it stand for many seconds more."""
+    one, other = Told(), Told()
+    # No real sockets: only what the kernel tells is looked at.
+    opened = [Connection(None, None, told, up=True) for told in (one, other)]  # type: ignore[arg-type]
+    line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), opened)
+
+    def since(now: float, first: Crossed, second: Crossed) -> float | None:
+        one.crossed, other.crossed = first, second
+        for connection in opened:
+            connection.listen(now)
+        return line.unreached_since()
+
+    flying = NOTHING._replace(sent=10, flying=3)
+    assert since(0.0, NOTHING, NOTHING) is None, "nothing is on its way"
+    assert since(0.5, flying, NOTHING) is None
+    assert since(1.0, flying, NOTHING) is None, "the other connection is not known to hang"
+    assert since(1.5, flying, flying) is None and since(2.0, flying, flying) == 2.0
+    assert since(2.5, flying, flying) == 2.0
+    assert since(3.0, flying, flying._replace(sent=11)) is None, "something arrived"
+    assert since(3.5, flying, flying._replace(sent=11)) == 3.5
+    assert since(4.0, NOTHING._replace(sent=13), flying._replace(sent=11)) is None
+    assert since(4.5, flying, flying) is None and since(5.0, flying, flying) == 5.0
+    assert since(9.0, flying, flying) is None, "we slept and heard nothing of what came"
 
 
 @pytest.mark.slow
