@@ -192,18 +192,35 @@ def watch(
 @app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("run.svg"),
+    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
 ) -> None:
-    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds (SVG)."""
+    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
+    from farflung.peer.picture_files import write_picture
     from farflung.peer.plots import picture_of
     from farflung.peer.replay import read_folder
 
-    drawn = picture_of(read_folder(folder))
-    try:
-        out.write_text(drawn, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write: {error.strerror}") from error
+    write_picture(picture_of(read_folder(folder)), out)
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write a TensorBoard log into this folder.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option(help="Log to this project of Weights & Biases.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
+    ] = False,
+) -> None:
+    """Hand a run's figures to an experiment tracker: a row for each round, live or long after the run."""
+    from farflung.peer.trackers import ExportOptions
+    from farflung.peer.trackers import export as hand_over
+
+    options = ExportOptions(folder, tensorboard, wandb, json_output, follow)
+    hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
 
 
 @app.command()

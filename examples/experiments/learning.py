@@ -127,6 +127,8 @@ def main() -> None:
         "--period", type=int, default=20, help="steps between rounds, where an experiment leaves it open"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=4, help="windows that a peer reads at each step")
+    parser.add_argument("--lr", type=float, default=6e-3, help="of the inner optimizer, at its highest")
     parser.add_argument("--only", nargs="*", type=int, help="these rows, counted from 0")
     parser.add_argument(
         "--time-only", action="store_true", help="without a model: only the last columns mean anything"
@@ -134,7 +136,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = EXPERIMENTS[asked.experiment](Setting("", asked.steps, asked.period, seed=asked.seed))
+    base = Setting("", asked.steps, asked.period, lr=asked.lr, batch=asked.batch, seed=asked.seed)
+    rows = EXPERIMENTS[asked.experiment](base)
     if asked.time_only:
         rows = [(replace(setting, learns=False), make) for setting, make in rows]
     if asked.only is not None:
