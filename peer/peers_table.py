@@ -55,7 +55,7 @@ class _Column(NamedTuple):
 
 
 _COLUMNS = (
-    _Column("peer", 12, 0, right=False),
+    _Column("peer", 14, 0, right=False),
     _Column("does", 10, 0, right=False),
     _Column("step", 5, 1),
     _Column("tok/s", 5, 2),
