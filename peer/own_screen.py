@@ -143,7 +143,8 @@ class OwnProcess:
     def _text(self, member: Record, log: list[str]) -> str:
         if not member:
             return clean(log[-1]) if log else "starting"
-        if "unanswered_s" in self._status:  # what the coordinator told last is old; the peer itself is not
+        # What the coordinator told last may be old, and of a joiner it knows little: the peer itself tells more.
+        if "unanswered_s" in self._status or member.get("state") in ("joining", "syncing"):
             return "   ".join([clean(member.get("name")), *map(clean, log[-1:])])
         every = number(self._status, "sync_every")
         step = number(member, "step")

@@ -72,7 +72,7 @@ _COLUMNS = (
     _Column("heard", 6, 10),
     _Column("id", 16, 11, right=False),
 )
-_HISTORY = _Column("last rounds", 13, 0, right=False)
+_HISTORY = _Column("last rounds", 11, 0, right=False)
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,9 @@ def test_what_it_says() -> None:
         "version 12/40  gather, 58 s left  3 alive, 2 take part  parity ok 9f3c",
         "loss 2.913",
         "1.2M tokens, 11.6k/s  74 s gone, about 3 min to go",
-        "● amber-fox    gets 81%",
-        "× grey-heron   lost",
-        "○ lime-wren    fetches    it holds version 9, the run is at 12",
+        "● amber-fox      gets 81%",
+        "× grey-heron     lost",
+        "○ lime-wren      fetches    it holds version 9, the run is at 12",
         "round 14  epoch 1  3 members  1.9 s of 60 s",
         " 84%",
         "waiting for dusty-elk 51%, amber-fox 81%",
@@ -173,7 +173,7 @@ def test_who_is_left_out_of_the_round_that_goes_on_is_told_at_once() -> None:
     out = SAMPLE["members"][1] | {"out": "its contribution was not whole in time"}
     status = SAMPLE | {"members": [SAMPLE["members"][0], out]}
     assert health(status).text.startswith("1 of 2 take part. dusty-elk: not in this round: its contribution")
-    assert "○ dusty-elk    gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
+    assert "○ dusty-elk      gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
 
 
 def test_who_holds_the_next_round_up_is_named() -> None:
