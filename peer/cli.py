@@ -155,14 +155,19 @@ def join(
 def status(
     url: Url,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+    prometheus: Annotated[bool, typer.Option(help="Figures in Prometheus's text format.")] = False,
 ) -> None:
     """Show where a run is, once."""
     from farflung.peer.health import plain_line
+    from farflung.peer.prometheus import as_metrics
     from farflung.peer.watching import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
-    typer.echo(json.dumps(found) if json_output else plain_line(found))
+    if prometheus:
+        typer.echo(as_metrics(found), nl=False)
+    else:
+        typer.echo(json.dumps(found) if json_output else plain_line(found))
 
 
 @app.command()
