@@ -52,7 +52,7 @@ def as_metrics(status: Record) -> str:
 def _metric(name: str, kind: str, told: str, values: list[tuple[dict[str, str], float | None]]) -> list[str]:
     """Nothing at all where no value is known: 0 would be a lie."""
     shown = [
-        f"farflung_{name}{{{_labels(labels)}}} {value:.17g}" for labels, value in values if value is not None
+        f"farflung_{name}{{{_labels(labels)}}} {value:.12g}" for labels, value in values if value is not None
     ]
     return [f"# HELP farflung_{name} {told}", f"# TYPE farflung_{name} {kind}", *shown] if shown else []
 
