@@ -5,6 +5,8 @@ Called by `farflung status --prometheus`, whose output node_exporter's textfile 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.peer.health import takes_part
 from farflung.peer.screen_text import Record, clean, known, records
 
@@ -49,7 +51,9 @@ def as_metrics(status: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metric(name: str, kind: str, told: str, values: list[tuple[dict[str, str], float | None]]) -> list[str]:
+def _metric(
+    name: str, kind: str, told: str, values: Sequence[tuple[dict[str, str], float | None]]
+) -> list[str]:
     """Nothing at all where no value is known: 0 would be a lie."""
     shown = [
         f"farflung_{name}{{{_labels(labels)}}} {value:.12g}" for labels, value in values if value is not None
