@@ -158,6 +158,10 @@ class Conductor:
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
         core.log(f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}")
+        for member in self.able:
+            if member.peer not in peers:
+                why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
+                self._leave_out(member.peer, why)
         self._tell_members(OpenRound, plan=plan)
 
     @property

@@ -182,7 +182,8 @@ class Guidance:
         behind = [m for m in self._core.members.alive.values() if not m.verified]
         since_commit_s = min(conductor.since_commit_s for conductor in self._conductors)
         if behind and since_commit_s < FINISH_GRACE_S:
-            return "wait", f"the run is complete; {len(behind)} peers are still fetching version {version}"
+            who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
+            return "wait", f"the run is complete; {who} still fetching version {version}"
         return "finish", f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.collectives.digests import root_of
 from farflung.coordinator.membership import Member
+from farflung.coordinator.messages import STUCK
 
 if TYPE_CHECKING:
     from farflung.coordinator.conductor import Conductor
@@ -80,7 +81,9 @@ def why_not(core: Core, conductors: list[Conductor], member: Member) -> str:
     lacking = [c for c in conductors if not (c.standing(member).verified or c.is_arriving(member))]
     if lacking:
         return member.told
-    return member.left_out if member.missed else ""
+    if member.beat.phase == STUCK:
+        return "its trainer takes no steps any more"
+    return (member.left_out or "it came too late for the last round") if member.missed else ""
 
 
 def one_digest(digests: list[bytes]) -> bytes:

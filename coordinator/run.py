@@ -177,6 +177,8 @@ class RunMachine:
             core.write(ModelFixed(model=hello.model, peer=peer))
         core.write(Admitted(peer=peer, name=name, session=session))
         old = core.members.members.get(peer)
+        # Of a slow answer to its hello, which it repeated, nobody wants to hear.
+        again = old is not None and old.alive and old.process == hello.process
         if old is not None:
             core.do(Forbid(old.contact.key))
             if old.process != hello.process:
@@ -186,7 +188,8 @@ class RunMachine:
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
-        core.note(f"{name} {'came back' if old is not None else 'joined'}")
+        if not again:
+            core.note(f"{name} {'came back' if old is not None else 'joined'}")
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(key))
         core.do(

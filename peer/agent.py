@@ -24,7 +24,7 @@ from zmq.utils import z85
 from farflung.collectives import failpoints
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.errors import FarflungError
-from farflung.collectives.frames import Frame
+from farflung.collectives.frames import Frame, Kind
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.compression.native import outer_step
@@ -45,6 +45,7 @@ from farflung.peer.control import ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import me_of
 from farflung.peer.failing import before_effect, on_the_way, on_word
+from farflung.peer.fetching import Fetching
 from farflung.peer.identity import Identity, default_path
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
@@ -103,6 +104,7 @@ class Agent:
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
+        self._fetching = Fetching(say)
         self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
@@ -163,6 +165,8 @@ class Agent:
         for sender, came in self._link.receive():
             now = time.monotonic()
             if isinstance(came, Frame):
+                if came.header.kind == Kind.STATE:
+                    self._fetching.came(sender, came.header.chunk, len(came.payload))
                 if not self._answering.takes(sender, came, machine, now):
                     self._carry_out(machine.on_frame(sender, came, now))
             else:
@@ -229,6 +233,7 @@ class Agent:
             self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
             elements = model.chunk_elements
             self._arriving.begin(self._machine)
+            self._fetching.expect(model.chunk_count)
             self._answering.begin(manifest.round.fragments, 8 * elements)
             outer = outer_of(manifest, checked(outer_step()))
             mark = self._shared.mark_torn
@@ -262,6 +267,7 @@ class Agent:
                 self._line.forget_coordinator()
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
+                self._fetching.meet(roster)
             case SendFrame(to=to, frame=frame):
                 self._link.send(to, on_the_way(frame))
             case do.Tell(message=told):
@@ -295,6 +301,7 @@ class Agent:
         match effect:
             case Install():
                 self._events.on_piece(effect.chunk, effect.version)
+                self._fetching.taken(effect.chunk, time.monotonic())
                 job = self._arriving.after(effect, state, lambda: state.install(effect))
                 submit(lambda: change(effect.chunk, job), nothing)
             case Roll():
@@ -326,6 +333,7 @@ class Agent:
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
         failpoints.hit("apply.after_seal")
+        self._fetching.sealed(time.monotonic())
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)

@@ -18,6 +18,7 @@ from farflung.checkpoints.store import Saved, Store
 from farflung.collectives.errors import CheckpointError, UserError
 from farflung.peer.own_config import place_of
 
+LARGE_BYTES = 200_000_000
 app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_args_is_help=True)
 
 Place = Annotated[str, typer.Argument(help="Folder or URL, as given to `farflung join --checkpoints`.")]
@@ -44,6 +45,7 @@ def verify(place: Place, run: Run = "", json_output: Json = False) -> None:
     found, problems = _look(store, run)
     checked = []
     for saved in found:
+        _tell_if_large(saved)
         wrong = store.problems_of(saved)
         problems += wrong
         checked.append(_facts(saved) | {"good": not wrong})
@@ -81,6 +83,7 @@ def export(
         raise UserError(f"{out} exists; choose another name with --out, or add --force to overwrite it")
     store = Store(place_of(place))
     for saved in _candidates(store, place, run, version):
+        _tell_if_large(saved)
         try:
             exported = tensors_of(saved.manifest.model, store.chunks(saved))
         except CheckpointError as error:
@@ -131,6 +134,13 @@ def _look(store: Store, run: str) -> tuple[list[Saved], list[str]]:
 def _tell(problems: list[str]) -> None:
     for problem in problems:
         print(f"farflung: {problem}", file=sys.stderr)
+
+
+def _tell_if_large(saved: Saved) -> None:
+    """All of it is read, which takes a while."""
+    size_bytes = saved.manifest.size_bytes
+    if size_bytes >= LARGE_BYTES:
+        _tell([f"reads version {saved.manifest.version}, {size_bytes / 1e9:.1f} GB"])
 
 
 def _facts(saved: Saved) -> dict[str, Any]:

@@ -155,14 +155,19 @@ def join(
 def status(
     url: Url,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+    prometheus: Annotated[bool, typer.Option(help="Figures in Prometheus's text format.")] = False,
 ) -> None:
     """Show where a run is, once."""
     from farflung.peer.health import plain_line
+    from farflung.peer.prometheus import as_metrics
     from farflung.peer.watching import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
-    typer.echo(json.dumps(found) if json_output else plain_line(found))
+    if prometheus:
+        typer.echo(as_metrics(found), nl=False)
+    else:
+        typer.echo(json.dumps(found) if json_output else plain_line(found))
 
 
 @app.command()
@@ -192,18 +197,35 @@ def watch(
 @app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("run.svg"),
+    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
 ) -> None:
-    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds (SVG)."""
+    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
+    from farflung.peer.picture_files import write_picture
     from farflung.peer.plots import picture_of
     from farflung.peer.replay import read_folder
 
-    drawn = picture_of(read_folder(folder))
-    try:
-        out.write_text(drawn, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write: {error.strerror}") from error
+    write_picture(picture_of(read_folder(folder)), out)
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write a TensorBoard log into this folder.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option(help="Log to this project of Weights & Biases.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
+    ] = False,
+) -> None:
+    """Hand a run's figures to an experiment tracker: a row for each round, live or long after the run."""
+    from farflung.peer.trackers import ExportOptions
+    from farflung.peer.trackers import export as hand_over
+
+    options = ExportOptions(folder, tensorboard, wandb, json_output, follow)
+    hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
 
 
 @app.command()

@@ -88,8 +88,6 @@ def _header(status: Record, width: int) -> list[Text]:
     members = records(status, "members")
     alive = sum(member.get("alive") is True for member in members)
     part = sum(takes_part(member) for member in members)
-    losses = [known(entry, "loss") for entry in records(status, "rounds")]
-    curve = sparkline([loss for loss in losses if loss is not None][-(width // 5) :])
     left_s, phase_s = known(status, "eta_s"), known(status, "phase_left_s")
     phase = clean(status.get("phase") or "waiting", 20) + (
         f", {duration(phase_s)} left" if phase_s is not None and status.get("phase") != "apply" else ""
@@ -99,17 +97,17 @@ def _header(status: Record, width: int) -> list[Text]:
         f"  {phase}  {alive} alive, {part} take part  ",
         parity(status),
     )
-    third = Text.assemble(
-        f"loss {loss_of(status)} ",
-        (curve, "cyan"),
+    begin = f"loss {loss_of(status)} "
+    rest = (
         f"  {si(number(status, 'tokens'))} tokens, {si(number(status, 'tokens_per_s'))}/s  "
         f"{duration(number(status, 'elapsed_s'))} gone"
-        + (
-            f", about {duration(left_s)} to go"
-            if left_s is not None and status.get("phase") != "finished"
-            else ""
-        ),
     )
+    if left_s is not None and status.get("phase") != "finished":
+        rest += f", about {duration(left_s)} to go"
+    losses = [loss for entry in records(status, "rounds") if (loss := known(entry, "loss")) is not None]
+    # The curve gives way: a number that is cut off says nothing.
+    cells = min(width // 5, width - 4 - len(begin) - len(rest))
+    third = Text.assemble(begin, (sparkline(losses[-cells:]) if cells > 0 else "", "cyan"), rest)
     first = Text.assemble((f"{verdict.mark} {verdict.word}", verdict.style), f"  {verdict.text}")
     return [first, second, third]
 
@@ -161,7 +159,7 @@ def _round_title(status: Record, current: Record | None) -> str:
 def _round_lines(status: Record, current: Record | None, width: int) -> list[Text]:
     """Two lines, with a round and without, so that nothing jumps."""
     if current is None:
-        return [_training(status, width), Text(clean(status.get("reason")), "dim")]
+        return [_training(status, width), _getting_ready(status)]
     shown = current
     shares = {
         "sent": number(shown, "held"),
@@ -188,6 +186,24 @@ def _training(status: Record, width: int) -> Text:
     return Text.assemble("inner steps ", bar(share, max(4, width - 18 - len(ends))), ends)
 
 
+def _getting_ready(status: Record) -> Text:
+    """Whom the others wait for before the round opens, once somebody waits."""
+    opens_in_s = known(status, "phase_left_s")
+    late = [
+        clean(member.get("name"), 40)
+        for member in records(status, "members")
+        if member.get("alive") is True and member.get("state") in ("inner", "stuck")
+    ]
+    if opens_in_s is None or not late:
+        return Text(clean(status.get("reason")), "dim")
+    return _named(late, f"; the round opens without them in {duration(opens_in_s)}")
+
+
+def _named(late: list[str], then: str) -> Text:
+    more = f" and {len(late) - _LATE_SHOWN} more" if len(late) > _LATE_SHOWN else ""
+    return Text.assemble(("waiting for ", "bold"), f"{', '.join(late[:_LATE_SHOWN])}{more}{then}")
+
+
 def _waiting_for(status: Record, current: Record) -> Text:
     """Who holds the round up, with how far each is."""
     reason = Text(clean(status.get("reason")), "dim")
@@ -200,11 +216,9 @@ def _waiting_for(status: Record, current: Record) -> Text:
     ]
     if not late:
         return reason
-    named = ", ".join(f"{name} {share:.0%}" for share, name in sorted(late)[:_LATE_SHOWN])
-    more = f" and {len(late) - _LATE_SHOWN} more" if len(late) > _LATE_SHOWN else ""
     grace_s = number(current, "grace_s") - number(current, "seconds")
     then = f"; left out in {duration(grace_s)}" if sending and grace_s > 0 else ""
-    return Text.assemble(("waiting for ", "bold"), f"{named}{more}{then}")
+    return _named([f"{name} {share:.0%}" for share, name in sorted(late)], then)
 
 
 # ---- what was --------------------------------------------------------------------------------------------

@@ -152,7 +152,9 @@ def _no_answer(facts: Facts) -> Finding:
 
 
 def _rtt(line: Line) -> Finding:
-    text = f"answers after {1000 * line.rtt_s:.0f} ms; it sees this machine at {line.came_from or '?'}"
+    text = (
+        f"answers after {max(1.0, 1000 * line.rtt_s):.0f} ms; it sees this machine at {line.came_from or '?'}"
+    )
     return Finding("coordinator", WARN if line.rtt_s > SLOW_RTT_S else OK, text)
 
 

@@ -52,7 +52,7 @@ def health(status: Record) -> Health:
         return Health("…", "CONNECTING", "bold yellow", "the coordinator has not answered yet")
     silent_s = known(status, "unanswered_s")
     if silent_s is not None:
-        old = f"the coordinator has not answered for {duration(silent_s)}; peers go on training, this picture is old"
+        old = f"no word from the coordinator for {duration(silent_s)}; training goes on"
         return Health("▲", "NO ANSWER", "bold yellow", old)
     if status.get("parity") is False:
         bad = "peers at one version hold different models; do not trust newer checkpoints"

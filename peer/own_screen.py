@@ -33,6 +33,7 @@ LOG_LINES = 200
 LOG_BYTES = 64 * 1024  # read of a log that may be long
 FORGET = 0.99  # of the time per second: the shares are those of the last minutes
 SAID_AT_END = 5
+_KINDS = {"inner": "computes"} | dict.fromkeys(("scatter", "gather", "apply", "syncing"), "network")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _I_AM = re.compile(r"I am \S+ \(([a-z2-7]{16})\)")
 _URL = re.compile(r"^(farflung://\S+)$", re.M)
@@ -44,7 +45,7 @@ def wanted(plain: bool) -> bool:
 
 
 class TimeShares:
-    """What a peer's time goes into, from looks at it: it computes when its step grew."""
+    """What a peer's time goes into, from looks at it: where its step did not grow, its state says it."""
 
     def __init__(self) -> None:
         self._spent = {"computes": 0.0, "waits": 0.0, "network": 0.0}
@@ -54,8 +55,8 @@ class TimeShares:
         step = number(member, "step")
         if self._last is not None and now > self._last[0]:
             seconds = now - self._last[0]
-            in_round = member.get("state") in ("scatter", "gather", "apply", "syncing")
-            kind = "computes" if step > self._last[1] else "network" if in_round else "waits"
+            # A long step is work, too, although the count stands still meanwhile.
+            kind = "computes" if step > self._last[1] else _KINDS.get(str(member.get("state")), "waits")
             self._spent = {name: spent * FORGET**seconds for name, spent in self._spent.items()}
             self._spent[kind] += seconds
         self._last = (now, step)
@@ -142,6 +143,9 @@ class OwnProcess:
     def _text(self, member: Record, log: list[str]) -> str:
         if not member:
             return clean(log[-1]) if log else "starting"
+        # What the coordinator told last may be old, and of a joiner it knows little: the peer itself tells more.
+        if "unanswered_s" in self._status or member.get("state") in ("joining", "syncing"):
+            return "   ".join([clean(member.get("name")), *map(clean, log[-1:])])
         every = number(self._status, "sync_every")
         step = number(member, "step")
         inner = f"step {count(member, 'step')}" + (f" ({step % every:.0f} of {every:.0f})" if every else "")

@@ -33,6 +33,7 @@ _DOES = {
     "syncing": ("fetches", "yellow"),
     "inner": ("trains", "cyan"),
     "ready": ("ready", "bright_blue"),
+    "stuck": ("hangs", "bold red"),
     "scatter": ("sends", "magenta"),
     "gather": ("gets", "magenta"),
     "apply": ("applies", "magenta"),
@@ -54,7 +55,7 @@ class _Column(NamedTuple):
 
 
 _COLUMNS = (
-    _Column("peer", 12, 0, right=False),
+    _Column("peer", 14, 0, right=False),
     _Column("does", 10, 0, right=False),
     _Column("step", 5, 1),
     _Column("tok/s", 5, 2),
@@ -71,7 +72,7 @@ _COLUMNS = (
     _Column("heard", 6, 10),
     _Column("id", 16, 11, right=False),
 )
-_HISTORY = _Column("last rounds", 13, 0, right=False)
+_HISTORY = _Column("last rounds", 11, 0, right=False)
 
 
 @dataclass(frozen=True)

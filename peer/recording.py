@@ -208,9 +208,7 @@ class Story:
                 member.missed, member.why, member.version = 0, "", self.version
             elif member.alive and member.state != "joining":
                 member.missed += 1
-                member.why = (
-                    f"round {event['round']}: {excluded.get(peer, 'it was not ready when the round opened')}"
-                )
+                member.why = f"round {event['round']}: {excluded.get(peer, 'it was not ready in time')}"
         name = self.recording.name
         self._rounds.append(
             {

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 BLUE, ORANGE, GREEN, PINK, SKY, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#999999"
 INK, PALE = "#222222", "#DDDDDD"
+FONTS = "Arial, DejaVu Sans, Liberation Sans, Noto Sans, sans-serif"  # by name: not every program knows the last one
 
 
 class Sheet:
@@ -43,7 +44,7 @@ class Sheet:
 
     def text(self) -> str:
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
-        style = f'width="{self.width}" height="{self.height}" font-family="sans-serif"'
+        style = f'width="{self.width}" height="{self.height}" font-family="{FONTS}"'
         ground = f'<rect width="{self.width}" height="{self.height}" fill="white"/>'
         return "\n".join([f"{head} {style}>", ground, *self._parts, "</svg>", ""])
 

@@ -97,9 +97,9 @@ def test_what_it_says() -> None:
         "version 12/40  gather, 58 s left  3 alive, 2 take part  parity ok 9f3c",
         "loss 2.913",
         "1.2M tokens, 11.6k/s  74 s gone, about 3 min to go",
-        "● amber-fox    gets 81%",
-        "× grey-heron   lost",
-        "○ lime-wren    fetches    it holds version 9, the run is at 12",
+        "● amber-fox      gets 81%",
+        "× grey-heron     lost",
+        "○ lime-wren      fetches    it holds version 9, the run is at 12",
         "round 14  epoch 1  3 members  1.9 s of 60 s",
         " 84%",
         "waiting for dusty-elk 51%, amber-fox 81%",
@@ -147,7 +147,7 @@ def test_every_page_and_order_fits() -> None:
         ({"members": []}, "… WAITING  nobody is here"),
         ({"unasked": True}, "… CONNECTING"),
         ({"phase": "waiting", "reason": "1 of at least 2 peers"}, "… WAITING  1 of at least 2 peers"),
-        ({"unanswered_s": 7.0}, "▲ NO ANSWER  the coordinator has not answered for 7.0 s"),
+        ({"unanswered_s": 7.0}, "▲ NO ANSWER  no word from the coordinator for 7.0 s; training goes on"),
         ({"members": SAMPLE["members"][:2]}, "● GOING WELL  all 2 peers take part"),
         (
             {"members": [SAMPLE["members"][0], SAMPLE["members"][3]]},
@@ -173,7 +173,19 @@ def test_who_is_left_out_of_the_round_that_goes_on_is_told_at_once() -> None:
     out = SAMPLE["members"][1] | {"out": "its contribution was not whole in time"}
     status = SAMPLE | {"members": [SAMPLE["members"][0], out]}
     assert health(status).text.startswith("1 of 2 take part. dusty-elk: not in this round: its contribution")
-    assert "○ dusty-elk    gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
+    assert "○ dusty-elk      gets 51%   not in this round: its contribution was" in screen(status, 80, 24)
+
+
+def test_who_holds_the_next_round_up_is_named() -> None:
+    ready, trains = ({**SAMPLE["members"][n], "state": state} for n, state in ((0, "ready"), (1, "inner")))
+    status = SAMPLE | {"round": None, "phase": "inner", "phase_left_s": 7.6, "members": [ready, trains]}
+    assert "waiting for dusty-elk; the round opens without them in 7.6 s" in screen(status, 80, 24)
+    assert "waiting for" not in screen(status | {"phase_left_s": None}, 80, 24)
+
+
+def test_no_figure_of_the_top_is_cut_off_in_a_small_terminal() -> None:
+    long = SAMPLE | {"tokens": 123_400_000, "elapsed_s": 5000.0, "eta_s": 90_000.0}
+    assert "123M tokens, 11.6k/s  83 min gone, about 25 h to go" in screen(long, 80, 24)
 
 
 def test_keys_choose_what_is_shown() -> None:
@@ -201,7 +213,7 @@ def test_what_terminals_send_becomes_keys() -> None:
 def test_time_goes_where_the_steps_show_it() -> None:
     shares = TimeShares()
     for now, (state, step) in enumerate(
-        [("inner", 0), ("inner", 5), ("inner", 9), ("ready", 9), ("gather", 9)]
+        [("inner", 0), ("inner", 5), ("inner", 5), ("ready", 5), ("gather", 5)]  # one step takes two looks
     ):
         shares.look({"state": state, "step": step}, float(now))
     found = shares.shares()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,8 @@ from typer.testing import CliRunner
 from farflung.collectives.errors import UserError
 from farflung.peer.cli import app
 from farflung.peer.health import health
-from farflung.peer.plots import picture_of
+from farflung.peer.picture_files import write_picture
+from farflung.peer.plots import WIDTH, picture_of
 from farflung.peer.recording import Recording
 from farflung.peer.replay import Replay, read_folder
 from farflung.peer.svg import round_steps
@@ -175,3 +178,21 @@ def test_axes_have_round_numbers() -> None:
     assert round_steps(0, 10) == [0, 5, 10]
     assert round_steps(2.3, 4.7) == [3.0, 4.0]
     assert round_steps(1, 1) == [1]
+
+
+def test_the_picture_as_png(folder: Path) -> None:
+    pytest.importorskip("resvg_py", reason="resvg-py is not installed; pip install resvg-py")
+    write_picture(picture_of(read_folder(folder)), folder / "run.png")
+    content = (folder / "run.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and struct.unpack(">I", content[16:20])[0] == 2 * WIDTH
+
+
+def test_a_picture_that_cannot_be_made_is_told_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = picture_of(read_folder(folder))
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(UserError, match=r"pip install resvg-py; or --out with \.svg"):
+        write_picture(drawn, folder / "run.png")
+    with pytest.raises(UserError, match=r"ends with \.svg or \.png"):
+        write_picture(drawn, folder / "run.gif")

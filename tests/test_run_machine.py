@@ -23,6 +23,7 @@ from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.manifest import Manifest, RunSection
+from farflung.coordinator.member_status import why_not
 from farflung.coordinator.records import (
     AbortedRound,
     CommittedRound,
@@ -390,7 +391,31 @@ def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -
     flight = hall.machine.conductors[0].round
     assert flight is not None and stuck.peer not in flight.plan.members
     assert tick.fragments[0].verified, "it may serve its state all the same"
-    assert hall.machine.core.members.members[stuck.peer].state == "stuck"
+    member = hall.machine.core.members.members[stuck.peer]
+    assert member.state == "stuck"
+    assert (
+        why_not(hall.machine.core, hall.machine.conductors, member) == "its trainer takes no steps any more"
+    )
+
+
+def test_who_is_not_ready_when_a_round_opens_is_told_why(journal: list[Record]) -> None:
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, quick, slow = Hall(records), [Guest(1), Guest(2)], Guest(3)
+    digest = hall.machine.core.ledger.books[0].digests[2]
+    hall.join(*quick, slow, model=model, version=2, digest=digest)
+    for _ in range(int(hall.manifest.round.deadline_s) + 2):
+        hall.now += 1.0
+        hall.beat(slow, version=2, digest=digest)
+        for guest in quick:
+            hall.beat(guest, version=2, digest=digest, ready=True)
+    flight, member = hall.machine.conductors[0].round, hall.machine.core.members.members[slow.peer]
+    assert flight is not None and slow.peer not in flight.plan.members
+    assert why_not(hall.machine.core, hall.machine.conductors, member) == "", "the round may still fail"
+    hall.machine.conductors[0]._count_participation(tuple(guest.peer for guest in quick))
+    told = why_not(hall.machine.core, hall.machine.conductors, member)
+    assert told == f"round {flight.plan.round_no}: it was not ready in time"
+    assert not member.participating, "what the status says in two ways must not differ"
 
 
 def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: list[Record]) -> None:

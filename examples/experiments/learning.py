@@ -127,6 +127,9 @@ def main() -> None:
         "--period", type=int, default=20, help="steps between rounds, where an experiment leaves it open"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=4, help="windows that a peer reads at each step")
+    parser.add_argument("--lr", type=float, default=6e-3, help="of the inner optimizer, at its highest")
+    parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
     parser.add_argument("--only", nargs="*", type=int, help="these rows, counted from 0")
     parser.add_argument(
         "--time-only", action="store_true", help="without a model: only the last columns mean anything"
@@ -134,7 +137,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = EXPERIMENTS[asked.experiment](Setting("", asked.steps, asked.period, seed=asked.seed))
+    base = Setting("", asked.steps, asked.period, lr=asked.lr, batch=asked.batch, seed=asked.seed)
+    base = replace(base, merge={"policy": asked.merge})
+    rows = EXPERIMENTS[asked.experiment](base)
     if asked.time_only:
         rows = [(replace(setting, learns=False), make) for setting, make in rows]
     if asked.only is not None:
@@ -160,13 +165,8 @@ def main() -> None:
         )
         print(f"{row.name:28} {' '.join(f'{cell:>10}' for cell in cells)}", flush=True)
     if asked.plot is not None:
-        draw(
-            asked.plot,
-            f"{asked.experiment}, seed {asked.seed}",
-            "steps of a peer",
-            "loss",
-            {r.name: r.curve for r in done},
-        )
+        title = f"{asked.experiment}, {asked.steps} steps, seed {asked.seed}: held-out loss, nats per byte"
+        draw(asked.plot, title, "steps of a peer", {row.name: row.curve for row in done})
 
 
 if __name__ == "__main__":

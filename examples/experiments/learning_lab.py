@@ -33,7 +33,7 @@ from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
-BATCH, CHUNK_KB, STEP_S, WARMUP = 4, 32, 1.0, 50
+CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
 CORPUS = load_corpus()
 WINDOWS = (CORPUS.train.numel() - 1) // CONFIG.context
 
@@ -47,10 +47,12 @@ class Setting:
     period: int = 20
     peers: int = 4
     lr: float = 6e-3
+    batch: int = 4  # windows that a peer reads at each step
     seed: int = 0
     outer: dict[str, Any] = field(default_factory=dict)
     rounds: dict[str, Any] = field(default_factory=dict)  # keys of [round]
     inner: dict[str, Any] = field(default_factory=dict)
+    merge: dict[str, Any] = field(default_factory=dict)
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
@@ -65,9 +67,10 @@ class Setting:
                 "rounds": self.steps // self.period,
                 "seed": self.seed,
             },
-            "data": {"batch": BATCH, "lease_samples": BATCH * self.period * 4},
+            "data": {"batch": self.batch, "lease_samples": self.batch * self.period * 4},
             "inner": {"lr": self.lr, "betas": (0.9, 0.99), **self.inner},
             "outer": self.outer,
+            "merge": self.merge,
             "round": {
                 "sync_every": self.period,
                 "chunk_kb": CHUNK_KB,
@@ -96,10 +99,10 @@ class Row:
 class Learner(VirtualTrainer):
     """TinyGPT, whose parameters lie in the virtual trainer's flat vector."""
 
-    samples_per_step = BATCH
     dataset_samples = WINDOWS
 
     def __init__(self, setting: Setting, number: int, *place: Any) -> None:
+        self.samples_per_step = setting.batch
         super().__init__(*place)
         self.setting, self.number, host = setting, number, place[0]
         self.model = build(CONFIG, setting.seed)
@@ -207,7 +210,7 @@ class LearningWorld(World):
             self.tokens,
             self.sent_bytes // self.setting.peers,
             sum(each.waited_s - each.waited_before_s for each in fast) / sum(spans),
-            BATCH * CONFIG.context * sum(each.steps for each in fast) / sum(spans),
+            self.setting.batch * CONFIG.context * sum(each.steps for each in fast) / sum(spans),
             time.monotonic() - began,
         )
 
@@ -219,7 +222,9 @@ class LearningWorld(World):
         super()._write(record)
         if isinstance(record, CommittedRound):
             self.tokens += (
-                record.steps * BATCH * CONFIG.context if record.commit.fragment == BOOKS_FRAGMENT else 0
+                record.steps * self.setting.batch * CONFIG.context
+                if record.commit.fragment == BOOKS_FRAGMENT
+                else 0
             )
             self._commits += 1
             if self._commits % self._every == 0 and self.setting.learns:
@@ -258,7 +263,7 @@ def synchronous(setting: Setting, workers: int) -> Row:
     began = time.monotonic()
     model = build(CONFIG, setting.seed)
     inner = inner_of(setting.manifest, model)
-    batch, curve = BATCH * workers, []
+    batch, curve = setting.batch * workers, []
     for step in range(setting.steps):
         first = step * batch % (WINDOWS - batch)
         rows = [
