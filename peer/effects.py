@@ -84,6 +84,16 @@ class ServeManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeLogged:
+    """A result that is kept on disk, if it is; `to` may be me: then it answers a question of my own."""
+
+    to: str
+    chunk: int
+    version: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFragment:
     """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
 
@@ -141,6 +151,7 @@ Effect = (
     | Resolve
     | ServeState
     | ServeManifest
+    | ServeLogged
     | SaveFragment
     | DropSave
     | Restore

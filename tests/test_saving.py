@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.fragments import fragments_of
 from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
 from farflung.peer.arithmetic import Arithmetic
@@ -22,7 +23,7 @@ def lanes(*versions: int) -> list[Lane]:
     """Confirmed by the coordinator, each at its version."""
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
-        lane = Lane("ann", b"12345678", fragment, 3)
+        lane = Lane("ann", b"12345678", fragment, ResultLog(3))
         lane.version = lane.verified_version = version
         lane.digest = bytes([version]) * 32
         found.append(lane)
