@@ -99,7 +99,7 @@ class Agent:
         self._local = LocalServer(options.folder)
         me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
         self._machine = machine = PeerMachine(me, options.url.run, random.random)
-        self._checkpoints.begin(self._machine)
+        self._checkpoints.begin(self._machine, options.url.key)
         machine.log.limit_bytes, machine.log.on_disk = options.own.results_limit, options.own.results_on_disk
         self._shared: SharedState | None = None
         self._state: OuterState | None = None

@@ -102,6 +102,7 @@ class SaveFragment:
     digest: bytes
     round_no: int  # of the round that made it, 0 if not known
     era: int
+    proof: bytes = b""  # the coordinator's signature of the digest; empty if it gives none
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Lane:
         self.sealing = False
         self.lost_track = False
         self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
+        self.proof = b""  # the coordinator's signature of that digest, where it gives one
         self.last_round_no = 0
         self.dropped_round = 0  # the newest one of which I know that the guard threw its work away
         self._compare = compare  # owners compare contributions before the decision
@@ -156,7 +157,7 @@ class Lane:
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what I held was not its state."""
         if tick.verified and self.version == tick.version:
-            self.verified_version = self.version
+            self.verified_version, self.proof = self.version, tick.proof
         self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: chunk by chunk it is fetched anew.  Who holds nothing whole says so, and is told commits.

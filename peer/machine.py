@@ -100,7 +100,7 @@ class PeerMachine:
             self.manifest = Manifest.from_canonical(challenge.manifest)
             self.training = Training.of(self.manifest)
             self.doorway.manifest_digest = self.manifest.digest
-            self.saving.begin(self.manifest)
+            self.saving.begin(self.manifest, self.doorway.run_id)
             effects = self._begin()
         return effects + self._greet()
 
@@ -118,7 +118,7 @@ class PeerMachine:
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session)
         self._in_seq, self._heard_at = 0, self._now
-        return [do.EnterMembers(welcome.member_port), *self._beat()]
+        return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 
     def _lose_contact(self, why: str) -> list[do.Effect]:
         assert self.manifest is not None

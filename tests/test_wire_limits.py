@@ -47,7 +47,12 @@ EXAMPLES: dict[str, m.Message] = {
     "probe": m.Probe(padding=b"", want=0, address="", key=b""),
     "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled=""),
     "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
-    "welcome": m.Welcome(session=SESSION, incarnation=1, member_port=4000),
+    "welcome": m.Welcome(
+        session=SESSION,
+        incarnation=1,
+        member_port=4000,
+        roster=(Contact("ann", "amber-fox", H1, "host:1"),),
+    ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
@@ -145,7 +150,7 @@ FROZEN_FIELDS = {
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",
     "challenge": "nonce run_id manifest",
-    "welcome": "session incarnation member_port",
+    "welcome": "session incarnation member_port roster",
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
