@@ -16,6 +16,7 @@ from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Commit, Contact, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
+from farflung.compression.codec import codec_named
 from farflung.coordinator import messages as m
 from farflung.coordinator import wire
 from farflung.coordinator.effects import Effect, Tell, Write
@@ -126,14 +127,14 @@ def test_each_fragment_has_its_own_digest_and_manifest() -> None:
 
 def test_P4_a_digest_is_of_what_stands_in_memory_now_also_where_pieces_were_hashed_as_they_came() -> None:
     donor, joiner = outer_state("fp32", 2), outer_state("fp32", 2)
-    donor.roll(Roll(1, 1, torch.ones(4).numpy().tobytes()))
+    donor.roll(Roll(1, 1, codec_named("fp32").encode(torch.ones(4))))
     digests = [donor.seal(0), donor.seal(1)]
     for chunk in range(5):
         joiner.install(Install(chunk, 1, donor.chunk_bytes(chunk)))
     assert [joiner.seal(0), joiner.seal(1)] == digests
     joiner.install(Install(0, 1, donor.chunk_bytes(1)))
     joiner.install(Install(0, 1, donor.chunk_bytes(0)))
-    joiner.roll(Roll(1, 2, torch.ones(4).numpy().tobytes()))
+    joiner.roll(Roll(1, 2, codec_named("fp32").encode(torch.ones(4))))
     assert joiner.seal(0) != digests[0]
     joiner.install(Install(1, 1, donor.chunk_bytes(1)))
     joiner.restart_momentum()  # and whatever a trainer wrote
