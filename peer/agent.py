@@ -237,7 +237,7 @@ class Agent:
             mark = self._shared.mark_torn
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
-            self._results.begin(self._machine, largest)
+            self._results.begin(self._machine, model.hash, largest)
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
         self._local.send(self._shared.as_message())

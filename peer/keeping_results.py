@@ -39,15 +39,15 @@ class KeepingResults:
 
     # ---- in the agent's loop -----------------------------------------------------------------------------
 
-    def begin(self, machine: PeerMachine, payload_bytes: int) -> None:
+    def begin(self, machine: PeerMachine, model_hash: bytes, payload_bytes: int) -> None:
         """Once, when the model is known, if results are to be kept on disk."""
         if not machine.log.on_disk:
             return
         self._machine = machine
         self._thread = threading.Thread(target=self._work, name="results", daemon=True)
         self._thread.start()
-        assert machine.manifest is not None and machine.model is not None
-        what = machine.doorway.run_id + machine.manifest.digest + machine.model.hash
+        assert machine.manifest is not None
+        what = machine.doorway.run_id + machine.manifest.digest + model_hash
         path = self._folder / f"{machine.doorway.run_id.hex()}-{machine.me.peer}.results"
         keep, limit = machine.manifest.round.keep_results, machine.log.limit_bytes
         self._jobs.put(lambda: self._open(path, what, keep, limit, payload_bytes))
@@ -110,7 +110,7 @@ class KeepingResults:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 why = str(error)
                 self._later(lambda why=why: self._give_up(why))  # type: ignore[misc]
             except Exception as error:  # the thread's outermost loop: a bug, not a disk that fails

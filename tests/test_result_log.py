@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.checkpoints.result_log import ResultLog
+from farflung.collectives.effects import Roll, SendFrame
 from farflung.collectives.errors import StoreError
 from farflung.collectives.frames import ANSWERS, Kind, parse
+from farflung.peer import effects as do
+from farflung.peer.keeping_results import KeepingResults
 from farflung.peer.simulator import Scenario, World
 
 CALM = {
@@ -112,6 +118,55 @@ def test_results_of_another_model_are_removed_and_two_processes_do_not_share_the
     (tmp_path / "x.results" / "e0-f0-v9.results").write_bytes(b"short")
     assert kept(tmp_path, b"another model").found() == {}
     assert not list((tmp_path / "x.results").iterdir())
+
+
+class Hand:
+    """KeepingResults beside a machine of which only facts are asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.told = ResultLog(3), queue.SimpleQueue[do.Effect]()
+        self.log.on_disk = True
+        lane = SimpleNamespace(fragment=SimpleNamespace(number=0))
+        machine = SimpleNamespace(
+            log=self.log,
+            manifest=SimpleNamespace(round=SimpleNamespace(keep_results=3), digest=bytes(32)),
+            doorway=SimpleNamespace(run_id=bytes(16)),
+            me=SimpleNamespace(peer="ann"),
+            reports=SimpleNamespace(era=0),
+            part=SimpleNamespace(lane_of_chunk=lambda chunk: lane),
+        )
+
+        def submit(job: Callable[[], object], then: Callable[[object], None]) -> None:
+            then(job())
+
+        self.hand = KeepingResults(folder, submit, lambda effects: [*map(self.told.put, effects)])
+        self.hand.begin(machine, bytes(32), payload_bytes=100)  # type: ignore[arg-type]
+
+    def next(self) -> do.Effect:
+        return self.told.get(timeout=10.0)
+
+
+def test_results_on_disk_are_served_and_found_again_and_gone_when_the_run_is_over(tmp_path: Path) -> None:
+    before = Hand(tmp_path)
+    before.hand.rolled(Roll(2, 7, b"result"))
+    for chunk, kind in ((2, Kind.LOGGED), (3, Kind.MISSING)):
+        before.hand.serve(do.ServeLogged("bob", chunk, 7, 0))
+        sent = before.next()
+        assert isinstance(sent, SendFrame) and (sent.to, sent.frame.header.kind) == ("bob", kind)
+    before.hand.close(finished=False)
+    after = Hand(tmp_path)
+    after.hand.close(finished=True)
+    assert after.log.found == {7: {2}} and not list(tmp_path.iterdir())
+
+
+def test_without_a_disk_results_stay_in_memory_and_that_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("not a folder")
+    hand = Hand(tmp_path / "state")
+    told = hand.next()
+    assert isinstance(told, do.Note) and "kept in memory" in told.text and not hand.log.on_disk
+    hand.hand.rolled(Roll(2, 7, b"result"))
+    hand.hand.close(finished=True)
+    assert hand.told.empty()
 
 
 # ---- what it is good for ---------------------------------------------------------------------------------------
