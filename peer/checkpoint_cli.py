@@ -59,7 +59,8 @@ def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = Fal
         _tell(problems)
     if problems:
         count = f"{len(problems)} file{'s' if len(problems) > 1 else ''}"
-        raise CheckpointError(f"{place}: {count} damaged, missing or foreign; remove what is named above")
+        mend = "remove what is named above" + (", if that is the run's join URL" if url is not None else "")
+        raise CheckpointError(f"{place}: {count} damaged, missing or foreign; {mend}")
 
 
 @app.command()
