@@ -169,7 +169,7 @@ FROZEN_FIELDS = {
 FROZEN_PARTS = {
     m.FragmentBeat: "version digest round_no epoch decision_no ready need dropped",
     m.DotProducts: "members chunks products",
-    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped",
+    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped proof",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
