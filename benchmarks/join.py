@@ -36,12 +36,14 @@ from lab_run import LabRun, Setting
 DONORS = ("donor-0", "donor-1", "donor-2")
 JOINER = "joiner"
 DELAY_MS = 12.5
-# A donor whose state is not what it says: one bit of each piece is another one.
+# A donor whose state is not what it says once a joiner is there: one bit of each piece is another one.  Until then it
+# is honest, or a run whose founder it happens to be would never begin.
 LIAR = """
+import os
 import farflung.peer.state as state
 true = state.OuterState.chunk_bytes
 def false(self, chunk):
-    raw = bytearray(true(self, chunk)); raw[7] ^= 1; return bytes(raw)
+    raw = bytearray(true(self, chunk)); raw[7] ^= os.path.exists({when!r}); return bytes(raw)
 state.OuterState.chunk_bytes = false
 """
 
@@ -104,7 +106,8 @@ class JoinRun(LabRun):
         if name == self._liar:
             place = self.folder / "liar"
             place.mkdir()
-            (place / "sitecustomize.py").write_text(LIAR)
+            when = str(self.folder / f"{JOINER}-1.go")
+            (place / "sitecustomize.py").write_text(LIAR.format(when=when))
             more["PYTHONPATH"] = f"{place}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         return self._worker(name, name, ["--pause", str(self.asked.pause_s)], more)
 

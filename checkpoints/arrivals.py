@@ -72,18 +72,16 @@ class Arrivals:
         body = raw[_RECORD.size :]
         return body if version > 0 and hash_bytes(body) == written else None
 
-    def put(self, chunk: int, arrived: Arrived, body: Payload) -> None:
+    def put(self, chunk: int, arrived: Arrived, body: Payload, body_hash: bytes = b"") -> None:
         """StoreError if the disk takes no more."""
-        at = self._at(chunk)
-        record = _RECORD.pack(
-            arrived.version + 1, arrived.era, hash_bytes(body), arrived.digest or _NO_DIGEST
-        )
+        at, written = self._at(chunk), body_hash or hash_bytes(body)
+        record = _RECORD.pack(arrived.version + 1, arrived.era, written, arrived.digest or _NO_DIGEST)
         try:
-            written = os.pwrite(self._file, body, at + _RECORD.size)
-            written += os.pwrite(self._file, record, at)
+            done = os.pwrite(self._file, body, at + _RECORD.size)
+            done += os.pwrite(self._file, record, at)
         except OSError as error:
             raise StoreError(f"{self._path}: {error.strerror}") from None
-        if written < self._place:
+        if done < self._place:
             raise StoreError(f"{self._path}: no room left")
 
     def forget(self, chunk: int) -> None:

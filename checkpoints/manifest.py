@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: what was saved, of which run and version, with a hash of everything.  Pure.
 
 Written last, so a checkpoint without a valid manifest does not exist.  Called by the store, the command line and
-whoever chooses a checkpoint.  The signature says who wrote it; that it is a state of the run is said by the digests
-alone, which must be those of the coordinator's journal.  Must not know files or tensors.
+whoever chooses a checkpoint.  The signature says who wrote it; that it is a state of the run is said by the digests,
+which must be those of the coordinator's journal, or by its signature of them.  Must not know files or tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farflung.collectives.fragments import fragments_of
 from farflung.collectives.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
 from farflung.collectives.plan import Count
 from farflung.coordinator.schema import ModelSchema
-from farflung.coordinator.signing import peer_id_of, verify
+from farflung.coordinator.signing import curve_key_of, peer_id_of, proves, statement_of, verify
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
@@ -46,11 +46,12 @@ class ShardFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     writer: Text = ""  # the peer that wrote this file; not told where one peer wrote all
 
 
-class SavedFragment(Struct, frozen=True, forbid_unknown_fields=True):
+class SavedFragment(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: Count
     digest: Hex32  # the root of `chunks`
     round_no: Count  # of the round that made this version: its place in the journal; 0 if not known
     chunks: Annotated[tuple[Hex32, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
+    proof: Annotated[str, Meta(pattern="^([0-9a-f]{192})?$")] = ""  # the coordinator's, of the digest
 
 
 class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,6 +80,12 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def age(self) -> tuple[int, int]:
         """Sorts checkpoints of a run: what came after a return to an older state is newer than what came before."""
         return self.era, self.version
+
+    @property
+    def run_key(self) -> bytes:
+        """The key of the run's join URL, if its coordinator has signed all of this state; else empty."""
+        keys = {curve_key_of(bytes.fromhex(each.proof)[:32]) for each in self.fragments}
+        return keys.pop() if len(keys) == 1 else b""
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -137,6 +144,12 @@ def _problem(manifest: CheckpointManifest) -> str:
             return f"fragment {fragment.number} is not as the model and the version say"
         if root_of(bytes.fromhex(chunk) for chunk in saved.chunks).hex() != saved.digest:
             return f"the digest of fragment {fragment.number} is not that of its chunks"
+        digest, proof = bytes.fromhex(saved.digest), bytes.fromhex(saved.proof)
+        stated = statement_of(
+            bytes.fromhex(manifest.run_id), manifest.era, fragment.number, saved.version, digest
+        )
+        if proof and not proves(proof, stated):
+            return f"the run's signature of fragment {fragment.number} does not fit its digest"
     at = 0
     for file in manifest.files:
         length = len(shard_header(file.first, file.count, model.chunk_elements))

@@ -21,6 +21,7 @@ from farflung.coordinator.messages import (
     Tick,
 )
 from farflung.coordinator.records import Genesis, Vouched
+from farflung.coordinator.signing import statement_of
 
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
@@ -40,6 +41,7 @@ class Guidance:
         self._going_back = going_back
         self._conductors = conductors
         self._lending = lending
+        self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
 
     # ---- a beat --------------------------------------------------------------------------------------
 
@@ -102,7 +104,20 @@ class Guidance:
             progress_seen=standing.progress_seen,
             compare=flight.comparing.asked if flight is not None and counted else b"",
             dropped=conductor.book.dropped_round,
+            proof=self._proof(conductor) if standing.verified else b"",
         )
+
+    def _proof(self, conductor: Conductor) -> bytes:
+        """Of versions that belong into a checkpoint: whoever reads it later can show whose state it is."""
+        core, book = self._core, conductor.book
+        digest, last = book.digests.get(book.version), core.manifest.run.rounds
+        if digest is None or not (core.ledger.is_saved(book.version) or book.version == last):
+            return b""
+        era, number = core.ledger.era, conductor.fragment
+        statement = statement_of(core.run_id, era, number, book.version, digest)
+        if self._proofs.get(number, (b"", b""))[0] != statement:
+            self._proofs[number] = (statement, core.prove(statement))
+        return self._proofs[number][1]
 
     def _told(self, most: int, least: int) -> int:
         """How long a list may be that a tick has for each fragment."""

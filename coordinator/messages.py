@@ -34,6 +34,7 @@ from farflung.collectives.plan import (
 )
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.schema import ModelSchema
+from farflung.coordinator.signing import PROOF_BYTES
 
 Bytes32 = Hash
 Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
@@ -85,6 +86,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     session: Session
     incarnation: Count
     member_port: Annotated[int, Meta(ge=1, le=65535)]
+    # Whom to dial already: the first tick comes several round trips later.
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -246,6 +249,7 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
         b""  # whom owners are to compare, if not all
     )
     dropped: Count = 0  # the newest round whose work the guard threw away
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # that the run has this digest, signed
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):

@@ -192,12 +192,13 @@ class RunMachine:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(key))
-        core.do(
-            AnswerDoor(
-                caller,
-                Welcome(session=session, incarnation=core.ledger.incarnation, member_port=self.member_port),
-            )
+        welcome = Welcome(
+            session=session,
+            incarnation=core.ledger.incarnation,
+            member_port=self.member_port,
+            roster=core.members.roster(),
         )
+        core.do(AnswerDoor(caller, welcome))
         return Verdict.ACCEPTED
 
     def _tell_roster(self) -> None:

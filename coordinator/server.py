@@ -302,6 +302,7 @@ def serve(
     with Journal.open_or_create(data_dir / JOURNAL_NAME, manifest, lambda: os.urandom(16)) as journal:
         keys, records = load_or_create(data_dir), journal.records()
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
+        machine.core.prove = keys.prove
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
         events.begin(Beginning(manifest, journal.run_id, machine.core.ledger, records))

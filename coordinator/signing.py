@@ -1,6 +1,8 @@
-"""Owns what a public key means: the id and the name of its peer, and whether a signature is good.
+"""Owns what a public key means: the id and the name of its peer, whether a signature is good, and what a run signs.
 
-Called by the coordinator on every hello and by peer/identity.py, which holds the private half.
+Called by the coordinator on every hello, by peer/identity.py, which holds the private half, and by readers of
+checkpoints.  The coordinator has one secret for both of its keys: the CURVE key in the join URL follows from its
+ed25519 key (as in libsodium's crypto_sign_ed25519_pk_to_curve25519), so a URL tells what its run has signed.
 Must not know files, messages or sockets; all functions are pure, and none raises on hostile bytes.
 """
 
@@ -52,6 +54,30 @@ def verify(public: bytes, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
+
+
+# ---- a state of the run, signed by its coordinator ----------------------------------------------------------------
+
+PROOF_BYTES = 32 + 64  # the ed25519 key and the signature
+_P = 2**255 - 19
+
+
+def statement_of(run_id: bytes, era: int, fragment: int, version: int, digest: bytes) -> bytes:
+    """What the coordinator signs: in this run, this version of this fragment has this digest."""
+    numbers = b"".join(number.to_bytes(8, "big") for number in (era, fragment, version))
+    return b"farflung/state/1\0" + run_id + numbers + digest
+
+
+def proves(proof: bytes, statement: bytes) -> bool:
+    return len(proof) == PROOF_BYTES and verify(proof[:32], statement, proof[32:])
+
+
+def curve_key_of(public: bytes) -> bytes:
+    """The CURVE key of whoever holds this ed25519 key: u = (1 + y) / (1 - y); empty if there is none."""
+    y = int.from_bytes(public, "little") % 2**255
+    if len(public) != 32 or y >= _P or (1 - y) % _P == 0:
+        return b""
+    return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(32, "little")
 
 
 def _hash(public: bytes) -> bytes:

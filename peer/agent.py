@@ -47,6 +47,7 @@ from farflung.peer.doorway import me_of
 from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.fetching import Fetching
 from farflung.peer.identity import Identity, default_path
+from farflung.peer.keeping_results import KeepingResults
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.log_lines import Say, Teller
@@ -82,6 +83,7 @@ class Agent:
         )
         folder = (options.own.identity or default_path()).parent / "state"
         self._arriving = Arriving(folder, self._arithmetic.submit, self._carry_out)
+        self._results = KeepingResults(folder, self._arithmetic.submit, self._carry_out)
         # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
         # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -98,7 +100,8 @@ class Agent:
         self._local = LocalServer(options.folder)
         me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
         self._machine = machine = PeerMachine(me, options.url.run, random.random)
-        self._checkpoints.begin(self._machine)
+        self._checkpoints.begin(self._machine, options.url.key)
+        machine.log.limit_bytes, machine.log.on_disk = options.own.results_limit, options.own.results_on_disk
         self._shared: SharedState | None = None
         self._state: OuterState | None = None
         self._exit: do.Exit | None = None
@@ -239,6 +242,7 @@ class Agent:
             mark = self._shared.mark_torn
             self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
+            self._results.begin(self._machine, model.hash, largest)
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
         self._local.send(self._shared.as_message())
@@ -276,6 +280,8 @@ class Agent:
                 self._say(text)
             case do.Exit():
                 self._exit = effect
+            case do.ServeLogged():
+                self._results.serve(effect)
             case do.SaveFragment() | do.DropSave() | do.Restore():
                 assert self._state is not None, "a state before a trainer attached"
                 self._checkpoints.carry_out(effect, self._machine, self._state, time.monotonic)
@@ -305,6 +311,7 @@ class Agent:
                 job = self._arriving.after(effect, state, lambda: state.install(effect))
                 submit(lambda: change(effect.chunk, job), nothing)
             case Roll():
+                self._results.rolled(effect)
                 job = self._arriving.after(effect, state, lambda: state.roll(effect))
                 submit(lambda: change(effect.chunk, job), nothing)
             case Seal(version=version, fragment=fragment):
@@ -349,7 +356,9 @@ class Agent:
 
     def _close(self) -> None:
         self._events.close(self._exit)
-        self._checkpoints.close(finished=self._exit is not None and self._exit.code == "finished")
+        finished = self._exit is not None and self._exit.code == "finished"
+        self._checkpoints.close(finished)
+        self._results.close(finished)
         self._arithmetic.close()
         self._arriving.close()
         self._local.close()

@@ -15,7 +15,7 @@ from farflung.checkpoints.arrivals import Arrivals, Arrived
 from farflung.collectives.effects import Install, Roll, Seal
 from farflung.collectives.errors import StoreError
 from farflung.peer import effects as do
-from farflung.peer.capture import Submit
+from farflung.peer.capture import Submit, nothing
 from farflung.peer.machine import PeerMachine
 from farflung.peer.recalling import Held
 from farflung.peer.state import OuterState
@@ -63,7 +63,8 @@ class Arriving:
 
         def both() -> object:
             digest = job()
-            self._forget(chunks)
+            # After the digest is told: to remove a large file takes longer than anything else at the end of a join.
+            self._submit(lambda: self._forget(chunks), nothing)
             return digest
 
         return both
@@ -87,9 +88,13 @@ class Arriving:
     def _keep(self, effect: Install | Roll, arrived: Arrived, state: OuterState) -> None:
         if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):
             return
-        body = effect.payload if isinstance(effect, Install) else state.chunk_bytes(effect.chunk)
+        if isinstance(effect, Install):
+            # It has just been hashed, and the sooner it lies there, the less is fetched twice.
+            body, known = effect.payload, state.hashes[effect.chunk]
+        else:
+            body, known = state.chunk_bytes(effect.chunk), b""
         try:
-            self._opened().put(effect.chunk, arrived, body)
+            self._opened().put(effect.chunk, arrived, body, known)
             self._there.add(effect.chunk)
         except StoreError as error:
             self._give_up(error)

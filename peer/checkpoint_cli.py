@@ -1,7 +1,7 @@
 """The command line of `farflung checkpoint`: list, verify and export what is at a URL.
 
 Added to the command line by peer/cli.py.  Works without a coordinator: that a checkpoint is a state of the run is
-said by its run's journal, here it is only told who wrote it.  Must not import torch but to export.
+said by the run's signature, which the key of a join URL must have made.  Must not import torch but to export.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 
 from farflung.checkpoints.store import Saved, Store
 from farflung.collectives.errors import CheckpointError, UserError
+from farflung.coordinator.url import JoinUrl
 from farflung.peer.own_config import place_of
 
 LARGE_BYTES = 200_000_000
@@ -23,6 +24,9 @@ app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_a
 
 Place = Annotated[str, typer.Argument(help="Folder or URL, as given to `farflung join --checkpoints`.")]
 Run = Annotated[str, typer.Option(help="Only of the run whose id begins with this.")]
+Url = Annotated[
+    str | None, typer.Option(help="The run's join URL: take only what its coordinator has signed.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
 
 
@@ -39,10 +43,10 @@ def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
 
 
 @app.command()
-def verify(place: Place, run: Run = "", json_output: Json = False) -> None:
-    """Read everything and compare every hash and signature.  Exit code 2 if anything is damaged."""
+def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = False) -> None:
+    """Read everything and compare every hash and signature.  Exit code 2 if anything is damaged, or unsigned."""
     store = Store(place_of(place))
-    found, problems = _look(store, run)
+    found, problems = _look(store, run, url)
     checked = []
     for saved in found:
         _tell_if_large(saved)
@@ -57,7 +61,8 @@ def verify(place: Place, run: Run = "", json_output: Json = False) -> None:
         _tell(problems)
     if problems:
         count = f"{len(problems)} file{'s' if len(problems) > 1 else ''}"
-        raise CheckpointError(f"{place}: {count} damaged, missing or foreign; remove what is named above")
+        mend = "remove what is named above" + (", if that is the run's join URL" if url is not None else "")
+        raise CheckpointError(f"{place}: {count} damaged, missing or foreign; {mend}")
 
 
 @app.command()
@@ -68,6 +73,7 @@ def export(
     version: Annotated[
         int | None, typer.Option(min=0, help="Of this version [the newest that is whole].")
     ] = None,
+    url: Url = None,
     tied_once: Annotated[
         bool, typer.Option(help="Tied weights under one name only; load them with strict=False.")
     ] = False,
@@ -82,7 +88,7 @@ def export(
     if out.exists() and not force:
         raise UserError(f"{out} exists; choose another name with --out, or add --force to overwrite it")
     store = Store(place_of(place))
-    for saved in _candidates(store, place, run, version):
+    for saved in _candidates(_look(store, run, url), place, version):
         _tell_if_large(saved)
         try:
             exported = tensors_of(saved.manifest.model, store.chunks(saved))
@@ -105,9 +111,9 @@ def export(
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
-def _candidates(store: Store, place: str, run: str, version: int | None) -> Iterator[Saved]:
+def _candidates(looked: tuple[list[Saved], list[str]], place: str, version: int | None) -> Iterator[Saved]:
     """Newest first; all of one run."""
-    found, problems = _look(store, run)
+    found, problems = looked
     _tell([f"not used: {problem}" for problem in problems])
     runs = {saved.manifest.run_id: saved.manifest.run for saved in found}
     if len(runs) > 1:
@@ -120,7 +126,9 @@ def _candidates(store: Store, place: str, run: str, version: int | None) -> Iter
     yield from wanted
 
 
-def _look(store: Store, run: str) -> tuple[list[Saved], list[str]]:
+def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Saved], list[str]]:
+    """With a URL: only what its coordinator has signed, and the rest is a problem."""
+    key = JoinUrl.parse(url).key if url is not None else b""
     listing = store.look()
     found = [saved for saved in listing.complete if saved.manifest.run_id.startswith(run)]
     if not found and not listing.problems:
@@ -128,7 +136,10 @@ def _look(store: Store, run: str) -> tuple[list[Saved], list[str]]:
         raise UserError(
             f"{store.url}: no checkpoints{of} there; is it what `farflung join --checkpoints` was given?"
         )
-    return found, listing.problems
+    foreign = [saved for saved in found if key and saved.manifest.run_key != key]
+    said = "its state is not signed by the coordinator of this join URL"
+    problems = [f"{store.url.rstrip('/')}/{saved.folder}: {said}" for saved in foreign]
+    return [saved for saved in found if saved not in foreign], listing.problems + problems
 
 
 def _tell(problems: list[str]) -> None:
@@ -154,6 +165,7 @@ def _facts(saved: Saved) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "files": len(manifest.files),
         "writer": manifest.writer,
+        "run_key": manifest.run_key.hex(),
         "digests": [digest.hex() for digest in manifest.digests],
     }
 
@@ -161,4 +173,6 @@ def _facts(saved: Saved) -> dict[str, Any]:
 def _line(saved: Saved) -> str:
     manifest = saved.manifest
     size = f"{manifest.size_bytes / 1e6:.1f} MB"
-    return f"version {manifest.version:<8} {size:>12}  {manifest.run}  by {manifest.writer}  {saved.folder}"
+    signed = "signed by its run" if manifest.run_key else "not signed by a run"
+    by = f"by {manifest.writer}, {signed}"
+    return f"version {manifest.version:<8} {size:>12}  {manifest.run}  {by}  {saved.folder}"

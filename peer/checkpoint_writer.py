@@ -76,7 +76,7 @@ class CheckpointWriter:
             )
         told = tuple(each.hex() for each in hashes)
         self._saved[effect.fragment] = SavedFragment(
-            effect.version, effect.digest.hex(), effect.round_no, told
+            effect.version, effect.digest.hex(), effect.round_no, told, effect.proof.hex()
         )
         parts = []
         for first, count in shards_of(fragment.first, fragment.count, facts.model.chunk_elements):

@@ -47,8 +47,9 @@ class Checkpointing:
         self._failed = (0, NO_VERSION)
         self._thread: threading.Thread | None = None
 
-    def begin(self, machine: PeerMachine) -> None:
-        """Before the first effect: tell the machine that there is a place."""
+    def begin(self, machine: PeerMachine, pinned: bytes) -> None:
+        """Before the first effect: tell the machine that there is a place, and whose signatures count."""
+        machine.saving.pinned = pinned
         machine.saving.enabled = machine.restoring.enabled = self._store is not None
 
     # ---- in the arithmetic thread ------------------------------------------------------------------------------

@@ -118,6 +118,12 @@ def join(
         str | None,
         typer.Option(help="Folder or URL (s3://...) for checkpoints of the run, to save and to resume."),
     ] = None,
+    results_limit: Annotated[
+        str | None, typer.Option(help='For results of past rounds, by which others catch up ["2 GB"].')
+    ] = None,
+    results_on_disk: Annotated[
+        bool, typer.Option("--results-on-disk", help="Keep those beside the key, not in memory.")
+    ] = False,
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
@@ -145,6 +151,8 @@ def join(
             "download_limit": download_limit,
             "connections": connections,
             "checkpoints": checkpoints,
+            "results_limit": results_limit,
+            "results_on_disk": "yes" if results_on_disk else None,
         }
     )
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)

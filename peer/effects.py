@@ -84,6 +84,16 @@ class ServeManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeLogged:
+    """A result that is kept on disk, if it is; `to` may be me: then it answers a question of my own."""
+
+    to: str
+    chunk: int
+    version: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFragment:
     """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
 
@@ -92,6 +102,7 @@ class SaveFragment:
     digest: bytes
     round_no: int  # of the round that made it, 0 if not known
     era: int
+    proof: bytes = b""  # the coordinator's signature of the digest; empty if it gives none
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,7 @@ Effect = (
     | Resolve
     | ServeState
     | ServeManifest
+    | ServeLogged
     | SaveFragment
     | DropSave
     | Restore

@@ -20,7 +20,7 @@ from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.messages import FragmentTick
-from farflung.peer.effects import Effect, Encode, Note, Resolve, ServeManifest, ServeState
+from farflung.peer.effects import Effect, Encode, Note, Resolve, ServeLogged, ServeManifest, ServeState
 from farflung.peer.local_messages import Frozen
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
@@ -41,12 +41,12 @@ class Contribution:
 
 class Lane:
     def __init__(
-        self, me: str, run_tag: bytes, fragment: Fragment, keep_results: int, compare: bool = False
+        self, me: str, run_tag: bytes, fragment: Fragment, log: ResultLog, compare: bool = False
     ) -> None:
         self.me = me
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
-        self.log = ResultLog(keep_results)
+        self.log = log  # of all fragments together
         self.round: MemberRound | None = None
         self.contribution: Contribution | None = None
         self.consumed: Contribution | None = None  # a commit used it; settled when that version is sealed
@@ -55,11 +55,11 @@ class Lane:
         self.sealing = False
         self.lost_track = False
         self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
+        self.proof = b""  # the coordinator's signature of that digest, where it gives one
         self.last_round_no = 0
         self.dropped_round = 0  # the newest one of which I know that the guard threw its work away
         self._compare = compare  # owners compare contributions before the decision
         self._run_tag = run_tag
-        self._keep_results = keep_results
         self._resolved: list[Resolve] = []
         self._void_seal = False  # what is being hashed is a version that the run has gone back from
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
@@ -157,8 +157,8 @@ class Lane:
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what I held was not its state."""
         if tick.verified and self.version == tick.version:
-            self.verified_version = self.version
-        self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self._keep_results)
+            self.verified_version, self.proof = self.version, tick.proof
+        self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: chunk by chunk it is fetched anew.  Who holds nothing whole says so, and is told commits.
             self.version, self.digest = NO_VERSION, b""
@@ -228,7 +228,7 @@ class Lane:
             self._resolve(used=False)
         keep = self.whole and (self.version, self.digest) == (version, digest)
         self.catch.go_back(version, keep)
-        self.log = ResultLog(self._keep_results)
+        self.log.forget(self.fragment.number)
         self._committed_round = (0, 0)
         self.verified_version = NO_VERSION
         if not keep:
@@ -266,14 +266,26 @@ class Lane:
         effects: list[DataEffect] = self.catch.roll()
         for effect in effects:
             if isinstance(effect, Roll):
-                self.log.put(effect.version, effect.chunk, effect.payload)
+                self.log.put(self.fragment.number, effect.version, effect.chunk, effect.payload)
                 self.verified_version = NO_VERSION  # torn until sealed: nothing is served from it
             elif isinstance(effect, Seal):
                 self.sealing = True
+        own = self._own_results()
         if not self.catch.done:
             effects += self.catch.ask(now)
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
-        return [*resolved, *effects, *(Note(f"{donor}: {told}") for donor in self.catch.take_dropped())]
+        notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
+        if news := self.log.news():
+            notes.append(Note(news))
+        return [*resolved, *own, *effects, *notes]
+
+    def _own_results(self) -> list[Effect]:
+        """What a former life of mine kept on disk of the next version: one version at a time bounds the memory."""
+        version = self.catch.lowest + 1
+        if version == 0 or version not in self.catch.commits:
+            return []
+        mine, number = self.log.take_found(version, self.fragment.chunks), self.fragment.number
+        return [ServeLogged(self.me, chunk, version, number) for chunk in mine]
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []
@@ -305,10 +317,12 @@ class Lane:
     def serve(self, sender: str, header: Header) -> list[Effect]:
         chunk = header.chunk
         if header.kind == Kind.WANT_LOGGED:
-            payload = self.log.get(header.version, chunk)
+            payload = self.log.get(self.fragment.number, header.version, chunk)
             if payload is not None:
                 answer = Header(Kind.LOGGED, self._run_tag, version=header.version, chunk=chunk)
                 return [SendFrame(sender, with_payload(answer, payload))]
+            if self.log.on_disk:
+                return [ServeLogged(sender, chunk, header.version, self.fragment.number)]
         elif header.kind == Kind.WANT_STATE and self.serves:
             return [ServeState(sender, chunk, self.version)]
         elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:

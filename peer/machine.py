@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.effects import Merge, Weigh
 from farflung.collectives.frames import Frame, Payload, Spoiled
@@ -70,7 +71,7 @@ class PeerMachine:
         self.model: ModelSchema | None = None
         self.tick: Tick | None = None
         self.saving, self.restoring = Saving(), Restoring()
-        self.recalling, self.leaving = Recalling(), Leaving()
+        self.recalling, self.leaving, self.log = Recalling(), Leaving(), ResultLog()
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._heard_at = self._beat_at = self._now = 0.0
         self._in_seq, self._providing, self.exited = 0, False, False
@@ -99,7 +100,7 @@ class PeerMachine:
             self.manifest = Manifest.from_canonical(challenge.manifest)
             self.training = Training.of(self.manifest)
             self.doorway.manifest_digest = self.manifest.digest
-            self.saving.begin(self.manifest)
+            self.saving.begin(self.manifest, self.doorway.run_id)
             effects = self._begin()
         return effects + self._greet()
 
@@ -117,7 +118,7 @@ class PeerMachine:
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session)
         self._in_seq, self._heard_at = 0, self._now
-        return [do.EnterMembers(welcome.member_port), *self._beat()]
+        return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 
     def _lose_contact(self, why: str) -> list[do.Effect]:
         assert self.manifest is not None
@@ -319,7 +320,7 @@ class PeerMachine:
             return [do.Tell(Stop(code="model", reason="the trainer came back with another model"))]
         if self.part is None or self.exchange is None:
             self.model = model
-            self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest)
+            self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest, self.log)
             self.exchange = Exchange(self.part, self.training)
         self._providing = False
         return [*self.exchange.on_attach(), *self._greet()]

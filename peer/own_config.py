@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.checkpoints.result_log import LIMIT_BYTES
 from farflung.collectives.caps import Cap, parse_cap, strictest
 from farflung.collectives.errors import UserError
 from farflung.collectives.widening import MOST_CONNECTIONS
@@ -30,6 +32,8 @@ KEYS = (
     "connections",
     "checkpoints",
     "stuck_after",
+    "results_limit",
+    "results_on_disk",
 )
 _PREFIX = "FARFLUNG_"
 
@@ -46,6 +50,8 @@ class OwnConfig:
     stuck_after: float | None = (
         None  # seconds without a step after which the trainer counts as stuck; None: it depends
     )
+    results_limit: int = LIMIT_BYTES  # bytes of past rounds' results, by which others catch up
+    results_on_disk: bool = False  # beside the key, and so there after a restart; else in memory
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent`."""
@@ -63,6 +69,9 @@ class OwnConfig:
             for limit in limits:
                 found += [option, limit]
         found += ["--connections", str(self.connections)] if self.connections else []
+        if self.results_limit != LIMIT_BYTES:
+            found += ["--results-limit", str(self.results_limit)]
+        found += ["--results-on-disk"] if self.results_on_disk else []
         return found + (["--stuck-after", str(self.stuck_after)] if self.stuck_after is not None else [])
 
     @staticmethod
@@ -76,6 +85,8 @@ class OwnConfig:
         parser.add_argument("--connections", type=int, default=0)
         parser.add_argument("--checkpoints", default="")
         parser.add_argument("--stuck-after", type=float)
+        parser.add_argument("--results-limit", type=int, default=LIMIT_BYTES)
+        parser.add_argument("--results-on-disk", action="store_true")
 
     @classmethod
     def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
@@ -88,6 +99,8 @@ class OwnConfig:
             asked.connections,
             asked.checkpoints,
             asked.stuck_after,
+            asked.results_limit,
+            asked.results_on_disk,
         )
 
 
@@ -134,7 +147,22 @@ def own_config(
         _connections(first.get("connections", "0")),
         place_of(first.get("checkpoints", "")),
         _seconds("stuck_after", first["stuck_after"]) if "stuck_after" in first else None,
+        _bytes("results_limit", first["results_limit"]) if "results_limit" in first else LIMIT_BYTES,
+        _yes("results_on_disk", first.get("results_on_disk", "no")),
     )
+
+
+def _bytes(key: str, text: str) -> int:
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([MG])B", text.strip())
+    if found is None:
+        raise UserError(f'{key}: expected a size such as "500 MB" or "2 GB", found {text!r}')
+    return round(float(found[1]) * (1e6 if found[2] == "M" else 1e9))
+
+
+def _yes(key: str, text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise UserError(f'{key}: expected "yes" or "no", found {text!r}')
+    return text == "yes"
 
 
 def _seconds(key: str, text: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.errors import FrameError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import ANSWERS, Frame, Kind, Spoiled
@@ -28,11 +29,15 @@ _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION
 
 
 class Participation:
-    def __init__(self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest) -> None:
+    def __init__(
+        self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest, log: ResultLog | None = None
+    ) -> None:
         """UserError if the model has fewer chunks than the run has fragments."""
         fragments = fragments_of(model.chunk_count, manifest.round.fragments)
         compare = manifest.merge.policy == "robust"
-        self.lanes = [Lane(me, run_tag, each, manifest.round.keep_results, compare) for each in fragments]
+        log = log or ResultLog()
+        log.keep_versions = manifest.round.keep_results
+        self.lanes = [Lane(me, run_tag, each, log, compare) for each in fragments]
         self.counters = Counters()
         self._elements = model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Tick
+from farflung.coordinator.signing import curve_key_of, proves, statement_of
 from farflung.peer.effects import DropSave, Effect, Note, Restore, SaveFragment
 from farflung.peer.lane import Lane
 
@@ -23,12 +24,15 @@ class Saving:
     def __init__(self) -> None:
         self.enabled = False  # the shell has a place to write to
         self.saved = NO_VERSION
+        self.pinned = b""  # the coordinator's key, as the join URL has it
+        self._run_id = b""
         self._every = self._rounds = 0
         self._tried = NO_VERSION
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, manifest: Manifest, run_id: bytes) -> None:
+        self._run_id = run_id
         self._every, self._rounds = manifest.checkpoint.every_rounds, manifest.run.rounds
 
     def forget(self) -> None:
@@ -55,8 +59,15 @@ class Saving:
                 self._busy, self._tried, self._taken = True, version, set()
             if self._busy and version == self._tried and number not in self._taken:
                 self._taken.add(number)
-                effects.append(SaveFragment(version, number, lane.digest, lane.made_by_round, era))
+                proof, digest = lane.proof, lane.digest
+                if proof and not self._fits(proof, statement_of(self._run_id, era, number, version, digest)):
+                    effects.append(Note(f"the coordinator's signature of version {version} does not fit"))
+                    proof = b""
+                effects.append(SaveFragment(version, number, digest, lane.made_by_round, era, proof))
         return effects
+
+    def _fits(self, proof: bytes, statement: bytes) -> bool:
+        return proves(proof, statement) and (not self.pinned or curve_key_of(proof[:32]) == self.pinned)
 
     def on_saved(self, version: int, problem: str) -> list[Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""

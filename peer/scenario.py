@@ -36,6 +36,7 @@ class Scenario:
     go_back_after_s: float = 4.0
     blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
     store_fails: float = 0.1  # share of writes and reads
+    results_on_disk: bool = False  # results of past rounds survive kills
     leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
     schedule: str = "blocking"
     period_s: float = 0.0
@@ -69,6 +70,7 @@ class Scenario:
             go_back_after_s=draw.choice((0.0, 4.0, 4.0, 10.0)),
             blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
             leave_per_s=draw.choice((0.0, 0.0, 0.05)),
+            results_on_disk=seed % 3 == 0,
         ).scheduled(draw)
 
     def scheduled(self, draw: random.Random) -> Scenario:

@@ -35,8 +35,8 @@ from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Scenario, manifest_for, model_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
-from farflung.peer.virtual_disk import VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualArrivals, VirtualPeer
+from farflung.peer.virtual_disk import OwnDisk, VirtualDisk, can_be_resumed
+from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualPeer
 from farflung.peer.virtual_trainer import VirtualTrainer
 
 COORDINATOR = "coordinator"
@@ -84,7 +84,7 @@ class World:
         self.coordinator: RunMachine | None = None
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
-        self.arrived: dict[int, VirtualArrivals] = {}  # and so does what joiners had fetched
+        self.own: dict[int, OwnDisk] = {}  # and so does what lies beside a peer's key
         self._keys = [self._identity() for _ in range(scenario.peers)]
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
@@ -209,8 +209,8 @@ class World:
             forge=self._forge,
         )
         self.note(f"{me.peer} starts")
-        arrived = self.arrived.setdefault(index, {})
-        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), arrived)
+        own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), own)
         peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements

@@ -58,6 +58,7 @@ class OuterState:
             model.chunk_elements
         )  # kept: memory that is new each time costs page faults
         self.hashes: list[bytes] = [b""] * model.chunk_count
+        self._hashed: set[int] = set()  # chunks that have not changed since `hashes` was made of them
         self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
@@ -72,6 +73,9 @@ class OuterState:
         both = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
         self._anchor[effect.chunk].copy_(both[:count])
         self._momentum[effect.chunk].copy_(both[count:])
+        # While the line brings the next one: a joiner that has all of it then need not hash it at once.
+        self.hashes[effect.chunk] = self._hash_of(effect.chunk)
+        self._hashed.add(effect.chunk)
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
@@ -85,14 +89,18 @@ class OuterState:
         if not self._torn:
             self._mark_torn(True)
         self._torn.add(number)
+        self._hashed.discard(chunk)
 
     def seal(self, fragment: int = 0) -> bytes:
-        """Hash every chunk of the fragment: its digest is the root of their hashes."""
+        """Hash every chunk of the fragment that has changed: its digest is the root of their hashes."""
         self._torn.discard(fragment)
         if not self._torn:
             self._mark_torn(False)
         chunks = self._fragments[fragment].chunks
-        self.hashes[chunks.start : chunks.stop] = [self._hash_of(chunk) for chunk in chunks]
+        for chunk in chunks:
+            if chunk not in self._hashed:
+                self.hashes[chunk] = self._hash_of(chunk)
+        self._hashed.difference_update(chunks)
         self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
         return self.digests[fragment]
 
@@ -105,6 +113,7 @@ class OuterState:
     def restart_momentum(self) -> None:
         """The anchor was written from a model's initial values: version 0."""
         self._momentum.zero_()
+        self._hashed.clear()
 
     def chunk_bytes(self, chunk: int) -> bytes:
         """Parameters, then momentum, little-endian: what is hashed and what a joiner receives."""

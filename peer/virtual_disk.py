@@ -1,4 +1,4 @@
-"""Where a virtual peer keeps checkpoints: a disk that survives kills, and the hand that writes and reads it.
+"""What survives when a virtual peer is killed: checkpoints, arrived pieces, results; and the hand for the first.
 
 Used by the simulator's peers in place of checkpointing.py.  A checkpoint appears whole, a while after its last part
 was copied, or not at all: whoever is killed before has written nothing.  Some writes fail, some reads too.
@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from farflung.checkpoints.transfer import NO_VERSION
-from farflung.collectives.effects import Install
+from farflung.collectives.effects import Install, Roll
+from farflung.collectives.frames import Payload
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.effects import Restore, SaveFragment
@@ -48,6 +49,30 @@ class VirtualDisk:
         others = [k for k in self.kept if (k.era, k.version) != (new.era, new.version)]
         self.kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
         return ""
+
+
+@dataclass
+class OwnDisk:
+    """Beside the key of one peer: what arriving.py and keeping_results.py keep."""
+
+    results_on_disk: bool = False
+    pieces: dict[int, tuple[int, int, bytes, bytes]] = field(
+        default_factory=dict
+    )  # era, version, digest, bytes
+    results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
+
+    def keep_result(self, era: int, effect: Roll, keep: int) -> None:
+        if self.results_on_disk:
+            self.results[era, effect.version, effect.chunk] = effect.payload
+            old = [key for key in self.results if key[1] <= effect.version - keep or key[0] != era]
+            for key in old:
+                del self.results[key]
+
+    def found(self) -> dict[int, set[int]]:
+        there: dict[int, set[int]] = {}
+        for _, version, chunk in self.results:
+            there.setdefault(version, set()).add(chunk)
+        return there
 
 
 class VirtualCheckpoints:

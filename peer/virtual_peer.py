@@ -23,12 +23,11 @@ from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
 from farflung.peer.recipes import outer_of, rules_of
 from farflung.peer.state import OuterState
-from farflung.peer.virtual_disk import VirtualCheckpoints, VirtualDisk
+from farflung.peer.virtual_disk import OwnDisk, VirtualCheckpoints, VirtualDisk
 from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
 MakeTrainer = Callable[["VirtualPeer", "Surroundings", Rules], VirtualTrainer]
 Kept = tuple[list[Learned], float]  # the steps, and what mixing added
-VirtualArrivals = dict[int, tuple[int, int, bytes, bytes]]  # chunk -> era, version, its digest, bytes
 
 
 @dataclass
@@ -55,7 +54,7 @@ class VirtualPeer:
     model: ModelSchema
     world: Surroundings
     disk: VirtualDisk | None = None
-    arrived: VirtualArrivals = field(default_factory=dict)  # it survives every kill
+    own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: VirtualTrainer | None = field(default=None, init=False)
@@ -69,6 +68,8 @@ class VirtualPeer:
         self.state = OuterState(self.anchor, self.model, self.manifest.round, outer_of(self.manifest))
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self.machine.recalling.enabled = True
+        self.machine.log.on_disk = self.own.results_on_disk
+        self.machine.log.found = self.own.found()
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], Kept] = {}  # by (slot, fragment)
@@ -147,6 +148,7 @@ class VirtualPeer:
                 | do.Resolve()
                 | do.ServeState()
                 | do.ServeManifest()
+                | do.ServeLogged()
                 | do.Recall()
             ):
                 era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
@@ -181,13 +183,14 @@ class VirtualPeer:
             case Roll():
                 self.world.observe("roll", (self, effect, era))
                 self.state.roll(effect)
-                if effect.chunk in self.arrived:
+                self.own.keep_result(era, effect, self.manifest.round.keep_results)
+                if effect.chunk in self.own.pieces:
                     self._keep(effect, era)
             case do.Recall():
                 self._recall(effect, now)
             case Seal():
                 for chunk in self.fragments[effect.fragment].chunks:
-                    self.arrived.pop(chunk, None)
+                    self.own.pieces.pop(chunk, None)
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
@@ -204,15 +207,17 @@ class VirtualPeer:
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
                 self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
+            case do.ServeLogged():
+                self._answer_logged(effect, era)
 
     def _keep(self, effect: Install | Roll, era: int) -> None:
         lane = self.machine.part.lane_of_chunk(effect.chunk) if self.machine.part is not None else None
         digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
-        self.arrived[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
+        self.own.pieces[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
 
     def _recall(self, effect: do.Recall, now: float) -> None:
         held = {}
-        for chunk, (era, version, digest, raw) in self.arrived.items():
+        for chunk, (era, version, digest, raw) in self.own.pieces.items():
             if era == effect.era:
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
@@ -225,6 +230,17 @@ class VirtualPeer:
         tag = self.machine.doorway.run_id[:8]
         frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))
+
+    def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
+        payload = self.own.results.get((era, effect.version, effect.chunk))
+        tag, wanted = self.machine.doorway.run_id[:8], int(Kind.WANT_LOGGED)
+        missing = Header(Kind.MISSING, tag, decision_no=wanted, version=effect.version, chunk=effect.chunk)
+        logged = Header(Kind.LOGGED, tag, version=effect.version, chunk=effect.chunk)
+        frame = Frame(missing) if payload is None else with_payload(logged, payload)
+        if effect.to == self.peer:
+            self.on_frame(self.peer, frame)
+        else:
+            self.world.to_peer(self.peer, SendFrame(effect.to, frame))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> None:
         self.carry_out(self.machine.on_spoiled(sender, spoiled, self.world.now()))

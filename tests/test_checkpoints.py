@@ -31,7 +31,10 @@ from farflung.checkpoints.store import Saved, Store
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.errors import CheckpointError, StoreError, UserError
 from farflung.collectives.fragments import Fragment, fragments_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signing import statement_of
+from farflung.coordinator.url import JoinUrl
 from farflung.peer import cli
 from farflung.peer.identity import Identity
 from farflung.peer.layout import ModelLayout
@@ -53,8 +56,18 @@ def state(version: int, model: ModelSchema = MODEL) -> list[bytes]:
     return [draw.randbytes(8 * model.chunk_elements) for _ in range(model.chunk_count)]
 
 
+def unsigned(statement: bytes) -> bytes:
+    return b""
+
+
 def save(
-    store: Store, version: int, era: int = 0, fragments: int = 2, run_id: str = RUN_ID, me: Identity = ME
+    store: Store,
+    version: int,
+    era: int = 0,
+    fragments: int = 2,
+    run_id: str = RUN_ID,
+    me: Identity = ME,
+    prove: Callable[[bytes], bytes] = unsigned,
 ) -> Saved:
     chunks, saved = state(version), []
     draft = store.draft(run_id, era, version, me.peer_id, ELEMENTS)
@@ -62,8 +75,9 @@ def save(
         hashes = tuple(hash_bytes(chunks[chunk]).hex() for chunk in fragment.chunks)
         parts = files_of(fragment, hashes, chunks)
         draft.parts.add(parts)
-        digest = root_of(bytes.fromhex(each) for each in hashes).hex()
-        saved.append(SavedFragment(version, digest, 7, hashes))
+        digest = root_of(bytes.fromhex(each) for each in hashes)
+        proof = prove(statement_of(bytes.fromhex(run_id), era, fragment.number, version, digest))
+        saved.append(SavedFragment(version, digest.hex(), 7, hashes, proof.hex()))
     draft.parts.finish(lambda seconds: None)
     manifest = CheckpointManifest(
         format=1,
@@ -438,6 +452,42 @@ def test_verify_reads_everything_and_its_exit_code_tells(
         False,
         True,
     ]
+
+
+def test_P4_with_the_join_url_only_what_the_run_has_signed_is_good(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Somebody else may sign a manifest of anything, and be a coordinator of his own."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    keys, others = load_or_create(tmp_path / "ours"), load_or_create(tmp_path / "theirs")
+    url = str(JoinUrl("host", 1, "small", keys.public_raw))
+    place, store = tmp_path / "there", Store(str(tmp_path / "there"))
+    signed = save(store, 10, prove=keys.prove)
+    assert signed.manifest.run_key == keys.public_raw
+    code, out, _ = say("verify", place, "--url", url)
+    assert code == 0 and "signed by its run" in out
+    theirs = save(store, 20, prove=others.prove)
+    bare = save(store, 30)
+    assert bare.manifest.run_key == b"" and b"proof" not in canonical(bare.manifest)
+    assert say("verify", place)[0] == 0
+    code, out, err = say("verify", place, "--url", url)
+    assert code == 2 and "version 10" in out and "version 20" not in out
+    assert err.count("not signed by the coordinator of this join URL") == 2
+    assert theirs.folder in err and bare.folder in err
+    model = tmp_path / "model.safetensors"
+    assert "wrote version 10" in say("export", place, "--url", url, "--out", model)[1]
+
+
+def test_P4_a_runs_signature_of_another_state_is_named(tmp_path: Path) -> None:
+    keys, store = load_or_create(tmp_path), Store(str(tmp_path / "there"))
+    good = save(store, 10, prove=keys.prove).manifest
+    first, second = good.fragments
+    for proof in (second.proof, "00" * 96):
+        swapped = msgspec.structs.replace(first, proof=proof)
+        raw = canonical(msgspec.structs.replace(good, fragments=(swapped, second)).signed(ME.sign))
+        with pytest.raises(CheckpointError, match="the run's signature of fragment 0 does not fit"):
+            parse(raw, "x")
 
 
 def test_export_takes_the_newest_that_is_whole(

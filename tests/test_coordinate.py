@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from farflung.collectives.errors import UserError
 from farflung.collectives.plan import Commit
@@ -25,6 +26,7 @@ from farflung.coordinator.manifest import Manifest, RunSection
 from farflung.coordinator.records import CommittedRound, Started
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, QuietEnd, Server
+from farflung.coordinator.signing import curve_key_of, proves, statement_of
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
 
@@ -188,6 +190,26 @@ def test_the_key_is_kept_and_private(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["coordinator.key"]
 
 
+def test_the_keys_url_tells_what_its_run_has_signed(tmp_path: Path) -> None:
+    keys = load_or_create(tmp_path)
+    statement = statement_of(bytes(16), 0, 1, 20, bytes(32))
+    proof = keys.prove(statement)
+    assert proves(proof, statement) and curve_key_of(proof[:32]) == keys.public_raw
+    assert not proves(proof, statement_of(bytes(16), 0, 1, 21, bytes(32)))
+    assert not proves(proof[:-1], statement) and not proves(b"", statement)
+    for odd in (b"", b"\xff" * 32, (1).to_bytes(32, "little")):
+        assert curve_key_of(odd) == b""
+
+
+def test_a_key_of_an_older_version_is_used_and_signs_nothing(tmp_path: Path) -> None:
+    public, secret = zmq.curve_keypair()
+    path = tmp_path / "coordinator.key"
+    path.write_bytes(secret + b"\n")
+    path.chmod(0o600)
+    keys = load_or_create(tmp_path)
+    assert (keys.public, keys.secret, keys.prove(b"x")) == (public, secret, b"")
+
+
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     load_or_create(tmp_path)
     (tmp_path / "coordinator.key").chmod(0o640)
@@ -195,11 +217,13 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         load_or_create(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"a b" * 13 + b"a"])
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"\xff" * 40, b"a b" * 13 + b"a", b"ed25519:" + b"\xff" * 40]
+)
 def test_a_damaged_key_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "coordinator.key"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(UserError, match="damaged, expected one line of 40 characters; put back a copy"):
+    with pytest.raises(UserError, match="damaged, expected one line of 48 characters; put back a copy"):
         load_or_create(tmp_path)
     assert path.read_bytes() == content

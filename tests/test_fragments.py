@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from farflung.collectives import limits
 from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import Merge, SendFrame
+from farflung.collectives.effects import Install, Merge, Roll, SendFrame
 from farflung.collectives.errors import UserError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Commit, Contact, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
+from farflung.compression.codec import codec_named
 from farflung.coordinator import messages as m
 from farflung.coordinator import wire
 from farflung.coordinator.effects import Effect, Tell, Write
@@ -122,6 +123,22 @@ def test_each_fragment_has_its_own_digest_and_manifest() -> None:
     digests = [cut.seal(0), cut.seal(1)]
     assert cut.manifest_bytes(0) + cut.manifest_bytes(1) == whole.manifest_bytes()
     assert digests == [root_of(whole.hashes[:2]), root_of(whole.hashes[2:])] == cut.digests
+
+
+def test_P4_a_digest_is_of_what_stands_in_memory_now_also_where_pieces_were_hashed_as_they_came() -> None:
+    donor, joiner = outer_state("fp32", 2), outer_state("fp32", 2)
+    donor.roll(Roll(1, 1, codec_named("fp32").encode(torch.ones(4))))
+    digests = [donor.seal(0), donor.seal(1)]
+    for chunk in range(5):
+        joiner.install(Install(chunk, 1, donor.chunk_bytes(chunk)))
+    assert [joiner.seal(0), joiner.seal(1)] == digests
+    joiner.install(Install(0, 1, donor.chunk_bytes(1)))
+    joiner.install(Install(0, 1, donor.chunk_bytes(0)))
+    joiner.roll(Roll(1, 2, codec_named("fp32").encode(torch.ones(4))))
+    assert joiner.seal(0) != digests[0]
+    joiner.install(Install(1, 1, donor.chunk_bytes(1)))
+    joiner.restart_momentum()  # and whatever a trainer wrote
+    assert joiner.seal(0) != digests[0] and joiner.seal(1) == digests[1]
 
 
 def made(state: OuterState, slot: torch.Tensor, codec: str, fragment: int, chunks: int) -> list[object]:

@@ -84,3 +84,16 @@ def test_a_mistake_is_told_before_anything_starts(
 def test_an_address_to_listen_on_has_a_host_and_a_port(text: str) -> None:
     with pytest.raises(UserError, match="--listen"):
         checked_listen(text)
+
+
+def test_how_much_of_past_rounds_is_kept_and_where(tmp_path: Path) -> None:
+    file = tmp_path / "c"
+    found = config(file, 'results_limit = "500 MB"\nresults_on_disk = "yes"')
+    assert (found.results_limit, found.results_on_disk) == (500_000_000, True)
+    assert config(file, results_limit="1.5GB").results_limit == 1_500_000_000
+    parser = argparse.ArgumentParser()
+    OwnConfig.add_arguments(parser)
+    assert OwnConfig.from_arguments(parser.parse_args(found.arguments())) == found
+    for text in ('results_limit = "500"', "results_limit = 500", 'results_on_disk = "maybe"'):
+        with pytest.raises(UserError, match="expected"):
+            config(file, text)

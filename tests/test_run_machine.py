@@ -22,7 +22,7 @@ from farflung.coordinator import messages as m
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
-from farflung.coordinator.manifest import Manifest, RunSection
+from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
 from farflung.coordinator.member_status import why_not
 from farflung.coordinator.records import (
     AbortedRound,
@@ -36,7 +36,7 @@ from farflung.coordinator.records import (
 )
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signing import peer_id_of
+from farflung.coordinator.signing import peer_id_of, statement_of
 from farflung.peer.simulator import RUN_ID, Scenario, World
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
@@ -359,6 +359,28 @@ def test_the_oldest_peer_founds_version_zero_and_nobody_else_does() -> None:
     assert hall.machine.core.ledger.books[0].digests == {0: GENESIS}
     tick = hall.beat(second, version=0, digest=WRONG)
     assert (tick.goal, tick.fragments[0].verified, tick.fragments[0].donors) == ("sync", False, (first.peer,))
+
+
+def test_P4_whoever_holds_version_zero_serves_it_and_the_founder_is_not_alone_in_that() -> None:
+    hall, first, second, third = Hall(), Guest(1), Guest(2), Guest(3)
+    hall.join(first, second, third)
+    hall.beat(first, version=0, digest=GENESIS)
+    hall.beat(second, version=0, digest=GENESIS)
+    assert set(hall.beat(third).fragments[0].donors) == {first.peer, second.peer}
+
+
+def test_P4_the_run_signs_the_digests_of_versions_that_are_saved_for_those_who_hold_them() -> None:
+    rules = CheckpointSection(every_rounds=2)
+    hall, peer, other = Hall(manifest=MANIFEST.model_copy(update={"checkpoint": rules})), Guest(1), Guest(2)
+    hall.machine.core.prove = lambda statement: b"signed " + statement
+    hall.join(peer, other)
+    hall.beat(peer, version=0, digest=GENESIS)
+    book = hall.machine.core.ledger.books[0]
+    for version, signs in ((1, False), (2, True), (3, False)):
+        book.version, book.digests[version] = version, GENESIS
+        proof = hall.beat(peer, version=version, digest=GENESIS).fragments[0].proof
+        assert proof == (b"signed " + statement_of(RUN_ID, 0, 0, version, GENESIS) if signs else b"")
+        assert hall.beat(other, version=0, digest=GENESIS).fragments[0].proof == b""
 
 
 def test_others_hear_of_a_newcomer_before_it_is_welcomed(journal: list[Record]) -> None:

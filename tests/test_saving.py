@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.fragments import fragments_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
+from farflung.coordinator.signing import statement_of
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.capture import Capture, GivenUp, nothing
 from farflung.peer.effects import DropSave, Note, SaveFragment
@@ -22,7 +25,7 @@ def lanes(*versions: int) -> list[Lane]:
     """Confirmed by the coordinator, each at its version."""
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
-        lane = Lane("ann", b"12345678", fragment, 3)
+        lane = Lane("ann", b"12345678", fragment, ResultLog(3))
         lane.version = lane.verified_version = version
         lane.digest = bytes([version]) * 32
         found.append(lane)
@@ -33,12 +36,25 @@ def saving(every_rounds: int = 2, rounds: int = 9) -> Saving:
     made = Saving()
     made.enabled = True
     made.begin(
-        Manifest(run=RunSection(rounds=rounds), checkpoint=CheckpointSection(every_rounds=every_rounds))
+        Manifest(run=RunSection(rounds=rounds), checkpoint=CheckpointSection(every_rounds=every_rounds)),
+        bytes(16),
     )
     return made
 
 
 # ---- when ----------------------------------------------------------------------------------------------------
+
+
+def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> None:
+    keys, other = load_or_create(tmp_path), bytes(32)
+    [lane] = lanes(2)
+    lane.proof = keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest))
+    for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
+        due = saving()
+        due.pinned = pinned
+        effects = due.look([lane], era)
+        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [lane.proof if good else b""]
+        assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
 
 
 def test_every_so_many_rounds_and_at_the_end() -> None:

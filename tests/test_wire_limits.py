@@ -47,7 +47,12 @@ EXAMPLES: dict[str, m.Message] = {
     "probe": m.Probe(padding=b"", want=0, address="", key=b""),
     "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled=""),
     "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
-    "welcome": m.Welcome(session=SESSION, incarnation=1, member_port=4000),
+    "welcome": m.Welcome(
+        session=SESSION,
+        incarnation=1,
+        member_port=4000,
+        roster=(Contact("ann", "amber-fox", H1, "host:1"),),
+    ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
@@ -145,7 +150,7 @@ FROZEN_FIELDS = {
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",
     "challenge": "nonce run_id manifest",
-    "welcome": "session incarnation member_port",
+    "welcome": "session incarnation member_port roster",
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
@@ -164,7 +169,7 @@ FROZEN_FIELDS = {
 FROZEN_PARTS = {
     m.FragmentBeat: "version digest round_no epoch decision_no ready need dropped",
     m.DotProducts: "members chunks products",
-    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped",
+    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped proof",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
@@ -180,7 +185,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 3
+    assert limits.PROTOCOL_VERSION == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
