@@ -30,6 +30,7 @@ from farflung.coordinator.messages import (
     DotProducts,
     FragmentBeat,
     FragmentTick,
+    Lease,
     Message,
     ProgressReport,
     Refuse,
@@ -42,9 +43,11 @@ from farflung.peer.doorway import Doorway, me_of
 from farflung.peer.identity import Identity
 
 CHUNKS = 96
+SAMPLES = 1 << 40
 MODEL = ModelSchema((TensorSpec("w", (CHUNKS, 4), "float32", "param"),), 4, CHUNKS, CHUNKS, hash_bytes(b""))
 READY_AFTER_S = 1.0  # after a version is there: the inner steps
 NOTHING = b""
+NO_ROSTER = b"\xc0"  # nil
 
 
 class Envelope(msgspec.Struct):
@@ -53,13 +56,15 @@ class Envelope(msgspec.Struct):
 
 
 class TickHead(msgspec.Struct):
-    """A tick without its roster: what reads it is not what is measured."""
+    """A tick whose roster stays packed: what reads it is not what is measured."""
 
     answers: int
     heard_s: float
     fragments: list[FragmentTick]
     goal: str
     roster_no: int
+    roster: msgspec.Raw
+    leases: list[Lease] | None
 
 
 class Opened(msgspec.Struct):
@@ -90,6 +95,12 @@ _readers = {
     "aborted": msgspec.msgpack.Decoder(msgspec.Raw),
     "gone": msgspec.msgpack.Decoder(msgspec.Raw),
 }
+
+
+def reader_of(raw: bytes) -> tuple[str, Any]:
+    """(its kind, what a sham reads of it)"""
+    envelope = _envelope.decode(raw)
+    return envelope.kind, _readers[envelope.kind].decode(envelope.body)
 
 
 def digest_of(version: int) -> bytes:
@@ -132,13 +143,14 @@ class Sham:
         identity = Identity.generate()
         self.peer = identity.peer_id
         self.door = Doorway(me_of(identity, raw_of(self.public), os.urandom(16)), crowd.url.run)
-        self.session, self.seq = NOTHING, 0
+        self.session, self.seq, self.connected = NOTHING, 0, False
         self.version, self.round_no, self.epoch, self.decision_no = -1, 0, 0, 0
         self.roster_no = 0
         self.ready_at = self.next_beat = self.began = 0.0
         self.plan: Plan | None = None
         self.decision: Decision | None = None
         self.last_progress = 0
+        self.leases: tuple[int, ...] = ()
         self.said: dict[int, float] = {}
         if listens:
             self._listen()
@@ -172,8 +184,10 @@ class Sham:
         elif isinstance(message, Welcome) and self.door.on_welcome(message):
             self.crowd.figures.welcome_s.append(now - self.began)
             self.session, self.seq = message.session, 0
-            self.crowd.connect(self.crowd.inside, self, message.member_port)
-            self.crowd.members.append(self)
+            if not self.connected:
+                self.connected = True
+                self.crowd.connect(self.crowd.inside, self, message.member_port)
+                self.crowd.members.append(self)
             self.beat(now)
 
     # ---- inside ----------------------------------------------------------------------------------------------
@@ -201,9 +215,9 @@ class Sham:
                 rx_bytes=0,
                 up_bytes_per_s=0,
                 down_bytes_per_s=0,
-                have=(),
-                want=0,
-                samples=0,
+                have=self.leases,
+                want=64 if len(self.leases) < 2 else 0,
+                samples=SAMPLES,
                 rough=False,
                 era=0,
                 saved=-1,
@@ -227,8 +241,9 @@ class Sham:
             self._at_version(message.commit.version, now)
         else:
             self.crowd.count(kind)
-            if kind == "aborted":
-                self._out_of_round()
+            self._out_of_round()
+            if kind == "gone":
+                self.door.leave(now, 0.0)
 
     def _on_tick(self, tick: TickHead, now: float) -> None:
         said_at = self.said.pop(tick.answers, None)
@@ -237,7 +252,11 @@ class Sham:
             self.crowd.figures.there_s.append(tick.heard_s - said_at)
             if tick.answers == 1:
                 self.crowd.figures.first_tick_s.append(now - self.began)
-        self.roster_no = tick.roster_no
+        if bytes(tick.roster) != NO_ROSTER:
+            self.roster_no = tick.roster_no
+            self.crowd.count("rosters")
+        if tick.leases is not None:
+            self.leases = tuple(lease.lease for lease in tick.leases)
         of = tick.fragments[0]
         if tick.goal == "found" and self.version < 0:
             self._at_version(0, now)
@@ -383,19 +402,18 @@ class Crowd:
                 return
             now = time.monotonic()
             self.figures.received += len(raw)
-            envelope = _envelope.decode(raw)
-            message = _readers[envelope.kind].decode(envelope.body)
+            kind, message = reader_of(raw)
             if socket is self.at_door:
                 self.all[name].on_door(message, now)
             else:
-                self.all[name].on_member(envelope.kind, message, now)
+                self.all[name].on_member(kind, message, now)
 
     def _beats(self, now: float) -> None:
         for sham in self.members:
-            if now >= sham.next_beat:
+            if now >= sham.next_beat and sham.door.inside:
                 self.figures.late_s = max(self.figures.late_s, now - sham.next_beat)
                 sham.beat(now)
-        if self._begun and len(self.members) < len(self.all):
+        if self._begun:
             for sham in self.all.values():
                 if not sham.door.inside:
                     sham.retry(now)

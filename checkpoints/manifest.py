@@ -139,6 +139,8 @@ def _problem(manifest: CheckpointManifest) -> str:
             return f"the digest of fragment {fragment.number} is not that of its chunks"
     at = 0
     for file in manifest.files:
+        if file.count > model.chunk_count - at:  # before a head is made for so many
+            return f"{file.name} says that it holds {file.count} chunks, which is too many"
         length = len(shard_header(file.first, file.count, model.chunk_elements))
         if file.first != at or file.size_bytes != length + file.count * manifest.chunk_bytes:
             return f"{file.name} does not hold the chunks that it should"

@@ -32,7 +32,7 @@ _OPTIONS = {
     zmq.RCVHWM: 64,
     zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
     zmq.BACKLOG: 1024,  # after a restart all peers come back at once
-    zmq.HANDSHAKE_IVL: 5000,
+    zmq.HANDSHAKE_IVL: round(1000 * limits.HANDSHAKE_S),
     # No ZMTP heartbeats: who is dead is the machine's word, from the beats, by the manifest's dead_after_s.
     zmq.TCP_MAXRT: 10_000,
     zmq.TCP_KEEPALIVE: 1,

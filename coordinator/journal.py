@@ -62,7 +62,7 @@ class Journal:
                 if pos != len(records) + 1:
                     raise UserError(f"{self.path}: record {len(records) + 1} is missing; {_RESTORE}")
                 records.append(from_bytes(body))
-        except (msgspec.MsgspecError, TypeError) as error:
+        except (msgspec.MsgspecError, TypeError, RecursionError) as error:
             where = f"record {len(records) + 1} cannot be read ({error})"
             raise UserError(
                 f"{self.path}: {where}: the file is damaged, or a newer farflung wrote it; {_RESTORE}"

@@ -27,6 +27,7 @@ from farflung.coordinator.lending import Lending
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import (
+    STUCK,
     AskStatus,
     Beat,
     FromDoor,
@@ -69,6 +70,7 @@ class RunMachine:
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
+        self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
         self.started_at = 0.0
 
@@ -104,7 +106,8 @@ class RunMachine:
         self.counters.count(verdict)
         return self.core.take_effects()
 
-    def on_member(self, key: bytes, message: FromMember, now: float) -> list[Effect]:
+    def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
+        """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
         self.core.now = now
         member = self.core.members.by_session(message.session)
         if member is None:
@@ -126,8 +129,20 @@ class RunMachine:
             touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
             self.counters.count(self._on_round_report(member, message, touched))
         else:
+            before = _what_counts(member)
             self.counters.count(self._on_member_message(member, message))
-        self._settle(touched)
+            if _what_counts(member) == before:
+                touched = []  # most beats: what time alone changes is the timer's
+        self._unsettled.update(conductor.fragment for conductor in touched)
+        return self.settle(now) if last else self.core.take_effects()
+
+    def settle(self, now: float) -> list[Effect]:
+        """What follows from the frames since the last time: once for all that came together."""
+        self.core.now = now
+        touched = [conductor for conductor in self.conductors if conductor.fragment in self._unsettled]
+        self._unsettled.clear()
+        if touched:
+            self._settle(touched)
         return self.core.take_effects()
 
     def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
@@ -257,6 +272,13 @@ class RunMachine:
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
+
+
+def _what_counts(member: Member) -> object:
+    """All of a member by which a round may open, or a digest be settled."""
+    beat = member.beat
+    said = beat and (beat.fragments, beat.phase == STUCK, beat.leaving)
+    return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
 
 
 def _gone(session: bytes, reason: str) -> Gone:

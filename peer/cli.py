@@ -35,6 +35,7 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
+METRICS_HELP = "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
 
 
@@ -72,6 +73,7 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -93,7 +95,7 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    serve(run_toml, folder, listen, host, exit_when_done, announce)
+    serve(run_toml, folder, listen, host, exit_when_done, announce, metrics)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -122,6 +124,7 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -145,6 +148,7 @@ def join(
             "download_limit": download_limit,
             "connections": connections,
             "checkpoints": checkpoints,
+            "metrics": metrics,
         }
     )
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)

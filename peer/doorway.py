@@ -87,11 +87,15 @@ class Doorway:
         if self.stand == Stand.READING:
             return None
         self.stand = Stand.KNOCKING
-        self._again_at = now + min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
+        self._again_at = now + self._pause_s
         self._tries += 1
         if self._knocking_since is None:
             self._knocking_since = now
         return Knock(protocol=PROTOCOL_VERSION, run=self._run)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
 
     def on_challenge(self, challenge: Challenge) -> bool:
         """True when it was expected."""
@@ -103,7 +107,7 @@ class Doorway:
 
     def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
         self.stand = Stand.GREETING
-        self._again_at = now + 2 * RETRY_S
+        self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me = self._me
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -130,6 +134,8 @@ class Doorway:
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""
+        if self.stand == Stand.INSIDE:
+            return False  # the answer to an older hello: a newer one was welcome
         self.stand = Stand.KNOCKING
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES

@@ -84,7 +84,7 @@ class PeerMachine:
                 return self._on_challenge(message)
             case Welcome() if self.doorway.on_welcome(message):
                 return self._enter(message)
-            case Refuse():
+            case Refuse() if not self.doorway.inside:
                 if self.doorway.on_refuse(message, now):
                     return self._exit(message.code, message.reason)
                 return [do.Note(f"not let in yet: {message.reason}")]

@@ -30,6 +30,7 @@ KEYS = (
     "connections",
     "checkpoints",
     "stuck_after",
+    "metrics",
 )
 _PREFIX = "FARFLUNG_"
 
@@ -46,6 +47,7 @@ class OwnConfig:
     stuck_after: float | None = (
         None  # seconds without a step after which the trainer counts as stuck; None: it depends
     )
+    metrics: str = ""  # [HOST:]PORT where /metrics and /healthz answer; "": nowhere
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent`."""
@@ -54,6 +56,7 @@ class OwnConfig:
             ("--listen", self.listen),
             ("--advertise", self.advertise),
             ("--checkpoints", self.checkpoints),
+            ("--metrics", self.metrics),
         ):
             found += [option, value] if value else []
         for option, limits in (
@@ -76,6 +79,7 @@ class OwnConfig:
         parser.add_argument("--connections", type=int, default=0)
         parser.add_argument("--checkpoints", default="")
         parser.add_argument("--stuck-after", type=float)
+        parser.add_argument("--metrics", default="")
 
     @classmethod
     def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
@@ -88,6 +92,7 @@ class OwnConfig:
             asked.connections,
             asked.checkpoints,
             asked.stuck_after,
+            asked.metrics,
         )
 
 
@@ -134,6 +139,7 @@ def own_config(
         _connections(first.get("connections", "0")),
         place_of(first.get("checkpoints", "")),
         _seconds("stuck_after", first["stuck_after"]) if "stuck_after" in first else None,
+        first.get("metrics", ""),
     )
 
 
