@@ -23,6 +23,7 @@ import zmq
 from farflung.collectives.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
 from farflung.collectives.plan import Decision, Plan
 from farflung.coordinator import wire
+from farflung.coordinator.evidence import signed_part
 from farflung.coordinator.keys import raw_of, text_of
 from farflung.coordinator.messages import (
     Beat,
@@ -140,7 +141,7 @@ class Sham:
         self.name = b"%d" % number
         self.crowd = crowd
         self.public, self.secret = zmq.curve_keypair()
-        identity = Identity.generate()
+        self.identity = identity = Identity.generate()
         self.peer = identity.peer_id
         self.door = Doorway(me_of(identity, raw_of(self.public), os.urandom(16)), crowd.url.run)
         self.session, self.seq, self.connected = NOTHING, 0, False
@@ -283,18 +284,19 @@ class Sham:
             self.decision, self.decision_no = None, 0
             self.seq += 1
             hashes = b"".join(sent_hashes(self.peer, plan.round_no))
-            self.tell(
-                Sent(
-                    session=self.session,
-                    seq=self.seq,
-                    round_no=plan.round_no,
-                    hashes=hashes,
-                    tokens=64,
-                    steps=1,
-                    loss=2.5,
-                    used=(),
-                )
+            bare = Sent(
+                session=self.session,
+                seq=self.seq,
+                round_no=plan.round_no,
+                hashes=hashes,
+                tokens=64,
+                steps=1,
+                loss=2.5,
+                used=(),
+                signature=b"",
             )
+            signature = self.identity.sign(signed_part(self.door.run_id, bare))
+            self.tell(msgspec.structs.replace(bare, signature=signature))
         self._report()
 
     def _report(self) -> None:

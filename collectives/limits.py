@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 CONTROL_FRAME_BYTES = 256 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
@@ -29,6 +29,9 @@ BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
+
+EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
+EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept
 
 METRICS_CONNECTIONS = 16  # at once, to /metrics
 METRICS_REQUEST_BYTES = 4096

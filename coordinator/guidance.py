@@ -6,6 +6,7 @@ version 0, and repeats whatever the beat shows to be missing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 
 from farflung.collectives.limits import MEMBERS_PER_ROUND
@@ -29,12 +30,23 @@ from farflung.coordinator.records import Genesis, Vouched
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
+DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 _FROM_LEAST_ADVANCED = ("wait", "sync", "train")
 
 Judgement = tuple[str, str]  # (goal, reason)
+
+
+@dataclass(frozen=True)
+class _Donors:
+    """Whom a joiner may ask, and of these who can be dialled."""
+
+    stamp: object  # of what they follow from
+    made_at: float
+    found: list[str]
+    dialable: list[str]
 
 
 class Guidance:
@@ -45,8 +57,7 @@ class Guidance:
         self._going_back = going_back
         self._conductors = conductors
         self._lending = lending
-        # By fragment: whom one may ask at all, and of these who can be dialled.  Made anew after `_changes`.
-        self._known_donors: dict[int, tuple[object, list[str], list[str]]] = {}
+        self._known_donors: dict[int, _Donors] = {}  # by fragment
         self._changes = 0
 
     # ---- a beat --------------------------------------------------------------------------------------
@@ -56,7 +67,7 @@ class Guidance:
         core = self._core
         beat = self._going_back.in_this_era(beat)
         member.pace.on_beat(beat, core.now)
-        if member.beat is None or member.beat.fragments != beat.fragments:
+        if member.beat is None or _versions(member.beat) != _versions(beat):
             self._changes += 1
         member.beat = beat
         refusal = self._lending.take_size(member, beat)
@@ -262,11 +273,13 @@ class Guidance:
 
     def _all_donors(self, conductor: Conductor) -> tuple[list[str], list[str]]:
         """The first ones of each sort: one more than is told, in case the asker is among them."""
-        members, version = self._core.members, conductor.book.version
+        members, version, now = self._core.members, conductor.book.version, self._core.now
         stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
         known = self._known_donors.get(conductor.fragment)
-        if known is not None and known[0] == stamp:
-            return known[1], known[2]
+        if known is not None:
+            fresh = known.stamp == stamp
+            if fresh or (len(members.alive) > MEMBERS_PER_ROUND and now - known.made_at < DONORS_CROWD_S):
+                return known.found, known.dialable
         commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()
         found: list[str] = []
@@ -279,7 +292,7 @@ class Guidance:
                     dialable.append(peer)
                     if len(dialable) > DONORS_TOLD:
                         break
-        self._known_donors[conductor.fragment] = stamp, found, dialable
+        self._known_donors[conductor.fragment] = _Donors(stamp, now, found, dialable)
         return found, dialable
 
     @staticmethod
@@ -294,3 +307,7 @@ class Guidance:
         if member.quarantined:
             return "quarantined"
         return {"sync": "syncing", "found": "joining", "wait": "waiting"}.get(goal, member.beat.phase)
+
+
+def _versions(beat: Beat) -> list[int]:
+    return [said.version for said in beat.fragments]

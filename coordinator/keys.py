@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from zmq.utils import z85
 
+from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import UserError
 
 FILE_NAME = "coordinator.key"
@@ -30,6 +32,11 @@ class CoordinatorKeys:
 
     public: bytes
     secret: bytes = field(repr=False)
+
+    @property
+    def signer(self) -> Ed25519PrivateKey:
+        """A signing key that follows from the secret one: no second file to lose."""
+        return Ed25519PrivateKey.from_private_bytes(hash_bytes(b"farflung/coordinator/sign/1\0", raw_of(self.secret)))
 
     @property
     def public_raw(self) -> bytes:

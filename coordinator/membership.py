@@ -39,6 +39,7 @@ class Member:
     joined_no: int  # order of admission: the oldest member founds, and breaks ties
     heard_at: float
     standings: list[Standing]
+    identity: bytes = b""  # its public key
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -97,6 +98,7 @@ class Membership:
     # Asked for with every frame, and the same until the roster changes.
     _alive: dict[str, Member] = field(default_factory=dict)
     _in_order: list[str] = field(default_factory=list)
+    _roster: tuple[Contact, ...] = ()
     _alive_at: int = -1  # the roster's number
 
     def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
@@ -190,6 +192,7 @@ class Membership:
         if self._alive_at != self.roster_no:
             self._alive = {peer: member for peer, member in self.members.items() if member.alive}
             self._in_order = sorted(self._alive)
+            self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
             self._alive_at = self.roster_no
         return self._alive
 
@@ -199,7 +202,7 @@ class Membership:
         return self._in_order if self.alive else ()
 
     def roster(self) -> tuple[Contact, ...]:
-        return tuple(self.members[peer].contact for peer in self.in_order)
+        return self._roster if self.alive else ()
 
     def can_talk(self, one: Member, other: Member) -> bool:
         """One of two must be dialable: who can't be dialled keeps connections to all who can."""

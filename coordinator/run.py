@@ -198,6 +198,7 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        member.identity = hello.identity
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest

@@ -28,7 +28,18 @@ from farflung.coordinator import wire
 from farflung.coordinator.allowance import Allowance
 from farflung.coordinator.dialer import Dialer, Target
 from farflung.coordinator.door import Arrival, Listener, ListenOn
-from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
+from farflung.coordinator.effects import (
+    Allow,
+    AnswerDoor,
+    DialBack,
+    Effect,
+    Forbid,
+    KeepEvidence,
+    Note,
+    Tell,
+    Write,
+)
+from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
 from farflung.coordinator.journal import Journal
@@ -52,6 +63,7 @@ LINGER_DONE_S = 2.0  # after a finished run's last member left
 LINGER_MOST_S = 60.0  # after the run finished, whoever is still there
 
 KEY_BYTES = 32
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence
 _AT_DOOR, _OF_MEMBERS = frozenset(DOOR_IN), frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -87,6 +99,7 @@ class Server:
         rules = machine.core.manifest
         self._allowance = Allowance(rules.net.heartbeat_s, rules.round.fragments)
         self.arrived = 0  # frames, and connections that were never let in
+        self.evidence: EvidenceFolder | None = None  # where it is kept
         self.exporter: Exporter | None = None  # where /metrics is wanted
         self._slowest_turn_s = 0.0
         self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
@@ -267,7 +280,7 @@ class Server:
             raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
         self._events.on_records(records)
 
-    def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | DialBack | Note, reply_to: bytes) -> None:
+    def _act(self, effect: Action, reply_to: bytes) -> None:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 self._deliver(self._door, caller[:-KEY_BYTES], answer)
@@ -281,6 +294,9 @@ class Server:
                 self._allowed.discard(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
+            case KeepEvidence():
+                if self.evidence is not None:
+                    self.evidence.keep(effect)
             case Note(text=text, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text)
@@ -347,6 +363,9 @@ def serve(
             Server(machine, journal, keys, listen_on, events) as server,
         ):
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
+            signer = keys.signer
+            public = signer.public_key().public_bytes_raw()
+            server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, public, signer.sign)
             host = public_host or listen_on.host_for_others()
             announce(str(JoinUrl(host, server.port, manifest.run.name, keys.public_raw)))
             server.run_until(lambda: bool(asked) or done())

@@ -230,12 +230,21 @@ def doctor(
 @app.command()
 def audit(
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    who_sent: Annotated[
+        Path | None, typer.Option(help="A file with an encoded chunk: who signed that it sent these bytes?")
+    ] = None,
 ) -> None:
     """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    from farflung.peer import audit_evidence
     from farflung.peer.audit import audit as check
     from farflung.peer.journals import read_folder
 
-    report = check(read_folder(folder))
+    if who_sent is not None:
+        typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
+        return
+    journals = read_folder(folder)
+    report = check(journals)
+    report.findings.append(audit_evidence.check_evidence(folder, journals))
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 

@@ -37,7 +37,7 @@ class Stand(StrEnum):
 
 @dataclass(frozen=True)
 class Me:
-    """Who this process is; `sign(nonce, hello)` returns the hello with its signature."""
+    """Who this process is; `sign` signs with the identity's key."""
 
     peer: str
     name: str
@@ -45,7 +45,7 @@ class Me:
     key: bytes
     process: bytes
     software: str
-    sign: Callable[[bytes, Hello], Hello]
+    sign: Callable[[bytes], bytes]
 
 
 class Doorway:
@@ -123,7 +123,7 @@ class Doorway:
             process=me.process,
             signature=b"",
         )
-        return me.sign(self._nonce, hello)
+        return msgspec.structs.replace(hello, signature=me.sign(signed_part(hello, self._nonce)))
 
     def on_welcome(self, welcome: Welcome) -> bool:
         if self.stand != Stand.GREETING:
@@ -143,10 +143,6 @@ class Doorway:
 
 def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
     """`key`: CURVE public key of this session; `process`: 16 random bytes."""
-
-    def sign(nonce: bytes, hello: Hello) -> Hello:
-        return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
     return Me(
         peer=identity.peer_id,
         name=identity.name,
@@ -154,5 +150,5 @@ def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
         key=key,
         process=process,
         software="farflung 0.1.0",
-        sign=sign,
+        sign=identity.sign,
     )

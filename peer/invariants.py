@@ -18,6 +18,8 @@ from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
 from farflung.compression.codec import Codec
+from farflung.coordinator.effects import KeepEvidence
+from farflung.coordinator.evidence import is_signed
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
@@ -105,6 +107,19 @@ class Invariants:
                 self.geneses |= set(digests)
             case RolledBack(versions=versions):
                 self._on_rolled_back(versions)
+
+    def on_evidence(self, kept: KeepEvidence, run_id: bytes) -> None:
+        """Whoever is in the commit signed for its bytes, and these are the bytes that it made."""
+        by_peer = {said.peer: said for said in kept.said}
+        for peer in kept.commit.included:
+            said = by_peer.get(peer)
+            good = said is not None and is_signed(said.identity, run_id, said.sent)
+            self._require("P9", good, f"{peer} is in round {kept.commit.round_no} and did not sign for it")
+            truth = self.contributions.get((peer, kept.commit.round_no))
+            hashes = split_hashes(said.sent.hashes) if said is not None else []
+            first = self._fragments[kept.commit.fragment].first
+            for chunk, payload in truth.payloads.items() if truth is not None else ():
+                self._require("P9", hash_bytes(payload) == hashes[chunk - first], f"{peer} signed for other bytes")
 
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]

@@ -61,7 +61,7 @@ from farflung.peer.training import Training
 class PeerMachine:
     def __init__(self, me: Me, run: str, jitter: Callable[[], float]) -> None:
         self.me = me
-        self.reports = Reporter()
+        self.reports = Reporter(me.sign)
         self.doorway = Doorway(me, run)
         self.training = Training()
         self.part: Participation | None = None
@@ -115,7 +115,7 @@ class PeerMachine:
         return [do.ToDoor(self.doorway.greet(self.model, first.version, first.digest, self._now))]
 
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
-        self.reports.begin_session(welcome.session)
+        self.reports.begin_session(welcome.session, self.doorway.run_id)
         self._in_seq, self._heard_at = 0, self._now
         return [do.EnterMembers(welcome.member_port), *self._beat()]
 

@@ -258,7 +258,7 @@ def test_each_frame_ends_in_exactly_one_counter() -> None:
     """P8, for what the machine sees: the right one, and never two."""
     hall, guest, other = Hall(), Guest(1), Guest(2)
     hall.join(guest, other)
-    sent = m.Sent(session=guest.session, seq=9, round_no=1, hashes=b"", tokens=0, steps=0, loss=None, used=())
+    sent = m.Sent(session=guest.session, seq=9, round_no=1, hashes=b"", tokens=0, steps=0, loss=None, used=(), signature=b"")
     story: list[tuple[Verdict, Callable[[], object]]] = [
         (Verdict.ACCEPTED, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
         (Verdict.DUPLICATE, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
