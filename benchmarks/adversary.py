@@ -3,7 +3,7 @@
     python benchmarks/adversary.py                      # all of them, about four minutes
     python benchmarks/adversary.py loris bomb --windows 1 --seconds 4
 
-A real coordinator and three real peers with a light trainer (arena.py).  For each attack quiet windows and attacked ones
+A real coordinator and three real peers with a light trainer (arena.py).  For each attack quiet and attacked windows
 take turns, and the pace of the run in both is compared.  The attacker is a process of its own with low priority, so
 that on two cores its own work does not pass for harm.  With --write the table goes into docs/reliability.md.
 """
@@ -36,7 +36,7 @@ from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.keys import raw_of, text_of
-from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
+from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
@@ -54,9 +54,10 @@ class Score:
 
     tries: int = 0
     refused: int = 0
+    ending: bool = False  # nothing new is begun
 
     def tell(self) -> None:
-        print(json.dumps(vars(self)), flush=True)
+        print(json.dumps({"tries": self.tries, "refused": self.refused}), flush=True)
 
 
 # ---- the attacks: each yields when it has done a little ------------------------------------------------------
@@ -68,7 +69,7 @@ def slow_loris(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
     held: dict[socket.socket, int] = {}
     selector = selectors.DefaultSelector()
     while True:
-        while len(held) < 200:
+        while len(held) < 200 and not score.ending:
             one = socket.create_connection((url.host, random.choice(ports)), 5)
             one.setblocking(False)
             held[one] = 0
@@ -116,7 +117,11 @@ def garbage(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
 def bomb(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
     """Messages of thousands of parts, and frames that are far too long."""
     while True:
-        for parts in ([bytes(1000)] * 5000, [bytes(2 * CONTROL_FRAME_BYTES)], [bytes(CONTROL_FRAME_BYTES + 100)]):
+        for parts in (
+            [bytes(1000)] * 5000,
+            [bytes(2 * CONTROL_FRAME_BYTES)],
+            [bytes(CONTROL_FRAME_BYTES + 100)],
+        ):
             with Caller(url, ports[0]) as caller:
                 score.tries += 1
                 caller.socket.send_multipart(parts)
@@ -161,7 +166,9 @@ def forged(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         with Caller(url, ports[0]) as caller:
             score.tries += 1
             identity = Identity.generate()
-            score.refused += isinstance(caller.ask(caller.hello(identity, identity, key=os.urandom(32))), Refuse)
+            score.refused += isinstance(
+                caller.ask(caller.hello(identity, identity, key=os.urandom(32))), Refuse
+            )
         yield from pause(0.2)
 
 
@@ -231,7 +238,9 @@ def attack(name: str, url: str, ports: list[int]) -> None:
     score, asked = Score(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     for _ in ATTACKS[name](JoinUrl.parse(url), ports, score):
-        if asked:
+        if asked and not score.ending:
+            score.ending, until = True, time.monotonic() + 10.0
+        if score.ending and (score.refused >= score.tries or name != "loris" or time.monotonic() > until):
             break
     score.tell()
 
@@ -257,7 +266,9 @@ def rss_mb(pid: int) -> float:
 
 def median_period(arena: Any, begun: float, ended: float) -> float:
     """Between two commits, in seconds."""
-    times = [e["at"] for e in arena.coordinator.look() if e["event"] == "committed" and begun <= e["at"] <= ended]
+    times = [
+        e["at"] for e in arena.coordinator.look() if e["event"] == "committed" and begun <= e["at"] <= ended
+    ]
     return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
 
 
@@ -282,18 +293,20 @@ def measure(arena: Any, name: str, options: argparse.Namespace) -> str:
         attacker.terminate()
         told = json.loads(attacker.communicate(timeout=30)[0])
         total.tries, total.refused = total.tries + told["tries"], total.refused + told["refused"]
-    held = total.tries - total.refused
     before, after = statistics.median(quiet), statistics.median(hurt)
     change = (after - before) / before
-    kept = f", {held} still waiting at the end" if name == "loris" else ""
-    row = (f"| {name} | {total.tries} | {100 * total.refused / max(1, total.tries):.0f} %{kept} | {before:.3f} s | "
-           f"{after:.3f} s | {100 * change:+.1f} % | {'yes' if change <= GOAL else '**no**'} | {most:.0f} MB |")
+    row = (
+        f"| {name} | {total.tries} | {100 * total.refused / max(1, total.tries):.0f} % | {before:.3f} s | "
+        f"{after:.3f} s | {100 * change:+.1f} % | {'yes' if change <= GOAL else '**no**'} | {most:.0f} MB |"
+    )
     print(row, flush=True)
     return row
 
 
-HEAD = ("| attack | tries | refused | a commit every, quiet | attacked | change | within 3 % | coordinator |\n"
-        "|---|---|---|---|---|---|---|---|")
+HEAD = (
+    "| attack | tries | refused | a commit every, quiet | attacked | change | within 3 % | coordinator |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
 
 
 def main() -> None:
@@ -301,7 +314,9 @@ def main() -> None:
     from nursery import Nursery
     from pages import write_between
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("attacks", nargs="*", help=f"of {', '.join(ATTACKS)} [all]")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each window")
     parser.add_argument("--windows", type=int, default=2, help="quiet ones and attacked ones, of each attack")
@@ -322,7 +337,11 @@ def main() -> None:
         report = arena.audit()
         print("audit:", "good" if report.kept else "\n".join(report.lines()))
     if options.write:
-        write_between(PAGE, "adversary", "`python benchmarks/adversary.py`: three peers.\n\n" + HEAD + "\n" + "\n".join(rows))
+        write_between(
+            PAGE,
+            "adversary",
+            "`python benchmarks/adversary.py`: three peers.\n\n" + HEAD + "\n" + "\n".join(rows),
+        )
 
 
 if __name__ == "__main__":

@@ -93,6 +93,10 @@ class Process:
         lines = [json.loads(line) for line in self.events.read_text().splitlines()]
         return [each for each in lines if each["event"] == "committed"]
 
+    def aborts(self) -> list[str]:
+        lines = [json.loads(line) for line in self.events.read_text().splitlines()]
+        return [str(each["reason"])[:200] for each in lines if each["event"] == "aborted"]
+
     def end(self) -> None:
         self.process.terminate()
         self.process.wait(30)
@@ -178,13 +182,20 @@ class Bench:
         beside = [s for other in self.workers for s in other.ask()["beat_s"]]
         self.workers.append(worker)
         what = f"{count} join at once" + (f" beside {there} members" if there else "")
-        self.row(f"{what}: to the welcome", milliseconds(told["welcome_s"]), "p99 < 2 s",
-                 met(told["welcome_s"], 0.99, 2.0))
+        self.row(
+            f"{what}: to the welcome",
+            milliseconds(told["welcome_s"]),
+            "p99 < 2 s",
+            met(told["welcome_s"], 0.99, 2.0),
+        )
         self.row(f"{what}: to the first answered beat", milliseconds(told["first_tick_s"]))
         if beside:
             self.row("the same: beats of the members meanwhile", milliseconds(beside))
-        self.row("the same: coordinator", f"{1000 * cpu / count:.1f} ms of CPU a member, "
-                 f"{1024 * (self.coordinator.mb() - before) / count:.0f} KB a member")
+        self.row(
+            "the same: coordinator",
+            f"{1000 * cpu / count:.1f} ms of CPU a member, "
+            f"{1024 * (self.coordinator.mb() - before) / count:.0f} KB a member",
+        )
         if told["counts"] or told["inside"] < count:
             self.row("the same: not as wanted", f"{told['inside']} inside, {told['counts']}")
 
@@ -206,15 +217,22 @@ class Bench:
         there = [s for each in told for s in each["there_s"]]
         sent = sum(each["received"] for each in told) / took / 1e6
         self.row("the same: until the coordinator took it up", milliseconds(there))
-        self.row("the same: coordinator", f"{100 * cpu / took:.0f} % of a core, {len(beats) / took:.0f} beats/s "
-                 f"answered, {sent:.1f} MB/s sent, {self.coordinator.mb():.0f} MB; shams late by {1000 * late:.0f} ms"
-                 + (f"; {counts}" if counts else ""))
+        self.row(
+            "the same: coordinator",
+            f"{100 * cpu / took:.0f} % of a core, {len(beats) / took:.0f} beats/s "
+            f"answered, {sent:.1f} MB/s sent, {self.coordinator.mb():.0f} MB; shams late by {1000 * late:.0f} ms"
+            + (f"; {counts}" if counts else ""),
+        )
         if rounds:
+            print(*self.coordinator.aborts()[-2:], sep="\n")
             made = self.coordinator.rounds()[done:]
             seconds = [each["seconds"] for each in made]
             sizes = [len(each["members"]) for each in made]
-            self.row("the same: rounds", f"{len(made)} in {took:.0f} s, of {max(sizes, default=0)} members, "
-                     f"{quantile(seconds, 0.5):.2f} s each (median)")
+            self.row(
+                "the same: rounds",
+                f"{len(made)} in {took:.0f} s, of {max(sizes, default=0)} members, "
+                f"{quantile(seconds, 0.5):.2f} s each (median)",
+            )
         return beats
 
     def idle(self) -> None:
@@ -244,10 +262,17 @@ class Bench:
             closed = self._closed(closing)
             ended = time.monotonic() - begun
         beats = [s for worker in self.workers for s in worker.ask()["beat_s"]]
-        self.row(f"{wanted} connections that say nothing", f"{opened} opened in {took:.1f} s, {closed} closed by the "
-                 f"coordinator within {ended:.1f} s; at most {most_files} files open, {peak - before:+.0f} MB")
-        self.row("the same: from beat to tick meanwhile", milliseconds(beats), "p99 < 200 ms",
-                 met(beats, 0.99, 0.2))
+        self.row(
+            f"{wanted} connections that say nothing",
+            f"{opened} opened in {took:.1f} s, {closed} closed by the "
+            f"coordinator within {ended:.1f} s; at most {most_files} files open, {peak - before:+.0f} MB",
+        )
+        self.row(
+            "the same: from beat to tick meanwhile",
+            milliseconds(beats),
+            "p99 < 200 ms",
+            met(beats, 0.99, 0.2),
+        )
 
     @staticmethod
     def _closed(closing: selectors.BaseSelector) -> int:
@@ -277,12 +302,16 @@ def table(rows: Sequence[Row], command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of beats, in each of the two parts")
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--heartbeat", type=float, default=1.0)
-    parser.add_argument("--profile", type=Path, help="run the coordinator under cProfile; figures are worth little")
+    parser.add_argument(
+        "--profile", type=Path, help="run the coordinator under cProfile; figures are worth little"
+    )
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

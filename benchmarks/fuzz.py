@@ -49,8 +49,27 @@ from live_table import Table
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
 MOST_KEPT = 256  # inputs that led somewhere new
-INTERESTING = (b"\0", b"\xff", b"\x7f", b"\x80", b"\xc0", b"\xdc\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
-               b"\xc6\xff\xff\xff\xff", b"[[[[", b"9" * 25, b"-1", b"1e999", b"NaN", b'"', b"\\u0000", b"\n", b"[", b"{")
+INTERESTING = (
+    b"\0",
+    b"\xff",
+    b"\x7f",
+    b"\x80",
+    b"\xc0",
+    b"\xdc\xff\xff",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"[[[[",
+    b"9" * 25,
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b'"',
+    b"\\u0000",
+    b"\n",
+    b"[",
+    b"{",
+)
 
 
 @dataclass
@@ -146,14 +165,22 @@ def examples() -> dict[str, Any]:
 
 def control_target(said: dict[str, Any]) -> Target:
     everything = frozenset(KINDS)
-    return Target("control", [wire.encode(each) for each in said.values()],
-                  lambda raw: wire.decode(raw, everything), (FrameError,))
+    return Target(
+        "control",
+        [wire.encode(each) for each in said.values()],
+        lambda raw: wire.decode(raw, everything),
+        (FrameError,),
+    )
 
 
 def bulk_target() -> Target:
     tag = bytes(range(8))
-    frames = [with_payload(Header(kind, tag, 3, 1, 2, 5), b"" if kind >= Kind.WANT_CONTRIBUTION else bytes(range(100)))
-              for kind in Kind]
+    frames = [
+        with_payload(
+            Header(kind, tag, 3, 1, 2, 5), b"" if kind >= Kind.WANT_CONTRIBUTION else bytes(range(100))
+        )
+        for kind in Kind
+    ]
 
     def call(raw: bytes) -> None:
         head, payload = raw[:96], raw[96:]
@@ -181,23 +208,46 @@ def codec_target() -> Target:
 def text_targets() -> Iterator[Target]:
     url = str(JoinUrl("host.example", 7000, "demo", bytes(range(32)), "abc"))
     seeds = [url.encode(), b"farflung://[::1]:7000/demo?k=" + url.encode()[-60:]]
-    yield Target("join URL", seeds, lambda raw: JoinUrl.parse(raw.decode("utf-8", "replace")), (UserError,), 0.2)
+    yield Target(
+        "join URL", seeds, lambda raw: JoinUrl.parse(raw.decode("utf-8", "replace")), (UserError,), 0.2
+    )
     seeds = [b'[run]\nname = "a"\nrounds = 3\n[net]\nheartbeat_s = 1.5\n', TEMPLATE.encode()]
-    yield Target("run.toml", seeds, lambda raw: Manifest.from_toml(raw.decode("utf-8", "replace"), "run.toml"),
-                 (UserError,), 0.01)
+    yield Target(
+        "run.toml",
+        seeds,
+        lambda raw: Manifest.from_toml(raw.decode("utf-8", "replace"), "run.toml"),
+        (UserError,),
+        0.01,
+    )
     yield Target("manifest", [Manifest().canonical()], Manifest.from_canonical, (UserError,), 0.02)
 
 
 def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
-    records = [Opened(plan=said["open"].plan), Admitted(peer="ann", name="amber-fox", session=bytes(16)),
-               CommittedRound(commit=said["committed"].commit, used={"ann": said["sent"].used}, excluded={}, tokens=1,
-                              steps=1, loss=2.5, seconds=1.0, tx_bytes=1)]
+    records = [
+        Opened(plan=said["open"].plan),
+        Admitted(peer="ann", name="amber-fox", session=bytes(16)),
+        CommittedRound(
+            commit=said["committed"].commit,
+            used={"ann": said["sent"].used},
+            excluded={},
+            tokens=1,
+            steps=1,
+            loss=2.5,
+            seconds=1.0,
+            tx_bytes=1,
+        ),
+    ]
     unreadable = (msgspec.MsgspecError, TypeError, RecursionError)  # what Journal.records puts into words
     yield Target("journal", [to_bytes(each) for each in records], from_bytes, unreadable, 0.2)
     yield checkpoint_target()
     note = b'{"size_bytes":12,"blake3":"%s","chunks":"%s","writer":"ann"}' % (b"a" * 64, b"b" * 64)
-    yield Target("checkpoint note", [note], lambda raw: msgspec.json.decode(raw, type=Note),
-                 (msgspec.MsgspecError, UnicodeDecodeError, RecursionError), 0.1)
+    yield Target(
+        "checkpoint note",
+        [note],
+        lambda raw: msgspec.json.decode(raw, type=Note),
+        (msgspec.MsgspecError, UnicodeDecodeError, RecursionError),
+        0.1,
+    )
     path = folder / "events.jsonl"
 
     def events(raw: bytes) -> None:
@@ -205,24 +255,40 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
         for event in Follower(path).news():
             assert isinstance(event, dict)
 
-    yield Target("events", [b'{"event":"start","at":1.5,"peer":"ann"}\n{"event":"end","at":2}\n'], events, (), 0.02)
+    yield Target(
+        "events", [b'{"event":"start","at":1.5,"peer":"ann"}\n{"event":"end","at":2}\n'], events, (), 0.02
+    )
 
 
 def checkpoint_target() -> Target:
     identity = Identity.generate()
     model = said_model()
     chunks = tuple("%064x" % number for number in range(model.chunk_count))
-    fragment, = fragments_of(model.chunk_count, 1)
+    (fragment,) = fragments_of(model.chunk_count, 1)
     digest = checkpoint.root_of(bytes.fromhex(each) for each in chunks).hex()
     files = [
-        checkpoint.ShardFile(checkpoint.shard_name(first), first, count,
-                             len(checkpoint.shard_header(first, count, model.chunk_elements))
-                             + 8 * model.chunk_elements * count, "c" * 64)
+        checkpoint.ShardFile(
+            checkpoint.shard_name(first),
+            first,
+            count,
+            len(checkpoint.shard_header(first, count, model.chunk_elements))
+            + 8 * model.chunk_elements * count,
+            "c" * 64,
+        )
         for first, count in checkpoint.shards_of(fragment.first, fragment.count, model.chunk_elements)
     ]
     unsigned = checkpoint.CheckpointManifest(
-        format=1, run="demo", run_id="0" * 32, manifest="d" * 64, era=0, version=3, incarnation=1, model=model,
-        fragments=(checkpoint.SavedFragment(3, digest, 3, chunks),), files=tuple(files), writer=identity.peer_id,
+        format=1,
+        run="demo",
+        run_id="0" * 32,
+        manifest="d" * 64,
+        era=0,
+        version=3,
+        incarnation=1,
+        model=model,
+        fragments=(checkpoint.SavedFragment(3, digest, 3, chunks),),
+        files=tuple(files),
+        writer=identity.peer_id,
         key=identity.public.hex(),
     )
 
@@ -230,14 +296,21 @@ def checkpoint_target() -> Target:
         try:  # whoever holds a key can sign what he likes: what lies behind the signature must hold as well
             found = msgspec.json.decode(raw, type=checkpoint.CheckpointManifest)
             raw = checkpoint.canonical(
-                msgspec.structs.replace(found, writer=identity.peer_id, key=identity.public.hex()).signed(identity.sign)
+                msgspec.structs.replace(found, writer=identity.peer_id, key=identity.public.hex()).signed(
+                    identity.sign
+                )
             )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
         checkpoint.parse(raw, "here")
 
-    return Target("checkpoint manifest", [checkpoint.canonical(unsigned.signed(identity.sign))], call,
-                  (CheckpointError,), 0.02)
+    return Target(
+        "checkpoint manifest",
+        [checkpoint.canonical(unsigned.signed(identity.sign))],
+        call,
+        (CheckpointError,),
+        0.02,
+    )
 
 
 def said_model() -> Any:
@@ -271,8 +344,16 @@ def coordinator_target() -> Target:
 
 def all_targets(folder: Path) -> list[Target]:
     said = examples()
-    return [control_target(said), bulk_target(), codec_target(), *text_targets(), *stored_targets(said, folder),
-            http_target(), status_target(), coordinator_target()]
+    return [
+        control_target(said),
+        bulk_target(),
+        codec_target(),
+        *text_targets(),
+        *stored_targets(said, folder),
+        http_target(),
+        status_target(),
+        coordinator_target(),
+    ]
 
 
 # ---- the long run --------------------------------------------------------------------------------------------
@@ -292,21 +373,30 @@ def bounded(mb: int) -> None:
 
 def report(target: Target, outcome: Outcome, took_s: float, grown_mb: float) -> bool:
     good = not outcome.crashes and grown_mb <= GROWTH_MB
-    print(f"| {target.name} | {outcome.frames:,} | {outcome.accepted:,} | {len(outcome.shapes)} | "
-          f"{len(outcome.crashes)} | {grown_mb:+.0f} MB | {took_s:.0f} s |", flush=True)
+    print(
+        f"| {target.name} | {outcome.frames:,} | {outcome.accepted:,} | {len(outcome.shapes)} | "
+        f"{len(outcome.crashes)} | {grown_mb:+.0f} MB | {took_s:.0f} s |",
+        flush=True,
+    )
     for raw, why in outcome.crashes[:3]:
         print(f"    {why[:200]}\n    {raw[:400]!r}")
     return good
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="*", help="parts of the names of those wanted [all]")
     parser.add_argument("--frames", type=int, default=500_000, help="of each of the quick targets")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}\n\n| parser | frames | accepted | answers | crashes | memory | time |\n" + "|---" * 7 + "|")
+    print(
+        f"seed {seed}\n\n| parser | frames | accepted | answers | crashes | memory | time |\n"
+        + "|---" * 7
+        + "|"
+    )
     good, frames = True, 0
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -323,8 +413,10 @@ def main(arguments: Sequence[str]) -> int:
             outcome.crashes += warm.crashes
             frames += outcome.frames + warm.frames
             good &= report(target, outcome, time.monotonic() - begun, rss_mb() - before)
-    print(f"\n{frames:,} frames, {'nothing crashed or grew' if good else 'NOT GOOD'}; peak "
-          f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
+    print(
+        f"\n{frames:,} frames, {'nothing crashed or grew' if good else 'NOT GOOD'}; peak "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
+    )
     return 0 if good else 1
 
 

@@ -68,7 +68,9 @@ class Table:
         self.now += 1.0
         self._carry_out(self.machine.on_timer(self.now), None)
         for sham in self.shams:
-            if sham.session:
+            if sham.applying > sham.version:
+                sham.at_version(sham.applying, self.now)
+            elif sham.session:
                 sham.beat(self.now)
         self._deliver()
 
@@ -108,7 +110,9 @@ class Table:
         first.beat(self.now)
         plan = next((c.round.plan for c in self.machine.conductors if c.round is not None), None)
         if plan is None:
-            plan = Plan(9, 1, 1, tuple(sorted(s.peer for s in self.shams)), (0,) * 96, ("fp32",) * len(self.shams))
+            plan = Plan(
+                9, 1, 1, tuple(sorted(s.peer for s in self.shams)), (0,) * 96, ("fp32",) * len(self.shams)
+            )
         first._on_plan(plan)
         first._out_of_round()
         self.say = keep  # type: ignore[method-assign]
@@ -138,5 +142,7 @@ class Table:
         flights = [c.round.plan.round_no for c in self.machine.conductors if c.round is not None]
         if flights and hasattr(message, "round_no") and self._chance.random() < 0.8:
             changed["round_no"] = flights[0]
-        self._carry_out(self.machine.on_member(key, msgspec.structs.replace(message, **changed), self.now), first)
+        self._carry_out(
+            self.machine.on_member(key, msgspec.structs.replace(message, **changed), self.now), first
+        )
         self._deliver()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import sys
 import time
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ from farflung.peer.identity import Identity
 CHUNKS = 96
 SAMPLES = 1 << 40
 MODEL = ModelSchema((TensorSpec("w", (CHUNKS, 4), "float32", "param"),), 4, CHUNKS, CHUNKS, hash_bytes(b""))
+APPLY_S = (0.1, 1.0)  # from a commit to its version
 READY_AFTER_S = 1.0  # after a version is there: the inner steps
 NOTHING = b""
 NO_ROSTER = b"\xc0"  # nil
@@ -152,6 +154,7 @@ class Sham:
         self.decision: Decision | None = None
         self.last_progress = 0
         self.leases: tuple[int, ...] = ()
+        self.applying, self.applied_at = -1, 0.0
         self.said: dict[int, float] = {}
         if listens:
             self._listen()
@@ -239,7 +242,8 @@ class Sham:
             self.decision, self.decision_no = message.decision, message.decision.decision_no
             self._report()
         elif kind == "committed":
-            self._at_version(message.commit.version, now)
+            self._out_of_round()
+            self.applying, self.applied_at = message.commit.version, now + random.uniform(*APPLY_S)
         else:
             self.crowd.count(kind)
             self._out_of_round()
@@ -260,13 +264,17 @@ class Sham:
             self.leases = tuple(lease.lease for lease in tick.leases)
         of = tick.fragments[0]
         if tick.goal == "found" and self.version < 0:
-            self._at_version(0, now)
+            self.at_version(0, now)
         elif tick.goal == "sync" and of.digests and of.version > self.version:
-            self._at_version(of.version, now)
-        if self.plan is not None and of.round_no == self.plan.round_no and of.progress_seen < self.last_progress:
+            self.at_version(of.version, now)
+        if (
+            self.plan is not None
+            and of.round_no == self.plan.round_no
+            and of.progress_seen < self.last_progress
+        ):
             self._report()
 
-    def _at_version(self, version: int, now: float) -> None:
+    def at_version(self, version: int, now: float) -> None:
         if version <= self.version:
             return
         self.version, self.ready_at = version, now + READY_AFTER_S
@@ -412,6 +420,8 @@ class Crowd:
 
     def _beats(self, now: float) -> None:
         for sham in self.members:
+            if sham.applying > sham.version and now >= sham.applied_at:
+                sham.at_version(sham.applying, now)
             if now >= sham.next_beat and sham.door.inside:
                 self.figures.late_s = max(self.figures.late_s, now - sham.next_beat)
                 sham.beat(now)

@@ -38,7 +38,9 @@ class EvidenceFolder:
             os.replace(aside, self._folder / whole.name)
             self._forget()
         except OSError as error:
-            log.warning("%s: evidence of round %d is not kept: %s", self._folder, effect.commit.round_no, error)
+            log.warning(
+                "%s: evidence of round %d is not kept: %s", self._folder, effect.commit.round_no, error
+            )
 
     def _forget(self) -> None:
         """The oldest ones, where there are too many or they are too large."""

@@ -63,7 +63,9 @@ class Exporter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(5.0)
         self._listener.close()
@@ -146,7 +148,10 @@ class Exporter:
             case b"/metrics":
                 return ("200 OK", told.text) if told.text else ("503 Service Unavailable", b"starting\n")
             case b"/healthz" if age_s >= STALE_S:
-                return "503 Service Unavailable", f"the main loop has stood still for {age_s:.0f} s\n".encode()
+                return (
+                    "503 Service Unavailable",
+                    f"the main loop has stood still for {age_s:.0f} s\n".encode(),
+                )
             case b"/healthz":
                 return "200 OK", b"ok\n"
         return "404 Not Found", b"there are /metrics and /healthz\n"

@@ -157,10 +157,24 @@ class Guidance:
     # ---- judging a member's state ----------------------------------------------------------------------
 
     def recheck_all(self) -> None:
-        """The digest of a version has just been settled: tell every member at once."""
-        for member in self._core.members.alive.values():
-            if member.beat is not None:
+        """The digest of a version has just been settled: tell every member at once; in a crowd those that rounds are
+        made of, and the others by their next beats."""
+        alive = self._core.members.alive
+        told = list(alive) if len(alive) <= MEMBERS_PER_ROUND else sorted(self._in_rounds)
+        for peer in told:
+            member = alive.get(peer)
+            if member is not None and member.beat is not None:
                 self.on_beat(member, member.beat)
+
+    @property
+    def _in_rounds(self) -> set[str]:
+        """Members of the rounds in flight and of the newest commits."""
+        found: set[str] = set()
+        for conductor in self._conductors:
+            commit = conductor.book.commits.get(conductor.book.version)
+            found.update(commit.members if commit is not None else ())
+            found.update(conductor.round.plan.members if conductor.round is not None else ())
+        return found
 
     def _judge(self, member: Member) -> Judgement:
         """Where the member is with its least advanced fragment.  Sets its standings."""

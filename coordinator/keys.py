@@ -36,7 +36,9 @@ class CoordinatorKeys:
     @property
     def signer(self) -> Ed25519PrivateKey:
         """A signing key that follows from the secret one: no second file to lose."""
-        return Ed25519PrivateKey.from_private_bytes(hash_bytes(b"farflung/coordinator/sign/1\0", raw_of(self.secret)))
+        return Ed25519PrivateKey.from_private_bytes(
+            hash_bytes(b"farflung/coordinator/sign/1\0", raw_of(self.secret))
+        )
 
     @property
     def public_raw(self) -> bytes:

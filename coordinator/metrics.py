@@ -77,5 +77,7 @@ def of_process(software: str, run: str, role: str) -> list[Family]:
         gauge("info", "Always 1; the labels say what this is.", 1, software=software, run=run, role=role),
         Family("process_resident_memory_bytes", "Memory in use.", [(plain, rss_kb * 1024)]),
         Family("process_cpu_seconds_total", "CPU time used.", [(plain, time.process_time())], "counter"),
-        Family("process_open_fds", "Open files and connections.", [(plain, len(os.listdir("/proc/self/fd")))]),
+        Family(
+            "process_open_fds", "Open files and connections.", [(plain, len(os.listdir("/proc/self/fd")))]
+        ),
     ]

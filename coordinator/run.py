@@ -45,6 +45,7 @@ from farflung.coordinator.records import AbortedRound, Admitted, Departed, Model
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
 
+STATUS_CROWD_S = 1.0
 RECONNECT_GRACE_S = (
     1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
 )
@@ -70,6 +71,7 @@ class RunMachine:
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
+        self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
         self.started_at = 0.0
@@ -102,9 +104,16 @@ class RunMachine:
                 verdict = self._on_hello(caller, key, message)
             case AskStatus(run=run):
                 wrong = self.door.wrong_run(run)
-                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=status_json(self, now))))
+                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=self._status(now))))
         self.counters.count(verdict)
         return self.core.take_effects()
+
+    def _status(self, now: float) -> bytes:
+        """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
+        made_at, raw = self._shown
+        if not raw or len(self.core.members.alive) <= MEMBERS_PER_ROUND or now - made_at >= STATUS_CROWD_S:
+            self._shown = now, status_json(self, now)
+        return self._shown[1]
 
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""

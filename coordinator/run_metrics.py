@@ -19,7 +19,9 @@ def run_metrics(machine: RunMachine, counts: dict[str, Any], slowest_turn_s: flo
     core = machine.core
     families = [
         *of_process(__version__, core.manifest.run.name, "coordinator"),
-        gauge("loop_turn_seconds_max", "The slowest turn of the main loop since the last look.", slowest_turn_s),
+        gauge(
+            "loop_turn_seconds_max", "The slowest turn of the main loop since the last look.", slowest_turn_s
+        ),
         *_of_run(machine),
         *_of_members(machine),
         *_of_rounds(machine),
@@ -54,7 +56,9 @@ def _of_members(machine: RunMachine) -> list[Family]:
         gauge("members_most", "Further ones are refused.", core.manifest.run.max_peers),
         gauge("members_verified", "Members that hold the newest version.", sum(m.verified for m in alive)),
         gauge("members_participating", "Of these, in the last round.", sum(m.participating for m in alive)),
-        gauge("members_dialable", "Members that others can dial.", sum(bool(m.contact.address) for m in alive)),
+        gauge(
+            "members_dialable", "Members that others can dial.", sum(bool(m.contact.address) for m in alive)
+        ),
         by_label("members_by_state", "Members by what they do.", "state", states),
         gauge("tokens_per_second", "Of all members.", sum(m.pace.tokens_per_s for m in alive)),
     ]

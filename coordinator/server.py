@@ -27,7 +27,7 @@ from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
 from farflung.coordinator.allowance import Allowance
 from farflung.coordinator.dialer import Dialer, Target
-from farflung.coordinator.door import Arrival, Listener, ListenOn
+from farflung.coordinator.door import Arrival, Listener, ListenOn, take_all_descriptors
 from farflung.coordinator.effects import (
     Allow,
     AnswerDoor,
@@ -338,6 +338,7 @@ def serve(
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""
     listen_on = ListenOn.parse(listen)
+    take_all_descriptors()
     exporter = Exporter(metrics) if metrics is not None else None
     manifest = _read_manifest(run_toml)
     try:

@@ -39,12 +39,13 @@ def who_sent(folder: Path, file: Path) -> list[str]:
         if isinstance(found, str) or found.problem():
             continue
         looked_at += 1
-        commit = found.commit
+        where = f"fragment {found.commit.fragment}, round {found.commit.round_no}"
         lines += [
-            f"{peer} signed that it sent these bytes: chunk {chunk} of fragment {commit.fragment}, round {commit.round_no}"
+            f"{peer} signed that it sent these bytes: chunk {chunk} of {where}"
             for peer, chunk in found.who_sent(digest)
         ]
-    return lines or [f"nobody signed that it sent these bytes (in {looked_at} commits that evidence was kept of)"]
+    nobody = f"nobody signed that it sent these bytes (in the evidence of {looked_at} commits)"
+    return lines or [nobody]
 
 
 def _all(folder: Path) -> Iterator[tuple[Path, Evidence | str]]:

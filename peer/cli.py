@@ -35,7 +35,9 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
-METRICS_HELP = "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
+METRICS_HELP = (
+    "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
+)
 LOG_JSON_HELP = "Each line of the log as one JSON object."
 
 

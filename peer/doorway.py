@@ -95,7 +95,7 @@ class Doorway:
 
     @property
     def _pause_s(self) -> float:
-        return min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
+        return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(self._tries, 10))
 
     def on_challenge(self, challenge: Challenge) -> bool:
         """True when it was expected."""

@@ -117,9 +117,10 @@ class Invariants:
             self._require("P9", good, f"{peer} is in round {kept.commit.round_no} and did not sign for it")
             truth = self.contributions.get((peer, kept.commit.round_no))
             hashes = split_hashes(said.sent.hashes) if said is not None else []
-            first = self._fragments[kept.commit.fragment].first
             for chunk, payload in truth.payloads.items() if truth is not None else ():
-                self._require("P9", hash_bytes(payload) == hashes[chunk - first], f"{peer} signed for other bytes")
+                self._require(
+                    "P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes"
+                )
 
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]

@@ -50,9 +50,15 @@ def of_peer(machine: PeerMachine, frames: Mapping[str, int], answer_s: float | N
         gauge("trainer_stuck", "1 when the trainer takes no steps though it could.", int(vitals.stuck)),
         counter("sent_bytes_total", "To other peers.", vitals.tx_bytes),
         counter("received_bytes_total", "From other peers.", vitals.rx_bytes),
-        gauge("line_up_bytes_per_second", "What the line was seen to carry; 0: not known.", vitals.up_bytes_per_s),
+        gauge(
+            "line_up_bytes_per_second",
+            "What the line was seen to carry; 0: not known.",
+            vitals.up_bytes_per_s,
+        ),
         gauge("line_down_bytes_per_second", "The same for what comes in.", vitals.down_bytes_per_s),
         gauge("answer_seconds", "From the newest answered beat to its answer.", answer_s),
-        gauge("saved_version", "The newest version of which a checkpoint was written; -1: none.", vitals.saved),
+        gauge(
+            "saved_version", "The newest version of which a checkpoint was written; -1: none.", vitals.saved
+        ),
         by_label("frames_total", "Frames of other peers by what became of them.", "verdict", frames),
     ]

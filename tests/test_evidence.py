@@ -28,10 +28,20 @@ CHUNKS = [b"first chunk", b"second chunk"]
 ANN, BOB = Identity.generate(), Identity.generate()
 
 
-def said(by: Identity, chunks: list[bytes] = CHUNKS, round_no: int = 7, signer: Identity | None = None) -> Said:
+def said(
+    by: Identity, chunks: list[bytes] = CHUNKS, round_no: int = 7, signer: Identity | None = None
+) -> Said:
     hashes = b"".join(hash_bytes(chunk) for chunk in chunks)
     bare = Sent(
-        session=SESSION, seq=3, round_no=round_no, hashes=hashes, tokens=5, steps=1, loss=None, used=(), signature=b""
+        session=SESSION,
+        seq=3,
+        round_no=round_no,
+        hashes=hashes,
+        tokens=5,
+        steps=1,
+        loss=None,
+        used=(),
+        signature=b"",
     )
     return Said(by.public, replace(bare, signature=(signer or by).sign(signed_part(RUN_ID, bare))))
 
@@ -150,7 +160,9 @@ def test_the_audit_shows_who_sent_some_bytes(tmp_path: Path) -> None:
         f"{ANN.peer_id} signed that it sent these bytes: chunk 1 of fragment 0, round 7"
     )
     file.write_bytes(b"nobody's")
-    assert who_sent(tmp_path, file) == ["nobody signed that it sent these bytes (in 1 commits that evidence was kept of)"]
+    assert who_sent(tmp_path, file) == [
+        "nobody signed that it sent these bytes (in the evidence of 1 commits)"
+    ]
 
 
 def test_the_coordinators_signing_key_follows_from_its_key(tmp_path: Path) -> None:

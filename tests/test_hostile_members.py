@@ -312,7 +312,17 @@ def report_of(held: dict[str, tuple[bytes, bytes]]) -> ProgressReport:
 
 def sent_of(member: str) -> Sent:
     hashes = b"".join(map(hash_bytes, TRUE[member]))
-    return Sent(session=b"", seq=1, round_no=ROUND, hashes=hashes, tokens=100, steps=4, loss=None, used=(), signature=b"")
+    return Sent(
+        session=b"",
+        seq=1,
+        round_no=ROUND,
+        hashes=hashes,
+        tokens=100,
+        steps=4,
+        loss=None,
+        used=(),
+        signature=b"",
+    )
 
 
 # ---- the faults ------------------------------------------------------------------------------------------------

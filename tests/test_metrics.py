@@ -90,15 +90,23 @@ def test_a_strict_reader_takes_what_coordinator_and_peers_tell() -> None:
 
 def test_labels_and_numbers_that_want_care() -> None:
     odd = 'a"b\\c\nd'
-    text = text_of([gauge("x", "what\nfor", float("nan"), name=odd), gauge("y", "y", None)])
-    assert text == '# HELP farflung_x what\\nfor\n# TYPE farflung_x gauge\nfarflung_x{name="a\\"b\\\\c\\nd"} NaN\n'
+    text = text_of([gauge("x", "what\nfor", float("nan"), of=odd), gauge("y", "y", None)])
+    assert (
+        text
+        == '# HELP farflung_x what\\nfor\n# TYPE farflung_x gauge\nfarflung_x{of="a\\"b\\\\c\\nd"} NaN\n'
+    )
     parsed(text)
 
 
 def test_the_docs_name_every_metric_and_no_other() -> None:
     run = {family for family in parsed(run_metrics(machine(), COUNTS, 0.0).decode())}
     last = {f"farflung_last_round_{what}" for what in ("seconds", "members", "excluded", "bytes")}
-    known = run | last | {family.name for family in of_the_peer()} | {"farflung_loss", "farflung_members_by_state"}
+    known = (
+        run
+        | last
+        | {family.name for family in of_the_peer()}
+        | {"farflung_loss", "farflung_members_by_state"}
+    )
     told = set(re.findall(r"`((?:farflung|process)_[a-z_]+)", OPERATE.read_text(encoding="utf-8")))
     assert told == known
 
@@ -115,6 +123,13 @@ def exporter() -> Iterator[Exporter]:
 
 def connect(exporter: Exporter) -> socket.socket:
     return socket.create_connection(("127.0.0.1", exporter.port), SOON_S)
+
+
+def is_closed(one: socket.socket) -> bool:
+    try:
+        return one.recv(1) == b""
+    except ConnectionResetError:  # it had not read everything
+        return True
 
 
 def ask(exporter: Exporter, request: bytes) -> tuple[int, bytes]:
@@ -152,7 +167,7 @@ def test_who_says_nothing_or_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "METRICS_REQUEST_S", 0.0)
     with Exporter("0") as exporter, connect(exporter) as one:
         one.sendall(b"GET /met")
-        assert one.recv(1) == b""
+        assert is_closed(one)
 
 
 def test_more_connections_than_allowed_push_out_the_oldest(exporter: Exporter) -> None:
@@ -160,7 +175,7 @@ def test_more_connections_than_allowed_push_out_the_oldest(exporter: Exporter) -
     for one in idle[::2]:
         one.sendall(b"GET /metr")
     assert ask(exporter, b"GET /metrics HTTP/1.1\r\n\r\n") == (200, b"farflung_x 1\n")
-    assert idle[0].recv(1) == b""
+    assert is_closed(idle[0])
     for one in idle:
         one.close()
 
@@ -192,7 +207,10 @@ def test_clients_of_the_metrics_port_do_not_hold_the_coordinator_up(tmp_path: Pa
     stop = threading.Event()
     with Journal.open_or_create(tmp_path / JOURNAL_NAME, Manifest(), lambda: bytes(16)) as journal:
         run = RunMachine(Manifest(), journal.run_id, [], os.urandom)
-        with Server(run, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0)) as server, Exporter("0") as port:
+        with (
+            Server(run, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0)) as server,
+            Exporter("0") as port,
+        ):
             server.exporter = port
             hostile = [connect(port) for _ in range(METRICS_CONNECTIONS)]
             for number, one in enumerate(hostile):
@@ -200,7 +218,9 @@ def test_clients_of_the_metrics_port_do_not_hold_the_coordinator_up(tmp_path: Pa
             thread = threading.Thread(target=server.run_until, args=(stop.is_set,))
             thread.start()
             end = time.monotonic() + SOON_S
-            while (answer := ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] != 200 and time.monotonic() < end:
+            while (answer := ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[
+                0
+            ] != 200 and time.monotonic() < end:
                 time.sleep(0.05)
             stop.set()
             thread.join(SOON_S)

@@ -16,7 +16,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
-MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "xmlrpc", "yaml"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "xmlrpc",
+    "yaml",
+}
 CALLS = {"eval", "exec", "compile", "torch.load", "torch.jit.load", "np.load", "numpy.load", "torch.save"}
 METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "load_state_dict_from_url"}
 # Where data is not what comes over the network: Python's own name for a checked function of the same file.
@@ -69,5 +80,7 @@ PROOF = "import pickle, collections; pickle.loads(pickle.dumps(collections.Order
 
 @pytest.mark.slow
 def test_P8_a_whole_run_unpickles_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", HOOK + RUN + PROOF], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK + RUN + PROOF], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,16 @@ EXAMPLES: dict[str, m.Message] = {
         unsure=True,
         leaving=True,
     ),
-    "sent": m.Sent(**TO, round_no=7, hashes=H1 + H2, tokens=10, steps=2, loss=None, used=(Used(1, 8),), signature=bytes(64)),
+    "sent": m.Sent(
+        **TO,
+        round_no=7,
+        hashes=H1 + H2,
+        tokens=10,
+        steps=2,
+        loss=None,
+        used=(Used(1, 8),),
+        signature=bytes(64),
+    ),
     "progress": m.ProgressReport(
         **TO,
         round_no=7,
