@@ -11,6 +11,7 @@ that on two cores its own work does not pass for harm.  With --write the table g
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -269,7 +270,7 @@ def median_period(arena: Any, begun: float, ended: float) -> float:
     times = [
         e["at"] for e in arena.coordinator.look() if e["event"] == "committed" and begun <= e["at"] <= ended
     ]
-    return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def measure(arena: Any, name: str, options: argparse.Namespace) -> str:

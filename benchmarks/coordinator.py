@@ -314,7 +314,7 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     options = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
         coordinator = Process(Path(folder), options.heartbeat, options.profile)

@@ -32,13 +32,15 @@ from farflung.checkpoints.parts import Note
 from farflung.collectives.errors import CheckpointError, FrameError, UserError
 from farflung.collectives.events import Follower
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Header, Kind, check_payload, claimed, parse, with_payload
+from farflung.collectives.frames import WANTS, Header, Kind, check_payload, claimed, parse, with_payload
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator import wire
+from farflung.coordinator.evidence import Evidence, Said
+from farflung.coordinator.evidence_folder import read_evidence
 from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.manifest import TEMPLATE, Manifest
 from farflung.coordinator.messages import KINDS
-from farflung.coordinator.records import Admitted, CommittedRound, Opened, from_bytes, to_bytes
+from farflung.coordinator.records import UNREADABLE, Admitted, CommittedRound, Opened, from_bytes, to_bytes
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.dashboard import render
 from farflung.peer.health import plain_line
@@ -48,6 +50,7 @@ from live_table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
+BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER}  # frames without a payload
 MOST_KEPT = 256  # inputs that led somewhere new
 INTERESTING = (
     b"\0",
@@ -75,11 +78,11 @@ INTERESTING = (
 @dataclass
 class Target:
     name: str
-    seeds: list[bytes]
+    seeds: list[bytes] = field(repr=False)
     call: Callable[[bytes], object]
     allowed: tuple[type[BaseException], ...]
     share: float = 1.0  # of the frames asked for: some parsers are slow
-    new: list[bytes] = field(default_factory=list)
+    new: list[bytes] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -177,7 +180,7 @@ def bulk_target() -> Target:
     tag = bytes(range(8))
     frames = [
         with_payload(
-            Header(kind, tag, 3, 1, 2, 5), b"" if kind >= Kind.WANT_CONTRIBUTION else bytes(range(100))
+            Header(kind, tag, 3, 1, 2, 5), b"" if kind in BARE else bytes(range(100))
         )
         for kind in Kind
     ]
@@ -207,7 +210,7 @@ def codec_target() -> Target:
 
 def text_targets() -> Iterator[Target]:
     url = str(JoinUrl("host.example", 7000, "demo", bytes(range(32)), "abc"))
-    seeds = [url.encode(), b"farflung://[::1]:7000/demo?k=" + url.encode()[-60:]]
+    seeds = [url.encode(), str(JoinUrl("::1", 7000, "demo", bytes(32))).encode()]
     yield Target(
         "join URL", seeds, lambda raw: JoinUrl.parse(raw.decode("utf-8", "replace")), (UserError,), 0.2
     )
@@ -237,9 +240,9 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
             tx_bytes=1,
         ),
     ]
-    unreadable = (msgspec.MsgspecError, TypeError, RecursionError)  # what Journal.records puts into words
-    yield Target("journal", [to_bytes(each) for each in records], from_bytes, unreadable, 0.2)
+    yield Target("journal", [to_bytes(each) for each in records], from_bytes, UNREADABLE, 0.2)
     yield checkpoint_target()
+    yield evidence_target(said, folder)
     note = b'{"size_bytes":12,"blake3":"%s","chunks":"%s","writer":"ann"}' % (b"a" * 64, b"b" * 64)
     yield Target(
         "checkpoint note",
@@ -263,7 +266,7 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
 def checkpoint_target() -> Target:
     identity = Identity.generate()
     model = said_model()
-    chunks = tuple("%064x" % number for number in range(model.chunk_count))
+    chunks = tuple(f"{number:064x}" for number in range(model.chunk_count))
     (fragment,) = fragments_of(model.chunk_count, 1)
     digest = checkpoint.root_of(bytes.fromhex(each) for each in chunks).hex()
     files = [
@@ -311,6 +314,21 @@ def checkpoint_target() -> Target:
         (CheckpointError,),
         0.02,
     )
+
+
+def evidence_target(said: dict[str, Any], folder: Path) -> Target:
+    path = folder / "one.evidence"
+    lists = (Said(bytes(32), said["sent"]),)
+    raw = msgspec.msgpack.encode(Evidence(1, bytes(16), said["committed"].commit, lists, bytes(32), bytes(64)))
+
+    def call(raw: bytes) -> None:
+        path.write_bytes(raw)
+        found = read_evidence(path)
+        if isinstance(found, Evidence):
+            found.problem()
+            found.who_sent(bytes(32))
+
+    return Target("evidence", [raw], call, (), 0.02)
 
 
 def said_model() -> Any:

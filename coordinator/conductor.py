@@ -30,7 +30,7 @@ from farflung.coordinator.messages import (
 )
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
 from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, Settled, Waiting
-from farflung.coordinator.rules import rules_for
+from farflung.coordinator.rules import chosen, rules_for
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -87,7 +87,8 @@ class Conductor:
             return
         # Who was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
-        self._open(sorted(m.peer for m in ready[:MEMBERS_PER_ROUND]))
+        owners = self.core.members.can_own(self.core.now)
+        self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)

@@ -15,6 +15,7 @@ import msgspec
 from farflung.collectives.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
 from farflung.coordinator.effects import KeepEvidence
 from farflung.coordinator.evidence import FORMAT, SUFFIX, Evidence
+from farflung.coordinator.records import UNREADABLE
 
 FOLDER_NAME = "evidence"
 FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
@@ -57,5 +58,5 @@ def read_evidence(path: Path) -> Evidence | str:
         if path.stat().st_size > FILE_BYTES_MAX:
             return f"more than {FILE_BYTES_MAX} bytes"
         return msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         return f"cannot be read: {error}"

@@ -118,9 +118,7 @@ class Invariants:
             truth = self.contributions.get((peer, kept.commit.round_no))
             hashes = split_hashes(said.sent.hashes) if said is not None else []
             for chunk, payload in truth.payloads.items() if truth is not None else ():
-                self._require(
-                    "P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes"
-                )
+                self._require("P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes")
 
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]

@@ -15,8 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.errors import CheckpointError
+from farflung.collectives.errors import CheckpointError, UserError
 from farflung.collectives.events import Follower
+from farflung.coordinator.journal import Journal
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.records import Admitted
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
@@ -33,6 +36,7 @@ NAMES = (
     "manifest",
     "journal",
     "checkpoint manifest",
+    "evidence",
     "checkpoint note",
     "events",
     "metrics request",
@@ -93,3 +97,13 @@ def test_a_journal_line_of_lists_without_end_counts_as_torn(tmp_path: Path) -> N
     follower = Follower(path)
     assert [event["event"] for event in follower.news()] == ["end"]
     assert follower.torn == 1
+
+
+def test_a_record_whose_text_is_no_text_is_told_and_not_a_traceback(tmp_path: Path) -> None:
+    with Journal.open_or_create(tmp_path / "j", Manifest(), lambda: bytes(16)) as journal:
+        journal.append([Admitted(peer="ann", name="amber-fox", session=bytes(16))])
+        [(body,)] = journal._database.execute("SELECT body FROM journal")
+        damaged = body.replace(b"amber", b"\xffmber")
+        journal._database.execute("UPDATE journal SET body = ?", (damaged,))
+        with pytest.raises(UserError, match="record 1 cannot be read"):
+            journal.records()

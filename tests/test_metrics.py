@@ -92,8 +92,7 @@ def test_labels_and_numbers_that_want_care() -> None:
     odd = 'a"b\\c\nd'
     text = text_of([gauge("x", "what\nfor", float("nan"), of=odd), gauge("y", "y", None)])
     assert (
-        text
-        == '# HELP farflung_x what\\nfor\n# TYPE farflung_x gauge\nfarflung_x{of="a\\"b\\\\c\\nd"} NaN\n'
+        text == '# HELP farflung_x what\\nfor\n# TYPE farflung_x gauge\nfarflung_x{of="a\\"b\\\\c\\nd"} NaN\n'
     )
     parsed(text)
 

@@ -147,10 +147,10 @@ def test_a_connection_that_says_nothing_is_closed(
 ) -> None:
     monkeypatch.setitem(door._OPTIONS, zmq.HANDSHAKE_IVL, 200)
     listener = Listener(context, "door", load_or_create(tmp_path), "127.0.0.1", 0)
-    with socket.create_connection(("127.0.0.1", listener.port), SOON_S) as idle:
-        with contextlib.suppress(ConnectionResetError):
-            while idle.recv(1024):
-                pass  # its greeting, and then the end
+    idle = socket.create_connection(("127.0.0.1", listener.port), SOON_S)
+    with idle, contextlib.suppress(ConnectionResetError):
+        while idle.recv(1024):
+            pass  # its greeting, and then the end
     listener.close(0)
 
 
