@@ -341,7 +341,8 @@ def main() -> None:
         write_between(
             PAGE,
             "adversary",
-            "`python benchmarks/adversary.py`: three peers.\n\n" + HEAD + "\n" + "\n".join(rows),
+            f"`python benchmarks/adversary.py --seconds {options.seconds:g} --windows {options.windows}`: three peers.\n\n"
+            + "\n".join([HEAD, *rows]),
         )
 
 

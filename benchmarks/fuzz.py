@@ -179,9 +179,7 @@ def control_target(said: dict[str, Any]) -> Target:
 def bulk_target() -> Target:
     tag = bytes(range(8))
     frames = [
-        with_payload(
-            Header(kind, tag, 3, 1, 2, 5), b"" if kind in BARE else bytes(range(100))
-        )
+        with_payload(Header(kind, tag, 3, 1, 2, 5), b"" if kind in BARE else bytes(range(100)))
         for kind in Kind
     ]
 
@@ -319,7 +317,9 @@ def checkpoint_target() -> Target:
 def evidence_target(said: dict[str, Any], folder: Path) -> Target:
     path = folder / "one.evidence"
     lists = (Said(bytes(32), said["sent"]),)
-    raw = msgspec.msgpack.encode(Evidence(1, bytes(16), said["committed"].commit, lists, bytes(32), bytes(64)))
+    raw = msgspec.msgpack.encode(
+        Evidence(1, bytes(16), said["committed"].commit, lists, bytes(32), bytes(64))
+    )
 
     def call(raw: bytes) -> None:
         path.write_bytes(raw)

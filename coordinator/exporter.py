@@ -7,6 +7,7 @@ sends much, slowly, or to many connections at once is cut off.  Must not know wh
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -20,6 +21,8 @@ from farflung.collectives.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYT
 EVERY_S = 1.0  # how often a loop puts a new text here
 STALE_S = 15.0  # a loop that has not been heard of for so long does not turn any more
 _TURN_S = 0.25
+
+log = logging.getLogger("farflung.metrics")
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -59,6 +62,7 @@ class Exporter:
             ) from error
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
+        log.info("figures for Prometheus: http://%s:%d/metrics", self.host, self.port)
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
         return self

@@ -246,7 +246,8 @@ def audit(
         return
     journals = read_folder(folder)
     report = check(journals)
-    report.findings.append(audit_evidence.check_evidence(folder, journals))
+    evidence = audit_evidence.check_evidence(folder, journals)
+    report.findings += [evidence] if evidence.checked else []
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 
