@@ -337,12 +337,12 @@ def main() -> None:
             arena.close()
         report = arena.audit()
         print("audit:", "good" if report.kept else "\n".join(report.lines()))
+    options_told = f"--seconds {options.seconds:g} --windows {options.windows}"
     if options.write:
         write_between(
             PAGE,
             "adversary",
-            f"`python benchmarks/adversary.py --seconds {options.seconds:g} --windows {options.windows}`: three peers.\n\n"
-            + "\n".join([HEAD, *rows]),
+            "\n".join([f"`python benchmarks/adversary.py {options_told}`: three peers.", "", HEAD, *rows]),
         )
 
 

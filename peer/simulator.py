@@ -132,7 +132,7 @@ class World:
     def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, KeepEvidence):
-                self.invariants.on_evidence(effect, RUN_ID)
+                self.invariants.on_evidence(effect)
                 continue
             if self.coordinator is not machine or not self.survives(COORDINATOR):
                 return
