@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test chaos storm lint format demo bench-codec clean
+.PHONY: help install test chaos storm fuzz lint format demo bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -34,6 +34,9 @@ chaos: $(STAMP) ## break it at every failpoint and in every row of the fault mat
 
 storm: $(STAMP) ## 16 peers, faults that come by chance, 15 minutes
 	@$(BIN)/python benchmarks/storm.py
+
+fuzz: $(STAMP) ## a million damaged frames and files for every parser of what others send (minutes)
+	@$(BIN)/python benchmarks/fuzz.py
 
 # mypy follows folders, not editable installs, and the checkout may have any name: so it is shown the checkout
 # through a link called farflung.

@@ -20,9 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pages import write_between
-
 from farflung.collectives.failpoints import AGENT, COORDINATOR, TRAINER
+from pages import write_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"

@@ -21,11 +21,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pages import write_between
-
 from arena import Arena, included
 from farflung.collectives.events import Event
 from nursery import Nursery
+from pages import write_between
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 CALM_S = 60.0

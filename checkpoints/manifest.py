@@ -152,6 +152,8 @@ def _problem(manifest: CheckpointManifest) -> str:
             return f"the run's signature of fragment {fragment.number} does not fit its digest"
     at = 0
     for file in manifest.files:
+        if file.count > model.chunk_count - at:  # before a head is made for so many
+            return f"{file.name} says that it holds {file.count} chunks, which is too many"
         length = len(shard_header(file.first, file.count, model.chunk_elements))
         if file.first != at or file.size_bytes != length + file.count * manifest.chunk_bytes:
             return f"{file.name} does not hold the chunks that it should"

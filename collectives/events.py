@@ -152,7 +152,7 @@ class Follower:
         for line in lines.splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter: lists in lists without end
                 event = None
             if isinstance(event, dict):
                 yield event

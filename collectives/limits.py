@@ -10,6 +10,13 @@ CONTROL_STR_BYTES = 8 * 1024
 CONTROL_ARRAY_LEN = 4096
 CONTROL_MAP_LEN = 1024
 
+HANDSHAKE_S = 5.0  # for a connection to show its key
+
+# Of one member to the coordinator, in a second: for each fragment, and for each beat that is due.
+MESSAGES_LEAST_PER_S = 50
+MESSAGES_PER_BEAT = 5
+MESSAGES_BURST_S = 10.0  # so many seconds' messages may come at once
+
 CHUNKS_PER_FRAGMENT = (
     4096  # 4096 hashes of 32 bytes fit in one control message; also the most of a whole model
 )
@@ -22,3 +29,10 @@ BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
+
+EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
+EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept
+
+METRICS_CONNECTIONS = 16  # at once, to /metrics
+METRICS_REQUEST_BYTES = 4096
+METRICS_REQUEST_S = 5.0  # for a whole request and its answer

@@ -15,6 +15,7 @@ from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
+from farflung.coordinator.evidence import Witness
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
@@ -29,7 +30,7 @@ from farflung.coordinator.messages import (
 )
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
 from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, Settled, Waiting
-from farflung.coordinator.rules import rules_for
+from farflung.coordinator.rules import chosen, rules_for
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -42,6 +43,7 @@ class Conductor:
         self.core = core
         self.fragment = fragment
         self.round: InFlight | None = None
+        self._witness = Witness(core)
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -85,7 +87,8 @@ class Conductor:
             return
         # Who was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
-        self._open(sorted(m.peer for m in ready[:MEMBERS_PER_ROUND]))
+        owners = self.core.members.can_own(self.core.now)
+        self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
@@ -106,12 +109,13 @@ class Conductor:
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
-        expected = [m for m in able if m in ready or self._will_be_ready(m)]
+        here = {m.peer for m in ready}
+        expected = [m for m in able if m.peer in here or self._will_be_ready(m)]
         expected = [m for m in expected + self._arriving if not m.leaving]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        if not {m.peer for m in ready} & self.core.members.can_own(self.core.now):
+        if not here & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
 
@@ -221,7 +225,8 @@ class Conductor:
 
     def on_sent(self, member: Member, sent: Sent) -> None:
         assert self.round is not None
-        problem = self.core.ledger.leases.problem(member.peer, sent.used, self.fragment)
+        leases = self.core.ledger.leases
+        problem = self._witness.problem(member, sent) or leases.problem(member.peer, sent.used, self.fragment)
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = problem
         why = self.round.on_sent(member.peer, sent)
@@ -339,6 +344,7 @@ class Conductor:
                 norm=done.norm,
             )
         )
+        self._witness.on_commit(commit)
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now

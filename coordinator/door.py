@@ -6,6 +6,7 @@ arrive before anything is parsed.  Must not know messages.
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from farflung.collectives.errors import UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.keys import CoordinatorKeys
 
-FRAMES_PER_TURN = 256  # one busy socket must not keep timers and the other socket waiting
+FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
 GOODBYE_MS = 1000
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")
 
@@ -32,7 +33,7 @@ _OPTIONS = {
     zmq.RCVHWM: 64,
     zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
     zmq.BACKLOG: 1024,  # after a restart all peers come back at once
-    zmq.HANDSHAKE_IVL: 5000,
+    zmq.HANDSHAKE_IVL: round(1000 * limits.HANDSHAKE_S),
     # No ZMTP heartbeats: who is dead is the machine's word, from the beats, by the manifest's dead_after_s.
     zmq.TCP_MAXRT: 10_000,
     zmq.TCP_KEEPALIVE: 1,
@@ -41,6 +42,12 @@ _OPTIONS = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+def take_all_descriptors() -> None:
+    """As many connections as the system lets this process have: each member takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from farflung.collectives.plan import Commit
 from farflung.coordinator.messages import ToDoor, ToMember
 from farflung.coordinator.records import Record
+
+if TYPE_CHECKING:
+    from farflung.coordinator.evidence import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +59,12 @@ class Note:
     routine: bool = False  # it happens in every round
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note
+@dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """The signed hash lists that led to a commit: for the audit, not for going on."""
+
+    commit: Commit
+    said: tuple[Said, ...]
+
+
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence

@@ -6,6 +6,11 @@ version 0, and repeats whatever the beat shows to be missing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
+
+from farflung.collectives.limits import MEMBERS_PER_ROUND
+from farflung.collectives.plan import Contact
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.going_back import GoingBack
@@ -26,11 +31,23 @@ from farflung.coordinator.signing import statement_of
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
+DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
+ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 _FROM_LEAST_ADVANCED = ("wait", "sync", "train")
 
 Judgement = tuple[str, str]  # (goal, reason)
+
+
+@dataclass(frozen=True)
+class _Donors:
+    """Whom a joiner may ask, and of these who can be dialled."""
+
+    stamp: object  # of what they follow from
+    made_at: float
+    found: list[str]
+    dialable: list[str]
 
 
 class Guidance:
@@ -42,6 +59,8 @@ class Guidance:
         self._conductors = conductors
         self._lending = lending
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
+        self._known_donors: dict[int, _Donors] = {}  # by fragment
+        self._changes = 0
 
     # ---- a beat --------------------------------------------------------------------------------------
 
@@ -50,6 +69,8 @@ class Guidance:
         core = self._core
         beat = self._going_back.in_this_era(beat)
         member.pace.on_beat(beat, core.now)
+        if member.beat is None or _versions(member.beat) != _versions(beat):
+            self._changes += 1
         member.beat = beat
         refusal = self._lending.take_size(member, beat)
         if refusal:
@@ -71,7 +92,7 @@ class Guidance:
             goal=goal,
             reason=member.told,
             roster_no=core.members.roster_no,
-            roster=core.members.roster() if beat.roster_no != core.members.roster_no else None,
+            roster=self._news_of_members(member, beat),
             leases=leases,
             void=void,
             era=core.ledger.era,
@@ -79,6 +100,18 @@ class Guidance:
         for conductor, said in zip(self._conductors, beat.fragments, strict=True):
             self._repeat_what_is_missing(member, said, conductor)
         return None
+
+    def _news_of_members(self, member: Member, beat: Beat) -> tuple[Contact, ...] | None:
+        """In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little else."""
+        members, now = self._core.members, self._core.now
+        if beat.roster_no == members.roster_no:
+            return None
+        count = len(members.alive)
+        pause_s = count / ROSTER_ENTRIES_PER_S if count > MEMBERS_PER_ROUND else 0.0
+        if beat.roster_no and now - member.roster_at < pause_s:
+            return None
+        member.roster_at = now
+        return members.roster()
 
     def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
         # No digests while version 0 is being founded (again): nobody holds the old one.
@@ -139,10 +172,24 @@ class Guidance:
     # ---- judging a member's state ----------------------------------------------------------------------
 
     def recheck_all(self) -> None:
-        """The digest of a version has just been settled: tell every member at once."""
-        for member in self._core.members.alive.values():
-            if member.beat is not None:
+        """The digest of a version has just been settled: tell every member at once; in a crowd those that rounds are
+        made of, and the others by their next beats."""
+        alive = self._core.members.alive
+        told = list(alive) if len(alive) <= MEMBERS_PER_ROUND else sorted(self._in_rounds)
+        for peer in told:
+            member = alive.get(peer)
+            if member is not None and member.beat is not None:
                 self.on_beat(member, member.beat)
+
+    @property
+    def _in_rounds(self) -> set[str]:
+        """Members of the rounds in flight and of the newest commits."""
+        found: set[str] = set()
+        for conductor in self._conductors:
+            commit = conductor.book.commits.get(conductor.book.version)
+            found.update(commit.members if commit is not None else ())
+            found.update(conductor.round.plan.members if conductor.round is not None else ())
+        return found
 
     def _judge(self, member: Member) -> Judgement:
         """Where the member is with its least advanced fragment.  Sets its standings."""
@@ -161,7 +208,11 @@ class Guidance:
         assert said is not None
         known = book.digests.get(said.version)
         is_the_runs = said.version >= 0 and known is not None and said.digest == known
-        conductor.standing(member).verified = is_the_runs and said.version == book.version
+        standing = conductor.standing(member)
+        verified = is_the_runs and said.version == book.version
+        if verified != standing.verified:
+            standing.verified = verified
+            self._changes += 1
         if is_the_runs:
             self._vouch(member, conductor)
 
@@ -245,17 +296,34 @@ class Guidance:
 
     def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
-        members = self._core.members
-        commit = conductor.book.commits.get(conductor.book.version)
+        all_donors, dialable = self._all_donors(conductor)
+        fit = all_donors if member.contact.address else dialable  # one of two must be dialable
+        others = (peer for peer in fit if peer != member.peer)
+        return tuple(islice(others, self._told(DONORS_TOLD, DONORS_LEAST)))
+
+    def _all_donors(self, conductor: Conductor) -> tuple[list[str], list[str]]:
+        """The first ones of each sort: one more than is told, in case the asker is among them."""
+        members, version, now = self._core.members, conductor.book.version, self._core.now
+        stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
+        known = self._known_donors.get(conductor.fragment)
+        if known is not None:
+            fresh = known.stamp == stamp
+            if fresh or (len(members.alive) > MEMBERS_PER_ROUND and now - known.made_at < DONORS_CROWD_S):
+                return known.found, known.dialable
+        commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()
-        donors = [
-            peer
-            for peer, other in members.alive.items()
-            if (conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)))
-            and other is not member
-            and members.can_talk(member, other)
-        ]
-        return tuple(sorted(donors)[: self._told(DONORS_TOLD, DONORS_LEAST)])
+        found: list[str] = []
+        dialable: list[str] = []
+        for peer in members.in_order:
+            other = members.alive[peer]
+            if conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)):
+                found.append(peer)
+                if other.contact.address:
+                    dialable.append(peer)
+                    if len(dialable) > DONORS_TOLD:
+                        break
+        self._known_donors[conductor.fragment] = _Donors(stamp, now, found, dialable)
+        return found, dialable
 
     @staticmethod
     def _is_near(member: Member, conductor: Conductor) -> bool:
@@ -269,3 +337,7 @@ class Guidance:
         if member.quarantined:
             return "quarantined"
         return {"sync": "syncing", "found": "joining", "wait": "waiting"}.get(goal, member.beat.phase)
+
+
+def _versions(beat: Beat) -> list[int]:
+    return [said.version for said in beat.fragments]

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
 from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.records import Record, from_bytes, to_bytes
+from farflung.coordinator.records import UNREADABLE, Record, from_bytes, to_bytes
 
 SCHEMA_VERSION = 1
 _RESTORE = (
@@ -62,7 +60,7 @@ class Journal:
                 if pos != len(records) + 1:
                     raise UserError(f"{self.path}: record {len(records) + 1} is missing; {_RESTORE}")
                 records.append(from_bytes(body))
-        except (msgspec.MsgspecError, TypeError) as error:
+        except UNREADABLE as error:
             where = f"record {len(records) + 1} cannot be read ({error})"
             raise UserError(
                 f"{self.path}: {where}: the file is damaged, or a newer farflung wrote it; {_RESTORE}"

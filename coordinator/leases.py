@@ -72,6 +72,7 @@ class Leases:
     held: dict[int, Held] = field(default_factory=dict)
     returned: list[Range] = field(default_factory=list)
     returned_samples: int = 0  # ever
+    _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
 
     # ---- the accounts -----------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Leases:
         return Range(epoch, start, min(start + size, self.samples), (start,) * self.fragments)
 
     def of(self, peer: str) -> dict[int, Held]:
-        return {lease_id: held for lease_id, held in self.held.items() if held.peer == peer}
+        return dict(self._by_peer.get(peer, {}))
 
     def foreign(self, peer: str, lease_ids: Iterable[int]) -> tuple[int, ...]:
         """Those ids that the peer believes to hold and does not."""
@@ -145,9 +146,8 @@ class Leases:
             self.returned[:1] = rest
         else:
             self.epoch, self.cursor = lease.epoch, lease.stop
-        self.held[lease.lease] = Held(
-            peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments)
-        )
+        held = Held(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
+        self.held[lease.lease] = self._by_peer.setdefault(peer, {})[lease.lease] = held
         self.next_id = lease.lease + 1
 
     def acknowledge(self, used: Iterable[Used], fragment: int = 0) -> None:
@@ -157,16 +157,24 @@ class Leases:
                 continue  # named once more; the last fragment has learned from all of it since then
             held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])
             if held.upto == held.stop:
-                del self.held[item.lease]
+                self._take(item.lease)
 
     def release(self, lease_ids: Iterable[int]) -> None:
         for lease_id in lease_ids:
-            held = self.held.pop(lease_id)
+            held = self._take(lease_id)
             stop = self._inside(held.stop)
             if held.upto < stop:
                 whole = Range(held.epoch, held.start, held.stop, held.uptos)
                 self.returned.append(whole.cut(held.upto, stop))
                 self.returned_samples += stop - held.upto
+
+    def _take(self, lease_id: int) -> Held:
+        held = self.held.pop(lease_id)
+        of_peer = self._by_peer[held.peer]
+        del of_peer[lease_id]
+        if not of_peer:
+            del self._by_peer[held.peer]
+        return held
 
     def end_stream(self, samples: int) -> None:
         """The data set turned out to have so many samples.  Leases beyond stay with their holders, and are empty."""
@@ -188,6 +196,7 @@ class Leases:
         """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
         before = self.waiting_samples
         self.held.clear()
+        self._by_peer.clear()
         self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])
         self.returned_samples += self.waiting_samples - before
 

@@ -9,7 +9,7 @@ whole is verified, or takes part, where it does so in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -39,6 +39,7 @@ class Member:
     joined_no: int  # order of admission: the oldest member founds, and breaks ties
     heard_at: float
     standings: list[Standing]
+    identity: bytes = b""  # its public key
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -52,6 +53,7 @@ class Member:
     closed_at: float | None = None  # its connection broke; it has a moment to come back
     claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
     dial_at: float = 0.0  # when to try (again)
+    roster_at: float = 0.0  # when it was last told who is here
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
     @property
@@ -93,6 +95,11 @@ class Membership:
     roster_no: int = 0
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
+    # Asked for with every frame, and the same until the roster changes.
+    _alive: dict[str, Member] = field(default_factory=dict)
+    _in_order: list[str] = field(default_factory=list)
+    _roster: tuple[Contact, ...] = ()
+    _alive_at: int = -1  # the roster's number
 
     def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
         """A new session of a peer; an older one of the same peer ends here.
@@ -181,11 +188,21 @@ class Membership:
         ]
 
     @property
-    def alive(self) -> dict[str, Member]:
-        return {peer: member for peer, member in self.members.items() if member.alive}
+    def alive(self) -> Mapping[str, Member]:
+        if self._alive_at != self.roster_no:
+            self._alive = {peer: member for peer, member in self.members.items() if member.alive}
+            self._in_order = sorted(self._alive)
+            self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
+            self._alive_at = self.roster_no
+        return self._alive
+
+    @property
+    def in_order(self) -> Sequence[str]:
+        """Who is alive, sorted by id."""
+        return self._in_order if self.alive else ()
 
     def roster(self) -> tuple[Contact, ...]:
-        return tuple(member.contact for _, member in sorted(self.members.items()) if member.alive)
+        return self._roster if self.alive else ()
 
     def can_talk(self, one: Member, other: Member) -> bool:
         """One of two must be dialable: who can't be dialled keeps connections to all who can."""

@@ -176,6 +176,7 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     steps: Count
     loss: float | None
     used: Useds
+    signature: Annotated[bytes, Meta(max_length=64)]  # of its author, over all the rest: see evidence.py
 
 
 class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -149,6 +149,8 @@ Record = (
     | Released
 )
 
+# What `from_bytes` raises for bytes that are no record.
+UNREADABLE = (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 

@@ -137,7 +137,7 @@ class InFlight:
             self.barred[peer] = "it has nothing to contribute"
         self.sent[peer] = sent
         for owner, report in self.reports.items():
-            self._prove_held(owner, report)  # an owner's report may have overtaken the hash list
+            self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
         return self.barred.get(peer)
 
     def on_progress(self, peer: str, report: ProgressReport) -> None:
@@ -162,10 +162,11 @@ class InFlight:
         about = {member: why for member, why in report.refused.items() if member in others}
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
-    def _prove_held(self, owner: str, report: ProgressReport) -> None:
+    def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
         """Count only chunks that hash to what their sender says it sent."""
         proven = self.held.setdefault(owner, {})
-        for member, (raw, digest) in report.held.items():
+        for member in report.held if not only else report.held.keys() & {only}:
+            raw, digest = report.held[member]
             mask = mask_from_bytes(raw) & full_mask(len(self.plan.owners))
             sent = self.sent.get(member)
             if sent is None or member in self.barred:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from statistics import median
 
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.rounds import RoundRules
 from farflung.coordinator.weighting import MergeRules
+
+OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
 
 
 def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
@@ -30,3 +32,14 @@ def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> R
         manifest.round.gather_codec,
         merge,
     )
+
+
+def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
+    """Who takes part where not all fit into one round: the first ones, and at least a few that can own chunks."""
+    taken, rest = list(ready[:most]), list(ready[most:])
+    owners = sum(peer in can_own for peer in taken)
+    for peer in [peer for peer in rest if peer in can_own][: max(0, OWNERS_LEAST - owners)]:
+        last = next((at for at in reversed(range(len(taken))) if taken[at] not in can_own), None)
+        if last is not None:
+            taken[last] = peer
+    return taken

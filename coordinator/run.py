@@ -27,6 +27,7 @@ from farflung.coordinator.lending import Lending
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import (
+    STUCK,
     AskStatus,
     Beat,
     FromDoor,
@@ -44,6 +45,7 @@ from farflung.coordinator.records import AbortedRound, Admitted, Departed, Model
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
 
+STATUS_CROWD_S = 1.0
 RECONNECT_GRACE_S = (
     1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
 )
@@ -69,6 +71,8 @@ class RunMachine:
         self.door = Door(self.core)
         self.counters = Counters()
         self.member_port = 0
+        self._shown = 0.0, b""  # the newest status, and when it was made
+        self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
         self.started_at = 0.0
 
@@ -100,11 +104,19 @@ class RunMachine:
                 verdict = self._on_hello(caller, key, message)
             case AskStatus(run=run):
                 wrong = self.door.wrong_run(run)
-                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=status_json(self, now))))
+                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=self._status(now))))
         self.counters.count(verdict)
         return self.core.take_effects()
 
-    def on_member(self, key: bytes, message: FromMember, now: float) -> list[Effect]:
+    def _status(self, now: float) -> bytes:
+        """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
+        made_at, raw = self._shown
+        if not raw or len(self.core.members.alive) <= MEMBERS_PER_ROUND or now - made_at >= STATUS_CROWD_S:
+            self._shown = now, status_json(self, now)
+        return self._shown[1]
+
+    def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
+        """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
         self.core.now = now
         member = self.core.members.by_session(message.session)
         if member is None:
@@ -126,8 +138,20 @@ class RunMachine:
             touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
             self.counters.count(self._on_round_report(member, message, touched))
         else:
+            before = _what_counts(member)
             self.counters.count(self._on_member_message(member, message))
-        self._settle(touched)
+            if _what_counts(member) == before:
+                touched = []  # most beats: what time alone changes is the timer's
+        self._unsettled.update(conductor.fragment for conductor in touched)
+        return self.settle(now) if last else self.core.take_effects()
+
+    def settle(self, now: float) -> list[Effect]:
+        """What follows from the frames since the last time: once for all that came together."""
+        self.core.now = now
+        touched = [conductor for conductor in self.conductors if conductor.fragment in self._unsettled]
+        self._unsettled.clear()
+        if touched:
+            self._settle(touched)
         return self.core.take_effects()
 
     def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
@@ -185,6 +209,7 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        member.identity = hello.identity
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
@@ -261,6 +286,13 @@ class RunMachine:
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
+
+
+def _what_counts(member: Member) -> object:
+    """All of a member by which a round may open, or a digest be settled."""
+    beat = member.beat
+    said = beat and (beat.fragments, beat.phase == STUCK, beat.leaving)
+    return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
 
 
 def _gone(session: bytes, reason: str) -> Gone:

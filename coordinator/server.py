@@ -25,9 +25,22 @@ from farflung.collectives import failpoints
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
+from farflung.coordinator.allowance import Allowance
 from farflung.coordinator.dialer import Dialer, Target
-from farflung.coordinator.door import Arrival, Listener, ListenOn
-from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
+from farflung.coordinator.door import Arrival, Listener, ListenOn, take_all_descriptors
+from farflung.coordinator.effects import (
+    Allow,
+    AnswerDoor,
+    DialBack,
+    Effect,
+    Forbid,
+    KeepEvidence,
+    Note,
+    Tell,
+    Write,
+)
+from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
+from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
@@ -37,18 +50,20 @@ from farflung.coordinator.prober import Prober
 from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import Record
 from farflung.coordinator.run import RunMachine
+from farflung.coordinator.run_metrics import run_metrics
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
 
 JOURNAL_NAME = "journal.sqlite"
 EVENTS_NAME = "events.jsonl"
 TICK_S = 0.1
-STRIKES = 3  # malformed frames of one key before it is cut off
+STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 KEYS_REMEMBERED = 4096  # strangers make keys for nothing: the list of the bad ones must not grow with them
 LINGER_DONE_S = 2.0  # after a finished run's last member left
 LINGER_MOST_S = 60.0  # after the run finished, whoever is still there
 
 KEY_BYTES = 32
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence
 _AT_DOOR, _OF_MEMBERS = frozenset(DOOR_IN), frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -81,7 +96,13 @@ class Server:
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
         self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
         self._strikes: OrderedDict[bytes, int] = OrderedDict()
+        rules = machine.core.manifest
+        self._allowance = Allowance(rules.net.heartbeat_s, rules.round.fragments)
         self.arrived = 0  # frames, and connections that were never let in
+        self.evidence: EvidenceFolder | None = None  # where it is kept
+        self.exporter: Exporter | None = None  # where /metrics is wanted
+        self._slowest_turn_s = 0.0
+        self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
         self.undelivered = 0  # answers whose reader was gone or did not read; the next beat makes them good
 
     def __enter__(self) -> Server:
@@ -100,6 +121,7 @@ class Server:
             on_failure.callback(self._members.close)
             self._prober = Prober(self._dialer, lambda caller, said: self._deliver(self._door, caller, said))
             self._execute(self._machine.start(time.monotonic(), self._members.port))
+            self._carry_out()
             self._closing = on_failure.pop_all()
         return self
 
@@ -123,6 +145,7 @@ class Server:
         next_tick = time.monotonic()
         while not stop():
             poller.poll(max(0, round((next_tick - time.monotonic()) * 1000)))
+            begun = time.monotonic()
             # In this order, because descriptors are used again: by the time a key is let in, the news of the
             # connection that had its descriptor before is there to be read, and its own frames come after.
             self._zap.serve_waiting()
@@ -130,6 +153,7 @@ class Server:
             self._read_news(self._door)
             for arrival in self._members.arrivals():
                 self._on_member_frame(arrival)
+            self._execute(self._machine.settle(time.monotonic()))
             for arrival in self._door.arrivals():
                 self._on_door_frame(arrival)
             now = time.monotonic()
@@ -140,6 +164,15 @@ class Server:
                         self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
                 self._execute(self._machine.on_timer(now))
                 self._events.on_timer(now, self.counts)
+                self._tell_metrics(now)
+            self._carry_out()
+            self._slowest_turn_s = max(self._slowest_turn_s, time.monotonic() - begun)
+
+    def _tell_metrics(self, now: float) -> None:
+        if self.exporter is not None and self.exporter.is_due(now):
+            counts = self.counts | {"undelivered": self.undelivered}
+            self.exporter.tell(run_metrics(self._machine, counts, self._slowest_turn_s))
+            self._slowest_turn_s = 0.0
 
     # ---- what arrives --------------------------------------------------------------------------------
 
@@ -153,11 +186,17 @@ class Server:
             self._execute(self._machine.on_door(caller, arrival.key, message, time.monotonic()))
 
     def _on_member_frame(self, arrival: Arrival) -> None:
+        if not self._allowance.takes(arrival.key, time.monotonic()):
+            self.arrived += 1
+            self._machine.counters.count(Verdict.OVERSIZE)
+            if self._allowance.is_flood(arrival.key):
+                self._strike(arrival, f"more than {self._allowance.per_s:.0f} messages a second")
+            return
         message = cast(FromMember | None, self._decode(arrival, _OF_MEMBERS))
         if message is None:
             return
         self._learn_route(arrival, message.session)
-        effects = self._machine.on_member(arrival.key, message, time.monotonic())
+        effects = self._machine.on_member(arrival.key, message, time.monotonic(), last=False)
         self._execute(effects, arrival.routing_id)
         if not self._members.is_open(arrival.descriptor):
             self._on_closed(arrival.descriptor)  # these were its last words, read after the news of its end
@@ -187,16 +226,16 @@ class Server:
             counters.count(error.verdict)
             log.debug("frame dropped: %s", error)
             if error.verdict == Verdict.MALFORMED:
-                self._strike(arrival)
+                self._strike(arrival, "malformed frames")
             return None
 
-    def _strike(self, arrival: Arrival) -> None:
+    def _strike(self, arrival: Arrival, why: str) -> None:
         strikes = self._strikes[arrival.key] = self._strikes.get(arrival.key, 0) + 1
         self._strikes.move_to_end(arrival.key)
         while len(self._strikes) > KEYS_REMEMBERED:
             self._strikes.popitem(last=False)
         if strikes == STRIKES:
-            log.warning("key %s... is cut off: %d malformed frames", arrival.key.hex()[:16], strikes)
+            log.warning("key %s... is cut off: %s", arrival.key.hex()[:16], why)
             self._on_closed(arrival.descriptor)
 
     def _read_news(self, listener: Listener) -> None:
@@ -217,15 +256,17 @@ class Server:
     # ---- what the machine asks for -------------------------------------------------------------------
 
     def _execute(self, effects: list[Effect], reply_to: bytes = b"") -> None:
-        """In order; neighbouring records share one transaction, and one wait for the disk."""
-        records: list[Record] = []
-        for effect in effects:
-            if isinstance(effect, Write):
-                records.append(effect.record)
-                continue
-            self._write(records)
-            self._act(effect, reply_to)
-        self._write(records)
+        """At the end of this turn of the loop."""
+        self._asked += [(effect, reply_to) for effect in effects]
+
+    def _carry_out(self) -> None:
+        """What this turn's events ask for: all records in one transaction, with one wait for the disk, then the rest
+        in order.  So a crowd at the door waits for the disk once, not once for each."""
+        asked, self._asked = self._asked, []
+        self._write([effect.record for effect, _ in asked if isinstance(effect, Write)])
+        for effect, reply_to in asked:
+            if not isinstance(effect, Write):
+                self._act(effect, reply_to)
 
     def _write(self, records: list[Record]) -> None:
         if not records:
@@ -238,9 +279,8 @@ class Server:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
             raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
         self._events.on_records(records)
-        records.clear()
 
-    def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | DialBack | Note, reply_to: bytes) -> None:
+    def _act(self, effect: Action, reply_to: bytes) -> None:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 self._deliver(self._door, caller[:-KEY_BYTES], answer)
@@ -254,6 +294,9 @@ class Server:
                 self._allowed.discard(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
+            case KeepEvidence():
+                if self.evidence is not None:
+                    self.evidence.keep(effect)
             case Note(text=text, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text)
@@ -291,9 +334,12 @@ def serve(
     public_host: str | None = None,
     exit_when_done: bool = False,
     announce: Callable[[str], None] = print,
+    metrics: str | None = None,
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""
     listen_on = ListenOn.parse(listen)
+    take_all_descriptors()
+    exporter = Exporter(metrics) if metrics is not None else None
     manifest = _read_manifest(run_toml)
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -313,7 +359,14 @@ def serve(
             core = machine.core
             return exit_when_done and end.is_over(core.finished, len(core.members.alive), time.monotonic())
 
-        with _signals() as asked, Server(machine, journal, keys, listen_on, events) as server:
+        with (
+            contextlib.ExitStack() as stack,
+            _signals() as asked,
+            Server(machine, journal, keys, listen_on, events) as server,
+        ):
+            server.exporter = stack.enter_context(exporter) if exporter is not None else None
+            if keys.signing is not None:
+                server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
             host = public_host or listen_on.host_for_others()
             announce(str(JoinUrl(host, server.port, manifest.run.name, keys.public_raw)))
             server.run_until(lambda: bool(asked) or done())

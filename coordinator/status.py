@@ -29,7 +29,8 @@ def status_json(machine: RunMachine, now: float) -> bytes:
         if status["rounds"] or status["events"]:
             status["rounds"], status["events"] = status["rounds"][len(status["rounds"]) // 2 + 1 :], []
         else:
-            cut = len(status["members"]) // 8 + 1
+            shown = len(status["members"])
+            cut = max(1, shown - shown * CONTROL_BIN_BYTES // len(raw) * 15 // 16)
             status["members_not_shown"] += cut
             status["members"] = status["members"][:-cut]
         raw = _dump(status)

@@ -53,6 +53,7 @@ from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Sto
 from farflung.peer.log_lines import Say, Teller
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.peer_metrics import PeerMetrics
 from farflung.peer.pulse import Pulse
 from farflung.peer.recipes import outer_of
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
@@ -115,6 +116,7 @@ class Agent:
             lambda: counts_of(self._link, machine, self._answering.held),
         )
         self._events.begin(machine.me, options.url.run, options.own.upload_limits)
+        self._metrics = PeerMetrics(options.own.metrics, options.url.run)
         failpoints.arm(os.environ, self._events.on_failpoint)
 
     # ---- the loop --------------------------------------------------------------------------------------------
@@ -159,6 +161,7 @@ class Agent:
             if took is not None:
                 self._line.on_answer(time.monotonic(), took)
                 self._events.on_answer(took.both_ways_s)
+                self._metrics.on_answer(took.both_ways_s)
             self._events.on_control(message)
             on_word(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
@@ -201,6 +204,7 @@ class Agent:
         self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
+        self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
 
     def _look_at_trainer(self, now: float, step: int) -> None:
@@ -355,6 +359,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        self._metrics.close()
         self._events.close(self._exit)
         finished = self._exit is not None and self._exit.code == "finished"
         self._checkpoints.close(finished)

@@ -35,6 +35,9 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
+METRICS_HELP = (
+    "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
+)
 LOG_JSON_HELP = "Each line of the log as one JSON object."
 
 
@@ -72,6 +75,7 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -93,7 +97,7 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    serve(run_toml, folder, listen, host, exit_when_done, announce)
+    serve(run_toml, folder, listen, host, exit_when_done, announce, metrics)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -128,6 +132,7 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -153,6 +158,7 @@ def join(
             "checkpoints": checkpoints,
             "results_limit": results_limit,
             "results_on_disk": "yes" if results_on_disk else None,
+            "metrics": metrics,
         }
     )
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
@@ -163,19 +169,14 @@ def join(
 def status(
     url: Url,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
-    prometheus: Annotated[bool, typer.Option(help="Figures in Prometheus's text format.")] = False,
 ) -> None:
     """Show where a run is, once."""
     from farflung.peer.health import plain_line
-    from farflung.peer.prometheus import as_metrics
     from farflung.peer.watching import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
-    if prometheus:
-        typer.echo(as_metrics(found), nl=False)
-    else:
-        typer.echo(json.dumps(found) if json_output else plain_line(found))
+    typer.echo(json.dumps(found) if json_output else plain_line(found))
 
 
 @app.command()
@@ -256,12 +257,22 @@ def doctor(
 @app.command()
 def audit(
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    who_sent: Annotated[
+        Path | None, typer.Option(help="A file with an encoded chunk: who signed that it sent these bytes?")
+    ] = None,
 ) -> None:
     """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    from farflung.peer import audit_evidence
     from farflung.peer.audit import audit as check
     from farflung.peer.journals import read_folder
 
-    report = check(read_folder(folder))
+    if who_sent is not None:
+        typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
+        return
+    journals = read_folder(folder)
+    report = check(journals)
+    evidence = audit_evidence.check_evidence(folder, journals)
+    report.findings += [evidence] if evidence.checked else []
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 

@@ -37,7 +37,7 @@ class Stand(StrEnum):
 
 @dataclass(frozen=True)
 class Me:
-    """Who this process is; `sign(nonce, hello)` returns the hello with its signature."""
+    """Who this process is; `sign` signs with the identity's key."""
 
     peer: str
     name: str
@@ -45,7 +45,7 @@ class Me:
     key: bytes
     process: bytes
     software: str
-    sign: Callable[[bytes, Hello], Hello]
+    sign: Callable[[bytes], bytes]
 
 
 class Doorway:
@@ -87,11 +87,15 @@ class Doorway:
         if self.stand == Stand.READING:
             return None
         self.stand = Stand.KNOCKING
-        self._again_at = now + min(RETRY_MAX_S, RETRY_S * 2 ** min(self._tries, 10))
+        self._again_at = now + self._pause_s
         self._tries += 1
         if self._knocking_since is None:
             self._knocking_since = now
         return Knock(protocol=PROTOCOL_VERSION, run=self._run)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(self._tries, 10))
 
     def on_challenge(self, challenge: Challenge) -> bool:
         """True when it was expected."""
@@ -103,7 +107,7 @@ class Doorway:
 
     def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
         self.stand = Stand.GREETING
-        self._again_at = now + 2 * RETRY_S
+        self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me = self._me
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -119,7 +123,7 @@ class Doorway:
             process=me.process,
             signature=b"",
         )
-        return me.sign(self._nonce, hello)
+        return msgspec.structs.replace(hello, signature=me.sign(signed_part(hello, self._nonce)))
 
     def on_welcome(self, welcome: Welcome) -> bool:
         if self.stand != Stand.GREETING:
@@ -130,6 +134,8 @@ class Doorway:
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""
+        if self.stand == Stand.INSIDE:
+            return False  # the answer to an older hello: a newer one was welcome
         self.stand = Stand.KNOCKING
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES
@@ -137,10 +143,6 @@ class Doorway:
 
 def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
     """`key`: CURVE public key of this session; `process`: 16 random bytes."""
-
-    def sign(nonce: bytes, hello: Hello) -> Hello:
-        return msgspec.structs.replace(hello, signature=identity.sign(signed_part(hello, nonce)))
-
     return Me(
         peer=identity.peer_id,
         name=identity.name,
@@ -148,5 +150,5 @@ def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
         key=key,
         process=process,
         software="farflung 0.1.0",
-        sign=sign,
+        sign=identity.sign,
     )

@@ -18,6 +18,7 @@ from farflung.collectives.frames import Payload
 from farflung.collectives.merge import merged_chunk
 from farflung.collectives.plan import Commit
 from farflung.compression.codec import Codec
+from farflung.coordinator.effects import KeepEvidence
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
@@ -105,6 +106,18 @@ class Invariants:
                 self.geneses |= set(digests)
             case RolledBack(versions=versions):
                 self._on_rolled_back(versions)
+
+    def on_evidence(self, kept: KeepEvidence) -> None:
+        """Whoever is in the commit signed for its bytes, and these are the bytes that it made."""
+        by_peer = {said.peer: said for said in kept.said}
+        for peer in kept.commit.included:
+            said = by_peer.get(peer)
+            told = f"{peer} is in round {kept.commit.round_no} and did not sign for it"
+            self._require("P9", said is not None, told)  # the conductor has looked at the signature
+            truth = self.contributions.get((peer, kept.commit.round_no))
+            hashes = split_hashes(said.sent.hashes) if said is not None else []
+            for chunk, payload in truth.payloads.items() if truth is not None else ():
+                self._require("P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes")
 
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]

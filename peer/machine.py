@@ -62,7 +62,7 @@ from farflung.peer.training import Training
 class PeerMachine:
     def __init__(self, me: Me, run: str, jitter: Callable[[], float]) -> None:
         self.me = me
-        self.reports = Reporter()
+        self.reports = Reporter(me.sign)
         self.doorway = Doorway(me, run)
         self.training = Training()
         self.part: Participation | None = None
@@ -85,7 +85,7 @@ class PeerMachine:
                 return self._on_challenge(message)
             case Welcome() if self.doorway.on_welcome(message):
                 return self._enter(message)
-            case Refuse():
+            case Refuse() if not self.doorway.inside:
                 if self.doorway.on_refuse(message, now):
                     return self._exit(message.code, message.reason)
                 return [do.Note(f"not let in yet: {message.reason}")]
@@ -116,7 +116,7 @@ class PeerMachine:
         return [do.ToDoor(self.doorway.greet(self.model, first.version, first.digest, self._now))]
 
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
-        self.reports.begin_session(welcome.session)
+        self.reports.begin_session(welcome.session, self.doorway.run_id)
         self._in_seq, self._heard_at = 0, self._now
         return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 

@@ -34,6 +34,7 @@ KEYS = (
     "stuck_after",
     "results_limit",
     "results_on_disk",
+    "metrics",
 )
 _PREFIX = "FARFLUNG_"
 
@@ -52,6 +53,7 @@ class OwnConfig:
     )
     results_limit: int = LIMIT_BYTES  # bytes of past rounds' results, by which others catch up
     results_on_disk: bool = False  # beside the key, and so there after a restart; else in memory
+    metrics: str = ""  # [HOST:]PORT where /metrics and /healthz answer; "": nowhere
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent`."""
@@ -60,6 +62,7 @@ class OwnConfig:
             ("--listen", self.listen),
             ("--advertise", self.advertise),
             ("--checkpoints", self.checkpoints),
+            ("--metrics", self.metrics),
         ):
             found += [option, value] if value else []
         for option, limits in (
@@ -87,6 +90,7 @@ class OwnConfig:
         parser.add_argument("--stuck-after", type=float)
         parser.add_argument("--results-limit", type=int, default=LIMIT_BYTES)
         parser.add_argument("--results-on-disk", action="store_true")
+        parser.add_argument("--metrics", default="")
 
     @classmethod
     def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
@@ -101,6 +105,7 @@ class OwnConfig:
             asked.stuck_after,
             asked.results_limit,
             asked.results_on_disk,
+            asked.metrics,
         )
 
 
@@ -149,6 +154,7 @@ def own_config(
         _seconds("stuck_after", first["stuck_after"]) if "stuck_after" in first else None,
         _bytes("results_limit", first["results_limit"]) if "results_limit" in first else LIMIT_BYTES,
         _yes("results_on_disk", first.get("results_on_disk", "no")),
+        first.get("metrics", ""),
     )
 
 

@@ -6,6 +6,7 @@ coordinator knows it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +15,7 @@ from farflung.collectives.digests import bits, mask_of, mask_to_bytes
 from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.weighing import Dots
+from farflung.coordinator.evidence import signed_part
 from farflung.coordinator.messages import (
     STUCK,
     Beat,
@@ -61,8 +63,11 @@ class Said:
 
 
 class Reporter:
-    def __init__(self) -> None:
+    def __init__(self, sign: Callable[[bytes], bytes]) -> None:
+        """`sign`: with this peer's identity key."""
+        self._sign = sign
         self.session = b""
+        self.run_id = b""
         self.vitals = Vitals()
         self.roster_no = 0
         self.era = 0
@@ -70,8 +75,8 @@ class Reporter:
         self._seq = 0
         self._said: dict[int, Said] = {}  # by fragment
 
-    def begin_session(self, session: bytes) -> None:
-        self.session, self._seq, self.roster_no = session, 0, 0
+    def begin_session(self, session: bytes, run_id: bytes) -> None:
+        self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0
 
     def begin_round(self, fragment: int) -> None:
         self._said[fragment] = Said()
@@ -79,6 +84,9 @@ class Reporter:
     def _next(self) -> int:
         self._seq += 1
         return self._seq
+
+    def _signed(self, sent: Sent) -> Sent:
+        return msgspec.structs.replace(sent, signature=self._sign(signed_part(self.run_id, sent)))
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
@@ -93,7 +101,9 @@ class Reporter:
             steps=frozen.steps if frozen else 0,
             loss=frozen.loss if frozen else None,
             used=frozen.used if frozen else (),
+            signature=b"",
         )
+        sent = self._signed(sent)
         self._said[plan.fragment].sent = sent
         return ToCoordinator(sent)
 
@@ -135,7 +145,9 @@ class Reporter:
             return again
         said = self._said[flight.plan.fragment]
         if said.sent is not None and not tick.sent_seen:
-            said.sent = msgspec.structs.replace(said.sent, session=self.session, seq=self._next())
+            said.sent = self._signed(
+                msgspec.structs.replace(said.sent, session=self.session, seq=self._next())
+            )
             again.append(ToCoordinator(said.sent))
         if said.progress is not None and tick.progress_seen < said.progress.seq:
             said.progress = msgspec.structs.replace(said.progress, session=self.session, seq=self._next())

@@ -252,8 +252,7 @@ def counts_of(link: ZmqLink, machine: PeerMachine, held: int) -> Counts:
     """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
     back, and end in a counter later."""
     part = machine.part
-    inside = part.counters.as_dict() if part is not None else {}
-    both = {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
+    both = verdicts_of(link, machine)
     tx = {"tx": link.tx_bytes, "rx": link.rx_bytes}
     return {
         **tx,
@@ -261,6 +260,11 @@ def counts_of(link: ZmqLink, machine: PeerMachine, held: int) -> Counts:
         "arrived": link.rx_frames,
         "waiting": held + (part.early_count if part is not None else 0),
     }
+
+
+def verdicts_of(link: ZmqLink, machine: PeerMachine) -> dict[str, int]:
+    inside = machine.part.counters.as_dict() if machine.part is not None else {}
+    return {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
 
 
 def cpu_seconds_of(thread_ident: int) -> float:

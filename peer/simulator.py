@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.effects import SendFrame
@@ -23,9 +22,8 @@ from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
-from farflung.coordinator.admission import signed_part
-from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
-from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
+from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, KeepEvidence, Tell, Write
+from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.signing import name_of, peer_id_of
@@ -133,6 +131,9 @@ class World:
 
     def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, KeepEvidence):
+                self.invariants.on_evidence(effect)
+                continue
             if self.coordinator is not machine or not self.survives(COORDINATOR):
                 return
             match effect:
@@ -191,7 +192,7 @@ class World:
             key=self.random.randbytes(32),
             process=self.random.randbytes(16),
             software="simulated",
-            sign=lambda nonce, hello: _signed(key, nonce, hello),
+            sign=key.sign,
         )
         world = Surroundings(
             now=lambda: self.now,
@@ -378,10 +379,6 @@ class World:
             outcome,
             self.log,
         )
-
-
-def _signed(key: Ed25519PrivateKey, nonce: bytes, hello: Hello) -> Hello:
-    return msgspec.structs.replace(hello, signature=key.sign(signed_part(hello, nonce)))
 
 
 def _peer_of(key: Ed25519PrivateKey) -> str:

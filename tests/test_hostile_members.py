@@ -77,7 +77,7 @@ class Honest:
         self.part = Participation(name, RUN, MODEL, MANIFEST)
         self.lane = self.part.lanes[0]
         self.lane.version = 0
-        self.reports = Reporter()
+        self.reports = Reporter(lambda said: bytes(64))
 
     def open(self, plan: Plan) -> None:
         new = self.lane.round is None
@@ -312,7 +312,17 @@ def report_of(held: dict[str, tuple[bytes, bytes]]) -> ProgressReport:
 
 def sent_of(member: str) -> Sent:
     hashes = b"".join(map(hash_bytes, TRUE[member]))
-    return Sent(session=b"", seq=1, round_no=ROUND, hashes=hashes, tokens=100, steps=4, loss=None, used=())
+    return Sent(
+        session=b"",
+        seq=1,
+        round_no=ROUND,
+        hashes=hashes,
+        tokens=100,
+        steps=4,
+        loss=None,
+        used=(),
+        signature=b"",
+    )
 
 
 # ---- the faults ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from farflung.collectives import limits
@@ -104,3 +105,18 @@ def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
     assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
     for message in opened:
         assert wire.decode(wire.encode(message), frozenset({"open"})) == message
+
+
+def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these_are() -> None:
+    """Who others can dial is rare here, and was ready last: a round without them could only fail, again and again."""
+    machine = crowd(200, ready=True)
+    members = machine.core.members
+    last = sorted(members.members, key=lambda peer: members.members[peer].joined_no)[-2:]
+    for peer, member in members.members.items():
+        if peer not in last:
+            member.contact = msgspec.structs.replace(member.contact, address="")
+    machine.on_timer(0.1)
+    flight = machine.conductors[0].round
+    assert flight is not None and len(flight.plan.members) == limits.MEMBERS_PER_ROUND
+    owners = {flight.plan.members[owner] for owner in flight.plan.owners}
+    assert owners and owners <= set(last)

@@ -75,7 +75,15 @@ class Room:
     def sent(self, member: str, tokens: int = 100, steps: int = 1, chunks: int = 3) -> str | None:
         hashes = b"".join(h(member, chunk) for chunk in range(chunks))
         sent = Sent(
-            session=SESSION, seq=1, round_no=1, hashes=hashes, tokens=tokens, steps=steps, loss=None, used=()
+            session=SESSION,
+            seq=1,
+            round_no=1,
+            hashes=hashes,
+            tokens=tokens,
+            steps=steps,
+            loss=None,
+            used=(),
+            signature=b"",
         )
         return self.flight.on_sent(member, sent)
 

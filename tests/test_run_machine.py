@@ -18,8 +18,8 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.collectives.plan import Used
 from farflung.collectives.verdicts import Verdict
+from farflung.coordinator import evidence, wire
 from farflung.coordinator import messages as m
-from farflung.coordinator import wire
 from farflung.coordinator.admission import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
@@ -259,7 +259,17 @@ def test_each_frame_ends_in_exactly_one_counter() -> None:
     """P8, for what the machine sees: the right one, and never two."""
     hall, guest, other = Hall(), Guest(1), Guest(2)
     hall.join(guest, other)
-    sent = m.Sent(session=guest.session, seq=9, round_no=1, hashes=b"", tokens=0, steps=0, loss=None, used=())
+    sent = m.Sent(
+        session=guest.session,
+        seq=9,
+        round_no=1,
+        hashes=b"",
+        tokens=0,
+        steps=0,
+        loss=None,
+        used=(),
+        signature=b"",
+    )
     story: list[tuple[Verdict, Callable[[], object]]] = [
         (Verdict.ACCEPTED, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
         (Verdict.DUPLICATE, lambda: hall.says(guest, replace(beat_of(guest), seq=5))),
@@ -473,7 +483,7 @@ messages = st.one_of(
         "rough": st.booleans(),
         "loss": st.none() | st.floats(), "need": st.lists(small, max_size=8).map(tuple)}),
     st.fixed_dictionaries({"round_no": small, "hashes": hashes, "tokens": small, "steps": small,
-        "loss": st.none() | st.floats(), "used": used}),
+        "loss": st.none() | st.floats(), "used": used, "signature": st.just(b"")}),
     st.fixed_dictionaries({"round_no": small, "decision_no": small, "merged": masks, "got": masks,
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),
             st.tuples(masks, st.sampled_from([GENESIS, WRONG]))),
@@ -500,6 +510,8 @@ def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
         head = {"session": guest.session, "seq": guest.seq}
         kind = m.Sent if "steps" in body else m.ProgressReport
         message = beat_of(guest, **body) if "ready" in body else kind(**head, **body)  # type: ignore[arg-type]
+        if isinstance(message, m.Sent):
+            message = replace(message, signature=guest.signer.sign(evidence.signed_part(RUN_ID, message)))
         effects = hall.says(guest, message) + hall.machine.on_timer(hall.now)
         for effect in effects:
             if isinstance(effect, Tell):

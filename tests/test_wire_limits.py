@@ -76,7 +76,16 @@ EXAMPLES: dict[str, m.Message] = {
         unsure=True,
         leaving=True,
     ),
-    "sent": m.Sent(**TO, round_no=7, hashes=H1 + H2, tokens=10, steps=2, loss=None, used=(Used(1, 8),)),
+    "sent": m.Sent(
+        **TO,
+        round_no=7,
+        hashes=H1 + H2,
+        tokens=10,
+        steps=2,
+        loss=None,
+        used=(Used(1, 8),),
+        signature=bytes(64),
+    ),
     "progress": m.ProgressReport(
         **TO,
         round_no=7,
@@ -155,7 +164,7 @@ FROZEN_FIELDS = {
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved unsure leaving",
-    "sent": "session seq round_no hashes tokens steps loss used",
+    "sent": "session seq round_no hashes tokens steps loss used signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots",
     "leave": "session seq reason",
@@ -273,6 +282,7 @@ def test_a_field_too_many_is_malformed(kind: str) -> None:
         ("beat", "want", -1),
         ("sent", "hashes", bytes(32 * limits.CHUNKS_PER_FRAGMENT + 1)),
         ("sent", "used", [[1, 1]] * 257),
+        ("sent", "signature", bytes(65)),
         ("sent", "used", [[1, 1, 1]]),
         ("progress", "got", bytes(limits.CHUNKS_PER_FRAGMENT // 8 + 1)),
         ("progress", "held", {str(peer): [b"", H1] for peer in range(65)}),

@@ -1,0 +1,148 @@
+"""A run in one process without sockets: the real coordinator's machine, and sham members at the same table.
+
+Used by fuzz.py: one of the members sends what it is given, while the others go on with their rounds.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from farflung.collectives.plan import Plan
+from farflung.coordinator import wire
+from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell
+from farflung.coordinator.keys import raw_of
+from farflung.coordinator.manifest import Manifest, NetSection, RoundSection, RunSection
+from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, Message
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.url import JoinUrl
+from shams import Figures, Sham, reader_of
+
+DOOR, INSIDE = "door", "inside"
+MANIFEST = Manifest(
+    run=RunSection(name="table", min_peers=2, rounds=1 << 30),
+    net=NetSection(heartbeat_s=1.0, dead_after_s=100.0),
+    round=RoundSection(scatter_grace_s=2.0, round_timeout_s=10.0, deadline_s=2.0),
+)
+
+
+class Table:
+    """Stands where a `Crowd` stands for its shams.  The first of them is the hostile one."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        self.url = JoinUrl("127.0.0.1", 7000, MANIFEST.run.name, bytes(32))
+        self.heartbeat_s, self.rounds = 1.0, True
+        self.at_door, self.inside = DOOR, INSIDE
+        self.figures, self.members = Figures(), list[Sham]()
+        self._chance = random.Random(seed)
+        self.now = 1.0
+        self.machine = RunMachine(MANIFEST, bytes(16), [], self._chance.randbytes)
+        self.machine.start(self.now, 4000)
+        self._mail: list[tuple[str, Sham, Message]] = []
+        self.shams = [Sham(self, number, False) for number in range(count)]  # type: ignore[arg-type]
+        for sham in self.shams:
+            sham.door.address = "127.0.0.1:1"
+            sham.begin(self.now)
+            self._deliver()
+        for _ in range(8):
+            self.turn()
+        assert self.machine.core.ledger.version > 0, "the table makes no rounds"
+
+    # ---- what shams ask of a crowd ---------------------------------------------------------------------------
+
+    def connect(self, socket: str, sham: Sham, port: int) -> None:
+        pass
+
+    def count(self, what: str) -> None:
+        pass
+
+    def say(self, socket: str, sham: Sham, message: Message) -> None:
+        self._mail.append((socket, sham, message))
+
+    # ---- the run ---------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """A second passes."""
+        self.now += 1.0
+        self._carry_out(self.machine.on_timer(self.now), None)
+        for sham in self.shams:
+            if sham.applying > sham.version:
+                sham.at_version(sham.applying, self.now)
+            elif sham.session:
+                sham.beat(self.now)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        for _ in range(10_000):
+            if not self._mail:
+                return
+            socket, sham, message = self._mail.pop(0)
+            key, name = raw_of(sham.public), sham.name
+            if socket == DOOR:
+                self._carry_out(self.machine.on_door(name, key, message, self.now), sham)  # type: ignore[arg-type]
+            else:
+                self._carry_out(self.machine.on_member(key, message, self.now), sham)  # type: ignore[arg-type]
+        raise AssertionError("the table never comes to rest")
+
+    def _carry_out(self, effects: list[Effect], speaker: Sham | None) -> None:
+        for effect in effects:
+            if isinstance(effect, AnswerDoor):
+                to = next(sham for sham in self.shams if sham.name == effect.caller)
+                to.on_door(effect.message, self.now)
+            elif isinstance(effect, Tell):
+                raw = wire.encode(effect.message)  # all that is said must fit
+                heard = [sham for sham in self.shams if sham.session == effect.session]
+                for sham in heard if effect.peer else []:
+                    kind, body = reader_of(raw)
+                    sham.on_member(kind, body, self.now)
+            elif isinstance(effect, DialBack):
+                self._carry_out(self.machine.on_dialled(effect.peer, effect.session, True, self.now), speaker)
+
+    # ---- the hostile one -------------------------------------------------------------------------------------
+
+    def seeds(self) -> list[bytes]:
+        """What an honest member says in a round."""
+        said: list[bytes] = []
+        keep, self.say = self.say, lambda socket, sham, message: said.append(wire.encode(message))  # type: ignore
+        first = self.shams[0]
+        first.beat(self.now)
+        plan = next((c.round.plan for c in self.machine.conductors if c.round is not None), None)
+        if plan is None:
+            plan = Plan(
+                9, 1, 1, tuple(sorted(s.peer for s in self.shams)), (0,) * 96, ("fp32",) * len(self.shams)
+            )
+        first._on_plan(plan)
+        first._out_of_round()
+        self.say = keep  # type: ignore[method-assign]
+        return said
+
+    def hostile(self, raw: bytes) -> None:
+        """A frame of the first member, with a good session and number; then time goes on for the others."""
+        first = self.shams[0]
+        key = raw_of(first.public)
+        try:
+            message: Any = wire.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
+        finally:
+            if self._chance.random() < 0.02:
+                self.turn()
+        if type(message) in DOOR_IN.values():
+            self._carry_out(self.machine.on_door(first.name, key, message, self.now), first)
+            return
+        member = self.machine.core.members.members.get(first.peer)
+        if member is None or not member.alive:
+            first.door.leave(self.now, 0.0)
+            first.retry(self.now)
+            self._deliver()
+            member = self.machine.core.members.members[first.peer]
+        number = max(member.in_seq, first.seq) + 1
+        first.seq = number
+        changed = {"session": member.session, "seq": number}
+        flights = [c.round.plan.round_no for c in self.machine.conductors if c.round is not None]
+        if flights and hasattr(message, "round_no") and self._chance.random() < 0.8:
+            changed["round_no"] = flights[0]
+        self._carry_out(
+            self.machine.on_member(key, msgspec.structs.replace(message, **changed), self.now), first
+        )
+        self._deliver()

@@ -1,0 +1,82 @@
+"""What a coordinator tells Prometheus of its run.  Reads the run machine, changes nothing.
+
+Called by the server about once a second, in its own loop: so it costs no more than a pass over the members.  Must
+not know how the text is handed out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from farflung import __version__
+from farflung.coordinator.metrics import Family, by_label, counter, gauge, of_process, text_of
+from farflung.coordinator.run import RunMachine
+
+
+def run_metrics(machine: RunMachine, counts: dict[str, Any], slowest_turn_s: float) -> bytes:
+    """`counts`: the server's own; `slowest_turn_s`: of its loop since the last time."""
+    core = machine.core
+    families = [
+        *of_process(__version__, core.manifest.run.name, "coordinator"),
+        gauge(
+            "loop_turn_seconds_max", "The slowest turn of the main loop since the last look.", slowest_turn_s
+        ),
+        *_of_run(machine),
+        *_of_members(machine),
+        *_of_rounds(machine),
+        by_label("frames_total", "Frames by what became of them.", "verdict", counts["counters"]),
+        counter("frames_arrived_total", "Frames, and connections that were never let in.", counts["arrived"]),
+        counter("answers_undelivered_total", "Answers whose reader was gone.", counts["undelivered"]),
+    ]
+    return text_of(families).encode()
+
+
+def _of_run(machine: RunMachine) -> list[Family]:
+    core, ledger = machine.core, machine.core.ledger
+    return [
+        gauge("version", "Committed versions, of the least advanced fragment.", ledger.version),
+        gauge("rounds_wanted", "Versions after which the run is complete.", core.manifest.run.rounds),
+        gauge("era", "How often the run went back to an older version.", ledger.era),
+        gauge("finished", "1 when the run is complete.", int(core.finished)),
+        counter("tokens_total", "Tokens in commits.", ledger.tokens),
+        gauge("loss", "Of the last commit.", ledger.loss),
+        gauge("uptime_seconds", "Since this process took the run over.", core.now - machine.started_at),
+        counter("incarnations_total", "Coordinator processes that this run has had.", ledger.incarnation),
+    ]
+
+
+def _of_members(machine: RunMachine) -> list[Family]:
+    core = machine.core
+    alive = list(core.members.alive.values())
+    states = Counter(member.state for member in alive)
+    return [
+        gauge("members", "Members that are here.", len(alive)),
+        gauge("members_least", "No round opens with fewer.", core.manifest.run.min_peers),
+        gauge("members_most", "Further ones are refused.", core.manifest.run.max_peers),
+        gauge("members_verified", "Members that hold the newest version.", sum(m.verified for m in alive)),
+        gauge("members_participating", "Of these, in the last round.", sum(m.participating for m in alive)),
+        gauge(
+            "members_dialable", "Members that others can dial.", sum(bool(m.contact.address) for m in alive)
+        ),
+        by_label("members_by_state", "Members by what they do.", "state", states),
+        gauge("tokens_per_second", "Of all members.", sum(m.pace.tokens_per_s for m in alive)),
+    ]
+
+
+def _of_rounds(machine: RunMachine) -> list[Family]:
+    ledger = machine.core.ledger
+    last = ledger.rounds[-1] if ledger.rounds else None
+    flights = [each.round for each in machine.conductors if each.round is not None]
+    families = [
+        counter("rounds_total", "Rounds that were opened.", ledger.round_no),
+        gauge("rounds_in_flight", "Rounds that are going on now.", len(flights)),
+    ]
+    if last is not None:
+        families += [
+            gauge("last_round_seconds", "From its opening to its commit.", last.seconds),
+            gauge("last_round_members", "Whose work is in.", len(last.commit.included)),
+            gauge("last_round_excluded", "Whose work is not.", len(last.excluded)),
+            gauge("last_round_bytes", "Sent by all members since the commit before.", last.tx_bytes),
+        ]
+    return families
