@@ -15,6 +15,7 @@ from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
+from farflung.coordinator.discipline import found_useless
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
@@ -79,7 +80,7 @@ class Conductor:
             return
         able = self.able
         ready = [m for m in able if self._is_ready(m)]
-        why_not = self._why_not_open(able, ready)
+        why_not = self.core.held or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
             return
@@ -293,10 +294,15 @@ class Conductor:
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
         self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment, dropped=dropped))
         self.core.note(f"round {number} aborted: {reason}; {fate}")
+        self._strike_useless(self.round)
         self._tell_members(Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
         self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def _strike_useless(self, over: InFlight) -> None:
+        for peer in found_useless(over):
+            self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
 
     def _leave_out(self, peer: str, why: str) -> None:
         """For the status: the member's owner wants to know, also when the round itself is forgotten."""
@@ -311,9 +317,6 @@ class Conductor:
         assert self.round.decision is not None
         included, screening = commit.included, self.round.screening
         suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
-        for suspect in suspects:
-            if suspect in core.members.members:
-                core.members.members[suspect].strikes += 1
         losses = [(sent[m].loss, sent[m].tokens) for m in included]
         tokens = sum(sent[m].tokens for m in included)
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
@@ -338,6 +341,7 @@ class Conductor:
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
+        self._strike_useless(self.round)
         self.round = None
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"

@@ -6,6 +6,7 @@ arrive before anything is parsed.  Must not know messages.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,6 +133,16 @@ class Listener:
                 raise
             return False
         return True
+
+    def cut(self, descriptor: int) -> None:
+        """End a connection.  libzmq has no word for that: it finds that the other side hung up."""
+        if descriptor not in self._heard:
+            return
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has just ended by itself, which is what was wanted
 
     def is_open(self, descriptor: int) -> bool:
         return descriptor in self._heard

@@ -18,7 +18,7 @@ import msgspec
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
-from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.manifest import COORDINATORS_OWN, Manifest
 from farflung.coordinator.records import Record, from_bytes, to_bytes
 
 SCHEMA_VERSION = 1
@@ -175,6 +175,6 @@ def _first_difference(wanted: Manifest, kept: Manifest) -> str:
 
 
 def _flat(manifest: Manifest) -> Iterator[tuple[str, Any]]:
-    for section, keys in manifest.model_dump().items():
+    for section, keys in manifest.model_dump(exclude=COORDINATORS_OWN).items():
         for key, value in keys.items():
             yield f"[{section}] {key}", value

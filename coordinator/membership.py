@@ -44,7 +44,8 @@ class Member:
     beat: Beat | None = None
     alive: bool = True
     state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
-    strikes: int = 0
+    admitted_at: float = 0.0
+    network: str = ""  # where it comes from: see networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
     told: str = ""  # what the last tick gave as the reason of what it is to do
     gone_because: str = ""  # of one that is not alive
@@ -61,6 +62,11 @@ class Member:
     @property
     def verified(self) -> bool:
         return all(standing.verified for standing in self.standings)
+
+    @property
+    def has_shown(self) -> bool:
+        """It has held the run's state at some version, in every fragment, since it came in."""
+        return all(standing.vouched for standing in self.standings)
 
     @property
     def quarantined(self) -> bool:
@@ -94,7 +100,9 @@ class Membership:
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
 
-    def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
+    def admit(
+        self, contact: Contact, session: bytes, process: bytes, now: float, network: str = ""
+    ) -> Member:
         """A new session of a peer; an older one of the same peer ends here.
 
         The address in `contact` is what the peer says: others hear of it once it was tried.
@@ -103,9 +111,10 @@ class Membership:
         unproven = msgspec.structs.replace(contact, address="")
         standings = [Standing() for _ in range(self.fragments)]
         member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
+        member.admitted_at, member.network = now, network
         old = self.members.get(contact.peer)
         if old is not None:
-            member.strikes, member.left_out = old.strikes, old.left_out
+            member.left_out = old.left_out
             self._by_session.pop(old.session, None)
         self.members[contact.peer] = member
         self._by_session[session] = contact.peer

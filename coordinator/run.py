@@ -16,9 +16,11 @@ from farflung.collectives.digests import HASH_BYTES
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
-from farflung.coordinator.admission import UNPROVEN, Door
+from farflung.coordinator.admission import Admission
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
+from farflung.coordinator.discipline import Discipline
+from farflung.coordinator.doorkeeper import UNPROVEN, Doorkeeper, Passed, RunFacts
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.going_back import GoingBack
 from farflung.coordinator.guidance import Guidance
@@ -36,10 +38,13 @@ from farflung.coordinator.messages import (
     Knock,
     Leave,
     ProgressReport,
+    Refuse,
     Sent,
     StatusReply,
     Welcome,
 )
+from farflung.coordinator.networks import network_of
+from farflung.coordinator.operating import Operating, Order, Reply
 from farflung.coordinator.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
@@ -66,7 +71,13 @@ class RunMachine:
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
-        self.door = Door(self.core)
+        facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.doorkeeper = Doorkeeper(facts)
+        self.admission = Admission(self.core)
+        self.discipline = Discipline(
+            self.core, lambda member, state, why: self._lose(member, state, why, True)
+        )
+        self._operating = Operating(self, random)
         self.counters = Counters()
         self.member_port = 0
         self._random = random
@@ -74,11 +85,12 @@ class RunMachine:
 
     # ---- events --------------------------------------------------------------------------------------
 
-    def start(self, now: float, member_port: int) -> list[Effect]:
-        core = self.core
-        core.now = self.started_at = now
+    def start(self, now: float, member_port: int, wall_s: float = 0.0) -> list[Effect]:
+        core, register = self.core, self.core.ledger.register
+        core.now = core.began_at = self.started_at = now
         self.member_port = member_port
-        core.write(Started(incarnation=core.ledger.incarnation + 1))
+        clock_s = register.clock_at_start(wall_s)
+        core.write(Started(incarnation=core.ledger.incarnation + 1, clock_s=clock_s, wall_s=wall_s))
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
@@ -90,19 +102,43 @@ class RunMachine:
             core.note(f"resumed at version {core.ledger.version} from the journal")
         return core.take_effects()
 
-    def on_door(self, caller: bytes, key: bytes, message: FromDoor, now: float) -> list[Effect]:
+    def on_door(
+        self, caller: bytes, key: bytes, message: FromDoor, now: float, came_from: str = ""
+    ) -> list[Effect]:
         self.core.now = now
         verdict = Verdict.ACCEPTED
         match message:
             case Knock():
-                self.core.do(AnswerDoor(caller, self.door.knock(caller, message, self._random(32))))
+                self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
-                verdict = self._on_hello(caller, key, message)
+                verdict = self._on_hello(caller, key, message, came_from)
             case AskStatus(run=run):
-                wrong = self.door.wrong_run(run)
+                wrong = self.doorkeeper.wrong_run(run)
                 self.core.do(AnswerDoor(caller, wrong or StatusReply(status=status_json(self, now))))
         self.counters.count(verdict)
+        self.discipline.look()
         return self.core.take_effects()
+
+    def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
+        """What the operator asks for."""
+        self.core.now = now
+        reply = self._operating.obey(order)
+        self.guidance.recheck_all()
+        self._settle(self.conductors)
+        return reply, self.core.take_effects()
+
+    def on_garbage(self, peer: str, session: bytes, now: float) -> list[Effect]:
+        """A member's connection sent frames that can't be read, and was cut off for it."""
+        self.core.now = now
+        if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
+            self.core.strike(peer, "it sent frames that no farflung sends")
+            self.discipline.look()
+        return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
+
+    @property
+    def drained(self) -> bool:
+        """The operator wants it to end, and nothing is in flight."""
+        return self.core.draining and all(conductor.round is None for conductor in self.conductors)
 
     def on_member(self, key: bytes, message: FromMember, now: float) -> list[Effect]:
         self.core.now = now
@@ -115,7 +151,7 @@ class RunMachine:
             return self.core.take_effects()
         if member.contact.key != key:
             self.counters.count(Verdict.UNAUTHORISED)
-            return []
+            return self._on_forgery(key)
         if message.seq <= member.in_seq:
             self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
             return []
@@ -165,24 +201,26 @@ class RunMachine:
 
     # ---- hello ---------------------------------------------------------------------------------------
 
-    def _on_hello(self, caller: bytes, key: bytes, hello: Hello) -> Verdict:
+    def _on_hello(self, caller: bytes, key: bytes, hello: Hello, came_from: str) -> Verdict:
         core = self.core
-        refusal = self.door.examine(caller, key, hello)
-        if refusal is not None:
-            core.do(AnswerDoor(caller, refusal))
-            return Verdict.UNAUTHORISED if refusal.code in UNPROVEN else Verdict.ACCEPTED
+        said = self.doorkeeper.examine(caller, key, hello, came_from)
+        let = self.admission.examine(said) if isinstance(said, Passed) else said
+        if isinstance(let, Refuse):
+            core.do(AnswerDoor(caller, let))
+            return Verdict.UNAUTHORISED if let.code in UNPROVEN else Verdict.ACCEPTED
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
         if core.ledger.model != hello.model:
             core.write(ModelFixed(model=hello.model, peer=peer))
-        core.write(Admitted(peer=peer, name=name, session=session))
+        core.write(Admitted(peer=peer, name=name, session=session, invitation=let.invitation))
         old = core.members.members.get(peer)
         if old is not None:
             core.do(Forbid(old.contact.key))
             if old.process != hello.process:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
-        member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        contact, network = Contact(peer, name, key, hello.address), network_of(came_from)
+        member = core.members.admit(contact, session, hello.process, core.now, network)
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
@@ -239,10 +277,18 @@ class RunMachine:
             return Verdict.ACCEPTED
         return Verdict.STALE
 
-    def _lose(self, member: Member, state: str, why: str) -> None:
+    def _on_forgery(self, key: bytes) -> list[Effect]:
+        """It spoke in the name of another member.  The key that its connection proved says who that was."""
+        forger = next((m for m in self.core.members.alive.values() if m.contact.key == key), None)
+        if forger is not None:
+            self.core.strike(forger.peer, "it spoke in the name of another member")
+            self.discipline.look()
+        return self.core.take_effects()
+
+    def _lose(self, member: Member, state: str, why: str, cut: bool = False) -> None:
         self.core.write(Departed(peer=member.peer, reason=why))
         self.core.note(f"{member.contact.name} {state}: {why}")
-        self.core.do(Forbid(member.contact.key))
+        self.core.do(Forbid(member.contact.key, cut))
         member.gone_because = why
         self.core.members.lose(member, state)
 
@@ -257,6 +303,7 @@ class RunMachine:
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
+        self.discipline.look()
 
 
 def _gone(session: bytes, reason: str) -> Gone:

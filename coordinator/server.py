@@ -8,31 +8,36 @@ and every frame that arrives ends in one counter.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import signal
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import zmq
+from msgspec.structs import replace
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
+from farflung.coordinator.allowlist import Allowlist
 from farflung.coordinator.dialer import Dialer, Target
-from farflung.coordinator.door import Arrival, Listener, ListenOn
+from farflung.coordinator.door import GOODBYE_MS, Arrival, Listener, ListenOn
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
+from farflung.coordinator.ending import QuietEnd, stop_signals
 from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message, Probe
+from farflung.coordinator.operating import Order, Reply
+from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.prober import Prober
 from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import Record
@@ -45,8 +50,6 @@ EVENTS_NAME = "events.jsonl"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key before it is cut off
 KEYS_REMEMBERED = 4096  # strangers make keys for nothing: the list of the bad ones must not grow with them
-LINGER_DONE_S = 2.0  # after a finished run's last member left
-LINGER_MOST_S = 60.0  # after the run finished, whoever is still there
 
 KEY_BYTES = 32
 _AT_DOOR, _OF_MEMBERS = frozenset(DOOR_IN), frozenset(MEMBER_IN)
@@ -59,6 +62,7 @@ class Speaker:
     peer: str
     session: bytes
     routing_id: bytes
+    key: bytes
 
 
 class Server:
@@ -71,16 +75,23 @@ class Server:
         keys: CoordinatorKeys,
         listen: ListenOn,
         events: RecordEvents | None = None,
+        folder: Path | None = None,
     ) -> None:
+        """`folder`: where the operator's socket and the allowlist are; None: there are none."""
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)
         self._journal = journal
         self._keys = keys
         self._listen = listen
+        self._folder = folder
+        self._operator: OperatorSocket | None = None
+        self._allowlist: Allowlist | None = None
+        self.url: JoinUrl | None = None  # what an invitation is made of
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
         self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
         self._strikes: OrderedDict[bytes, int] = OrderedDict()
+        self._to_cut: list[tuple[float, int]] = []  # connections of members that had to go, and when
         self.arrived = 0  # frames, and connections that were never let in
         self.undelivered = 0  # answers whose reader was gone or did not read; the next beat makes them good
 
@@ -99,7 +110,11 @@ class Server:
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
             self._prober = Prober(self._dialer, lambda caller, said: self._deliver(self._door, caller, said))
-            self._execute(self._machine.start(time.monotonic(), self._members.port))
+            if self._folder is not None:
+                self._operator = OperatorSocket(self._folder, self._obey)
+                on_failure.callback(self._operator.close)
+                self._read_allowlist(self._folder)
+            self._execute(self._machine.start(time.monotonic(), self._members.port, time.time()))
             self._closing = on_failure.pop_all()
         return self
 
@@ -120,6 +135,8 @@ class Server:
         poller = zmq.Poller()
         for readable in (self._zap.socket, *self._door.readable, *self._members.readable):
             poller.register(readable, zmq.POLLIN)
+        if self._operator is not None:
+            poller.register(self._operator.fileno(), zmq.POLLIN)
         next_tick = time.monotonic()
         while not stop():
             poller.poll(max(0, round((next_tick - time.monotonic()) * 1000)))
@@ -133,13 +150,39 @@ class Server:
             for arrival in self._door.arrivals():
                 self._on_door_frame(arrival)
             now = time.monotonic()
+            if self._operator is not None:
+                self._operator.serve_waiting(now)
             if now >= next_tick:
                 next_tick = now + TICK_S
-                for target, reached in self._dialer.verdicts():
-                    if not self._prober.on_verdict(target, reached):
-                        self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
-                self._execute(self._machine.on_timer(now))
-                self._events.on_timer(now, self.counts)
+                self._on_tick(now)
+
+    def _on_tick(self, now: float) -> None:
+        for target, reached in self._dialer.verdicts():
+            if not self._prober.on_verdict(target, reached):
+                self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
+        for descriptor in [each for at, each in self._to_cut if now >= at]:
+            self._members.cut(descriptor)
+        self._to_cut = [each for each in self._to_cut if now < each[0]]
+        if self._allowlist is not None:
+            self._machine.admission.allowed = self._allowlist.refreshed()
+        self._execute(self._machine.on_timer(now))
+        self._events.on_timer(now, self.counts)
+
+    # ---- the operator ----------------------------------------------------------------------------------
+
+    def _obey(self, order: Order) -> Reply:
+        reply, effects = self._machine.obey(order, time.monotonic())
+        self._execute(effects)
+        token = reply.found.get("token")
+        if token is None or self.url is None:
+            return reply
+        return replace(reply, found={**reply.found, "url": str(dataclasses.replace(self.url, token=token))})
+
+    def _read_allowlist(self, folder: Path) -> None:
+        if self._machine.core.manifest.admission.mode == "allowlist":
+            self._allowlist = Allowlist(folder)
+            self._allowlist.create()
+            self._machine.admission.allowed = self._allowlist.refreshed()
 
     # ---- what arrives --------------------------------------------------------------------------------
 
@@ -150,7 +193,8 @@ class Server:
             self._prober.on_probe(arrival.routing_id, arrival.came_from, message, time.monotonic())
         elif message is not None:
             caller = arrival.routing_id + arrival.key
-            self._execute(self._machine.on_door(caller, arrival.key, message, time.monotonic()))
+            now, came_from = time.monotonic(), arrival.came_from
+            self._execute(self._machine.on_door(caller, arrival.key, message, now, came_from))
 
     def _on_member_frame(self, arrival: Arrival) -> None:
         message = cast(FromMember | None, self._decode(arrival, _OF_MEMBERS))
@@ -171,7 +215,7 @@ class Server:
         if old is not None and old.session != session:
             self._routes.pop(old.session, None)
         self._routes[session] = arrival.routing_id
-        self._speakers[arrival.descriptor] = Speaker(member.peer, session, arrival.routing_id)
+        self._speakers[arrival.descriptor] = Speaker(member.peer, session, arrival.routing_id, arrival.key)
 
     def _decode(self, arrival: Arrival, allowed: frozenset[str]) -> Message | None:
         counters = self._machine.counters
@@ -197,7 +241,12 @@ class Server:
             self._strikes.popitem(last=False)
         if strikes == STRIKES:
             log.warning("key %s... is cut off: %d malformed frames", arrival.key.hex()[:16], strikes)
+            speaker = self._speakers.get(arrival.descriptor)
+            if speaker is not None:
+                self._execute(self._machine.on_garbage(speaker.peer, speaker.session, time.monotonic()))
             self._on_closed(arrival.descriptor)
+            self._members.cut(arrival.descriptor)
+            self._door.cut(arrival.descriptor)
 
     def _read_news(self, listener: Listener) -> None:
         ended, verdicts = listener.news()
@@ -250,38 +299,27 @@ class Server:
                 self._deliver(self._members, self._routes.get(session, b""), told)
             case Allow(key=key):
                 self._allowed.add(key)
-            case Forbid(key=key):
+            case Forbid(key=key, cut=cut):
                 self._allowed.discard(key)
+                if cut:
+                    self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
             case Note(text=text, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text)
 
+    def _cut_off(self, key: bytes) -> None:
+        """What it sends is not read any more; a last word may still leave before its connections are closed."""
+        self._strikes[key] = STRIKES
+        at = time.monotonic() + GOODBYE_MS / 1000
+        self._to_cut += [(at, each) for each, speaker in self._speakers.items() if speaker.key == key]
+
     def _deliver(self, listener: Listener, routing_id: bytes, message: Message) -> None:
         before_answer(message)
         if not routing_id or not listener.send(routing_id, wire.encode(message)):
             self.undelivered += 1
         after_word(message)
-
-
-class QuietEnd:
-    """When a finished run's coordinator may go home: its members have left, or had time enough to."""
-
-    def __init__(self) -> None:
-        self._finished_at: float | None = None
-        self._empty_since: float | None = None
-
-    def is_over(self, finished: bool, members: int, now: float) -> bool:
-        if not finished:
-            return False
-        self._finished_at = now if self._finished_at is None else self._finished_at
-        if members:
-            self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = now
-        quiet_s = 0.0 if self._empty_since is None else now - self._empty_since
-        return quiet_s >= LINGER_DONE_S or now - self._finished_at >= LINGER_MOST_S
 
 
 def serve(
@@ -312,11 +350,13 @@ def serve(
             core = machine.core
             return exit_when_done and end.is_over(core.finished, len(core.members.alive), time.monotonic())
 
-        with _signals() as asked, Server(machine, journal, keys, listen_on, events) as server:
+        with stop_signals() as asked, Server(machine, journal, keys, listen_on, events, data_dir) as server:
             host = public_host or listen_on.host_for_others()
-            announce(str(JoinUrl(host, server.port, manifest.run.name, keys.public_raw)))
-            server.run_until(lambda: bool(asked) or done())
-        events.close("asked to stop" if asked else "the run is complete", server.counts)
+            server.url = JoinUrl(host, server.port, manifest.run.name, keys.public_raw)
+            announce(str(server.url))
+            server.run_until(lambda: bool(asked) or done() or machine.drained)
+        drained = "drained" if machine.drained else "the run is complete"
+        events.close("asked to stop" if asked else drained, server.counts)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -326,16 +366,3 @@ def _read_manifest(path: Path) -> Manifest:
         raise UserError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; `farflung init` writes one") from error
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The stop signals that came so far, instead of their usual deaths."""
-    asked: list[int] = []
-    stops = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(stop, lambda number, _: asked.append(number)) for stop in stops]
-    try:
-        yield asked
-    finally:
-        for stop, handler in zip(stops, before, strict=True):
-            signal.signal(stop, handler)

@@ -95,7 +95,7 @@ class Agent:
         self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
+        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16), options.url.token or "")
         self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine)
         self._shared: SharedState | None = None

@@ -18,6 +18,7 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes, log_lines
 from farflung.peer.bench_cli import app as bench_app
 from farflung.peer.checkpoint_cli import app as checkpoint_app
+from farflung.peer.operator_cli import app as operator_app
 
 app = typer.Typer(
     name="farflung",
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(operator_app)
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
@@ -44,7 +46,7 @@ def init(
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write run.toml, commented: the description of a run."""
-    from farflung.coordinator.manifest import TEMPLATE
+    from farflung.coordinator.template import TEMPLATE
 
     if path.exists() and not force:
         raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")

@@ -6,13 +6,13 @@ Part of the peer machine.  Signing is handed in; no clock, no sockets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator.admission import signed_part
+from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer.identity import Identity
@@ -25,7 +25,9 @@ UNREACHABLE_HINT = (
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
-FINAL_CODES = frozenset({"protocol", "run", "model", "manifest", "key", "address"})
+FINAL_CODES = frozenset(
+    {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "not-listed"}
+)
 
 
 class Stand(StrEnum):
@@ -46,6 +48,7 @@ class Me:
     process: bytes
     software: str
     sign: Callable[[bytes, Hello], Hello]
+    token: str = field(default="", repr=False)  # of an invitation
 
 
 class Doorway:
@@ -117,6 +120,7 @@ class Doorway:
             version=version,
             digest=digest,
             process=me.process,
+            token=me.token,
             signature=b"",
         )
         return me.sign(self._nonce, hello)
@@ -135,7 +139,7 @@ class Doorway:
         return refuse.code in FINAL_CODES
 
 
-def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
+def me_of(identity: Identity, key: bytes, process: bytes, token: str = "") -> Me:
     """`key`: CURVE public key of this session; `process`: 16 random bytes."""
 
     def sign(nonce: bytes, hello: Hello) -> Hello:
@@ -149,4 +153,5 @@ def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
         process=process,
         software="farflung 0.1.0",
         sign=sign,
+        token=token,
     )

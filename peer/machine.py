@@ -173,8 +173,8 @@ class PeerMachine:
             return []
         told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
-        if tick.goal in ("sync", "wait") and tick.reason != told:
-            if tick.goal == "wait" or part.is_behind(tick.fragments):
+        if tick.goal in ("sync", "wait", "alone") and tick.reason != told:
+            if tick.goal != "sync" or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no

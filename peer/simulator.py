@@ -23,7 +23,7 @@ from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
-from farflung.coordinator.admission import signed_part
+from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell, Write
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Hello, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes

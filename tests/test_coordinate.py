@@ -19,12 +19,13 @@ import pytest
 from farflung.collectives.errors import UserError
 from farflung.collectives.plan import Commit
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.ending import QuietEnd
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create, text_of
 from farflung.coordinator.manifest import Manifest, RunSection
 from farflung.coordinator.records import CommittedRound, Started
 from farflung.coordinator.run import RunMachine
-from farflung.coordinator.server import JOURNAL_NAME, QuietEnd, Server
+from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
 

@@ -70,7 +70,8 @@ PURE = (
     )
     | files(
         "coordinator",
-        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back",
+        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back "
+        "admission discipline doorkeeper networks operating register",
     )
     | files("checkpoints", "transfer manifest donors")
     | files("optim", "outer")

@@ -19,8 +19,8 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import Unreachable
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
-from farflung.coordinator.admission import signed_part
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import Effect
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create, raw_of, text_of
@@ -181,6 +181,7 @@ class ScriptedPeer:
             version=-1,
             digest=b"",
             process=self.process,
+            token="",
             signature=b"",
         )
         signature = self.identity.sign(signed_part(hello, challenge.nonce))

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, m.Message] = {
         version=-1,
         digest=b"",
         process=SESSION,
+        token="t",
         signature=bytes(64),
     ),
     "ask_status": m.AskStatus(run="demo"),
@@ -140,7 +141,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 FROZEN_FIELDS = {
     "knock": "protocol run",
-    "hello": "protocol run_id identity key address software manifest model version digest process signature",
+    "hello": "protocol run_id identity key address software manifest model version digest process token signature",
     "ask_status": "run",
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",
@@ -180,7 +181,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 3
+    assert limits.PROTOCOL_VERSION == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
