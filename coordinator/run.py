@@ -52,6 +52,7 @@ from farflung.coordinator.status import status_json
 RECONNECT_GRACE_S = (
     1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
 )
+RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
 
 
 class RunMachine:
@@ -71,8 +72,8 @@ class RunMachine:
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
-        facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
-        self.doorkeeper = Doorkeeper(facts)
+        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
         self.discipline = Discipline(
             self.core, lambda member, state, why: self._lose(member, state, why, True)
@@ -85,12 +86,16 @@ class RunMachine:
 
     # ---- events --------------------------------------------------------------------------------------
 
-    def start(self, now: float, member_port: int, wall_s: float = 0.0) -> list[Effect]:
+    def start(
+        self, now: float, member_port: int, wall_s: float = 0.0, restored: bool = False
+    ) -> list[Effect]:
+        """`restored`: from a copy of the journal, which may lack the last starts of the original."""
         core, register = self.core, self.core.ledger.register
         core.now = core.began_at = self.started_at = now
         self.member_port = member_port
         clock_s = register.clock_at_start(wall_s)
-        core.write(Started(incarnation=core.ledger.incarnation + 1, clock_s=clock_s, wall_s=wall_s))
+        number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
+        core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s))
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
@@ -105,18 +110,35 @@ class RunMachine:
     def on_door(
         self, caller: bytes, key: bytes, message: FromDoor, now: float, came_from: str = ""
     ) -> list[Effect]:
+        """With the doorkeeper in the same process, as the simulator has it.  The server's is at the front door."""
         self.core.now = now
         verdict = Verdict.ACCEPTED
         match message:
             case Knock():
                 self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
-                verdict = self._on_hello(caller, key, message, came_from)
+                said = self.doorkeeper.examine(caller, key, message, came_from)
+                if isinstance(said, Passed):
+                    self._admit(caller, said)
+                else:
+                    self.core.do(AnswerDoor(caller, said))
+                    verdict = Verdict.UNAUTHORISED if said.code in UNPROVEN else verdict
             case AskStatus(run=run):
                 wrong = self.doorkeeper.wrong_run(run)
                 self.core.do(AnswerDoor(caller, wrong or StatusReply(status=status_json(self, now))))
         self.counters.count(verdict)
-        self.discipline.look()
+        return self.core.take_effects()
+
+    def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:
+        """Somebody whom the doorkeeper at the front door passed on."""
+        self.core.now = now
+        self._admit(caller, passed)
+        return self.core.take_effects()
+
+    def on_news(self, text: str, now: float) -> list[Effect]:
+        """Something about the coordinator itself that people want to know."""
+        self.core.now = now
+        self.core.note(text)
         return self.core.take_effects()
 
     def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
@@ -201,13 +223,13 @@ class RunMachine:
 
     # ---- hello ---------------------------------------------------------------------------------------
 
-    def _on_hello(self, caller: bytes, key: bytes, hello: Hello, came_from: str) -> Verdict:
+    def _admit(self, caller: bytes, passed: Passed) -> None:
         core = self.core
-        said = self.doorkeeper.examine(caller, key, hello, came_from)
-        let = self.admission.examine(said) if isinstance(said, Passed) else said
+        let = self.admission.examine(passed)
         if isinstance(let, Refuse):
             core.do(AnswerDoor(caller, let))
-            return Verdict.UNAUTHORISED if let.code in UNPROVEN else Verdict.ACCEPTED
+            return
+        hello, key = passed.hello, passed.hello.key
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
         if core.ledger.model != hello.model:
@@ -219,7 +241,7 @@ class RunMachine:
             if old.process != hello.process:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
-        contact, network = Contact(peer, name, key, hello.address), network_of(came_from)
+        contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
         member = core.members.admit(contact, session, hello.process, core.now, network)
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
@@ -233,7 +255,6 @@ class RunMachine:
                 Welcome(session=session, incarnation=core.ledger.incarnation, member_port=self.member_port),
             )
         )
-        return Verdict.ACCEPTED
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""

@@ -1,4 +1,4 @@
-"""The coordinator's shell: two sockets, a journal and a clock around the run machine, and `serve`, which builds it.
+"""The coordinator's shell around the run machine: the members' socket, the front door, journal and clock; and `serve`.
 
 Called by `farflung coordinate`.  Decides nothing about the run.  It keeps three promises for the machine: what is
 written is durable before anything after it leaves, an answer goes only over a connection that proved its key,
@@ -29,19 +29,30 @@ from farflung.coordinator import wire
 from farflung.coordinator.allowlist import Allowlist
 from farflung.coordinator.dialer import Dialer, Target
 from farflung.coordinator.door import GOODBYE_MS, Arrival, Listener, ListenOn
+from farflung.coordinator.door_process import DoorProcess, Spawn, begin_of, in_process
+from farflung.coordinator.door_words import (
+    Answer,
+    Brings,
+    Counted,
+    FromDoor,
+    Limits,
+    StatusNow,
+    WantsStatus,
+)
+from farflung.coordinator.doorkeeper import Passed
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Note, Tell, Write
 from farflung.coordinator.ending import QuietEnd, stop_signals
 from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, FromDoor, FromMember, Message, Probe
+from farflung.coordinator.messages import MEMBER_IN, FromMember, Message
 from farflung.coordinator.operating import Order, Reply
 from farflung.coordinator.operator_socket import OperatorSocket
-from farflung.coordinator.prober import Prober
 from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import Record
 from farflung.coordinator.run import RunMachine
+from farflung.coordinator.status import status_json
 from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
 
@@ -51,8 +62,7 @@ TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key before it is cut off
 KEYS_REMEMBERED = 4096  # strangers make keys for nothing: the list of the bad ones must not grow with them
 
-KEY_BYTES = 32
-_AT_DOOR, _OF_MEMBERS = frozenset(DOOR_IN), frozenset(MEMBER_IN)
+_OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
 
@@ -76,8 +86,12 @@ class Server:
         listen: ListenOn,
         events: RecordEvents | None = None,
         folder: Path | None = None,
+        spawn: Spawn = in_process,
+        limits: Limits | None = None,
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
+        self._spawn = spawn
+        self._limits = limits or Limits()
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)
         self._journal = journal
@@ -100,21 +114,21 @@ class Server:
             self._context = on_failure.enter_context(zmq.Context())
             self._zap = ZapHandler(self._context)
             on_failure.callback(self._zap.close)
-            self._zap.set_policy("door", lambda key: True)
             self._zap.set_policy("members", self._allowed.__contains__)
             host = self._listen.host
-            self._door = Listener(self._context, "door", self._keys, host, self._listen.port)
+            begin = begin_of(self._machine.facts, self._keys.secret, self._listen, self._limits)
+            self._door = self.front_door = DoorProcess(begin, self._on_news, self._spawn)
             on_failure.callback(self._door.close)
+            self._door.open()
             self._dialer = Dialer(self._context, zmq.curve_keypair())
             on_failure.callback(self._dialer.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
-            self._prober = Prober(self._dialer, lambda caller, said: self._deliver(self._door, caller, said))
             if self._folder is not None:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
                 self._read_allowlist(self._folder)
-            self._execute(self._machine.start(time.monotonic(), self._members.port, time.time()))
+            self._execute(self._start())
             self._closing = on_failure.pop_all()
         return self
 
@@ -132,34 +146,47 @@ class Server:
 
     def run_until(self, stop: Callable[[], bool]) -> None:
         """Serve until `stop()` is true; it is asked at least once per tick."""
-        poller = zmq.Poller()
-        for readable in (self._zap.socket, *self._door.readable, *self._members.readable):
-            poller.register(readable, zmq.POLLIN)
-        if self._operator is not None:
-            poller.register(self._operator.fileno(), zmq.POLLIN)
+        poller, generation = self._poller(), self._door.generation
         next_tick = time.monotonic()
         while not stop():
+            if generation != self._door.generation:
+                poller, generation = self._poller(), self._door.generation
             poller.poll(max(0, round((next_tick - time.monotonic()) * 1000)))
             # In this order, because descriptors are used again: by the time a key is let in, the news of the
             # connection that had its descriptor before is there to be read, and its own frames come after.
             self._zap.serve_waiting()
             self._read_news(self._members)
-            self._read_news(self._door)
             for arrival in self._members.arrivals():
                 self._on_member_frame(arrival)
-            for arrival in self._door.arrivals():
-                self._on_door_frame(arrival)
             now = time.monotonic()
+            for word in self._door.receive(now):
+                self._on_door_word(word, now)
             if self._operator is not None:
                 self._operator.serve_waiting(now)
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._on_tick(now)
 
+    def _start(self) -> list[Effect]:
+        restored = self._journal.was_restored
+        return self._machine.start(time.monotonic(), self._members.port, time.time(), restored)
+
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for readable in (self._zap.socket, *self._members.readable):
+            poller.register(readable, zmq.POLLIN)
+        if self._operator is not None:
+            poller.register(self._operator.fileno(), zmq.POLLIN)
+        if self._door.channel is not None:
+            poller.register(self._door.channel.socket, zmq.POLLIN)
+        return poller
+
+    def _on_news(self, text: str) -> None:
+        self._execute(self._machine.on_news(text, time.monotonic()))
+
     def _on_tick(self, now: float) -> None:
         for target, reached in self._dialer.verdicts():
-            if not self._prober.on_verdict(target, reached):
-                self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
+            self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
         for descriptor in [each for at, each in self._to_cut if now >= at]:
             self._members.cut(descriptor)
         self._to_cut = [each for each in self._to_cut if now < each[0]]
@@ -186,15 +213,17 @@ class Server:
 
     # ---- what arrives --------------------------------------------------------------------------------
 
-    def _on_door_frame(self, arrival: Arrival) -> None:
-        message = cast(FromDoor | None, self._decode(arrival, _AT_DOOR))
-        if isinstance(message, Probe):
-            self._machine.counters.count(Verdict.ACCEPTED)
-            self._prober.on_probe(arrival.routing_id, arrival.came_from, message, time.monotonic())
-        elif message is not None:
-            caller = arrival.routing_id + arrival.key
-            now, came_from = time.monotonic(), arrival.came_from
-            self._execute(self._machine.on_door(caller, arrival.key, message, now, came_from))
+    def _on_door_word(self, word: FromDoor, now: float) -> None:
+        match word:
+            case Brings():
+                passed = Passed(word.hello, word.nonce, word.came_from)
+                self._execute(self._machine.on_hello(word.caller, passed, now))
+            case WantsStatus():
+                self._door.send(StatusNow(status=status_json(self._machine, now)))
+            case Counted(arrived=arrived, counters=counters):
+                self.arrived += arrived
+                for name, count in counters.items():
+                    self._machine.counters.count(Verdict(name), count)
 
     def _on_member_frame(self, arrival: Arrival) -> None:
         message = cast(FromMember | None, self._decode(arrival, _OF_MEMBERS))
@@ -246,7 +275,6 @@ class Server:
                 self._execute(self._machine.on_garbage(speaker.peer, speaker.session, time.monotonic()))
             self._on_closed(arrival.descriptor)
             self._members.cut(arrival.descriptor)
-            self._door.cut(arrival.descriptor)
 
     def _read_news(self, listener: Listener) -> None:
         ended, verdicts = listener.news()
@@ -292,11 +320,13 @@ class Server:
     def _act(self, effect: AnswerDoor | Tell | Allow | Forbid | DialBack | Note, reply_to: bytes) -> None:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
-                self._deliver(self._door, caller[:-KEY_BYTES], answer)
+                before_answer(answer)
+                if not self._door.send(Answer(caller=caller, message=wire.encode(answer))):
+                    self.undelivered += 1
             case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
-                self._deliver(self._members, reply_to, told)
+                self._deliver(reply_to, told)
             case Tell(session=session, message=told):
-                self._deliver(self._members, self._routes.get(session, b""), told)
+                self._deliver(self._routes.get(session, b""), told)
             case Allow(key=key):
                 self._allowed.add(key)
             case Forbid(key=key, cut=cut):
@@ -315,9 +345,8 @@ class Server:
         at = time.monotonic() + GOODBYE_MS / 1000
         self._to_cut += [(at, each) for each, speaker in self._speakers.items() if speaker.key == key]
 
-    def _deliver(self, listener: Listener, routing_id: bytes, message: Message) -> None:
-        before_answer(message)
-        if not routing_id or not listener.send(routing_id, wire.encode(message)):
+    def _deliver(self, routing_id: bytes, message: Message) -> None:
+        if not routing_id or not self._members.send(routing_id, wire.encode(message)):
             self.undelivered += 1
         after_word(message)
 
@@ -329,6 +358,7 @@ def serve(
     public_host: str | None = None,
     exit_when_done: bool = False,
     announce: Callable[[str], None] = print,
+    restored: bool = False,
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""
     listen_on = ListenOn.parse(listen)
@@ -337,7 +367,8 @@ def serve(
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{data_dir}: cannot make this folder: {error.strerror}") from error
-    with Journal.open_or_create(data_dir / JOURNAL_NAME, manifest, lambda: os.urandom(16)) as journal:
+    path = data_dir / JOURNAL_NAME
+    with Journal.open_or_create(path, manifest, lambda: os.urandom(16), restored) as journal:
         keys, records = load_or_create(data_dir), journal.records()
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
         events = RecordEvents(data_dir / EVENTS_NAME)

@@ -74,6 +74,9 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
+    restored: Annotated[
+        bool, typer.Option(help="The data folder is a copy, and the coordinator of the original is gone.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -95,7 +98,7 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    serve(run_toml, folder, listen, host, exit_when_done, announce)
+    serve(run_toml, folder, listen, host, exit_when_done, announce, restored)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -126,7 +126,8 @@ class Doorway:
         return me.sign(self._nonce, hello)
 
     def on_welcome(self, welcome: Welcome) -> bool:
-        if self.stand != Stand.GREETING:
+        # A lower number is a coordinator that another one has replaced: nobody may follow both.
+        if self.stand != Stand.GREETING or welcome.incarnation < self.incarnation:
             return False
         self.stand, self._tries = Stand.INSIDE, 0
         self.incarnation = welcome.incarnation

@@ -21,15 +21,16 @@ from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import AdmissionSection, Manifest, RunSection
-from farflung.coordinator.networks import NETWORKS_KEPT, Allowance, network_of
+from farflung.coordinator.networks import NETWORKS_KEPT, Quota, network_of
 from farflung.coordinator.operating import Ban, Bans, Drain, Invite, Kick, Pause, Reply, Resume, Unban
 from farflung.coordinator.records import Admitted, Record, Started
 from farflung.coordinator.register import STRIKE_LASTS_S, Register
 from farflung.coordinator.rounds import InFlight
 from farflung.coordinator.rules import PROBATION_WEIGHT, rules_for
-from farflung.coordinator.run import RunMachine
+from farflung.coordinator.run import RESTORED_AHEAD, RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import name_of, peer_id_of
+from farflung.peer.doorway import Doorway, Me
 from farflung.peer.operator_cli import folder_of, seconds
 
 RUN_ID = bytes(range(16))
@@ -207,8 +208,8 @@ def test_networks() -> None:
     assert [network_of(each) for each in ("127.0.0.1", "::1", "::ffff:127.0.0.9", "", "here")] == [""] * 5
 
 
-def test_an_allowance_comes_back_and_its_table_is_bounded() -> None:
-    allowance = Allowance(per_s=2.0, burst=3.0)
+def test_a_quota_comes_back_and_its_table_is_bounded() -> None:
+    allowance = Quota(per_s=2.0, burst=3.0)
     assert [allowance.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
     assert allowance.wait_s("a", 0.0) == 0.5
     assert allowance.take("b", 0.0)
@@ -454,3 +455,20 @@ def test_times_and_places_of_the_command_line(tmp_path: Path) -> None:
     assert folder_of(tmp_path / "run.toml") == folder_of(tmp_path / "run.data") == tmp_path / "run.data"
     with pytest.raises(UserError, match="there is no data folder"):
         folder_of(tmp_path / "other.toml")
+
+
+# ---- one coordinator at a time --------------------------------------------------------------------------------
+
+
+def test_a_restored_coordinator_is_far_ahead_and_nobody_follows_the_one_before() -> None:
+    house = House()
+    house.join(Guest(0))
+    machine = RunMachine(house.manifest, RUN_ID, house.records, house.random)
+    machine.start(house.now, 4000, restored=True)
+    assert machine.core.ledger.incarnation == house.machine.core.ledger.incarnation + RESTORED_AHEAD
+    me = Me("p", "n", b"", b"", bytes(16), "test", lambda nonce, hello: hello)
+    doorway = Doorway(me, "demo")
+    for incarnation, follows in ((1001, True), (3, False), (1002, True)):
+        doorway.greet(MODEL, -1, b"", 0.0)
+        welcome = m.Welcome(session=bytes(16), incarnation=incarnation, member_port=1)
+        assert doorway.on_welcome(welcome) == follows

@@ -19,6 +19,7 @@ import pytest
 from farflung.collectives.errors import UserError
 from farflung.collectives.plan import Commit
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.door_process import in_thread
 from farflung.coordinator.ending import QuietEnd
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create, text_of
@@ -125,7 +126,7 @@ def test_a_journal_that_cannot_be_written_stops_the_server_in_words(
             pytest.raises(
                 UserError, match="cannot be written: database or disk is full; what was committed is"
             ),
-            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0)),
+            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0), spawn=in_thread),
         ):
             pass
 
@@ -135,7 +136,9 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
     machine = RunMachine(MANIFEST, journal.run_id, [], os.urandom)
     with socket.create_server(("127.0.0.1", 0)) as taken, journal:
         port = taken.getsockname()[1]
-        server = Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port))
+        server = Server(
+            machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port), spawn=in_thread
+        )
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"), server:
             pass
         assert journal.records() == [], "it never started"

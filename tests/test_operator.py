@@ -132,8 +132,8 @@ class Peer:
         assert isinstance(challenge, Challenge)
         hello = Hello(
             protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=self.identity.public,
-            key=raw_of(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest), model=MODEL,
-            version=-1, digest=b"",
+            key=raw_of(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
+            model=MODEL, version=-1, digest=b"",
             process=os.urandom(16), token=url.token or "", signature=b"",
         )  # fmt: skip
         signature = self.identity.sign(signed_part(hello, challenge.nonce))
