@@ -36,6 +36,7 @@ from farflung.coordinator.doorkeeper import RunFacts
 from farflung.coordinator.front_door import serve_strangers
 
 STARTS_WITHIN_S = 30.0
+DIES_WITHIN_S = 1.0  # after it hung up
 HANGS_AFTER_S = 10.0  # without a word
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 30.0
 WELL_AFTER_S = 60.0  # a door that lived so long is started again at once
@@ -113,6 +114,7 @@ class DoorProcess:
         self._pause_s = BACKOFF_S
         self._again_at = 0.0
         self._listens = False
+        self._gone_at: float | None = None  # it hung up: how it died is known a moment later
 
     @property
     def port(self) -> int:
@@ -187,7 +189,10 @@ class DoorProcess:
             return
         code = self._handle.poll()
         hangs = now - self._heard_at >= HANGS_AFTER_S
-        gone = self.channel is None or self.channel.closed
+        if self.channel is not None and self.channel.closed and self._gone_at is None:
+            self._gone_at = now
+            self.generation += 1  # there is nothing to wait for on this channel
+        gone = self._gone_at is not None and now - self._gone_at >= DIES_WITHIN_S
         if code is None and not hangs and not gone:
             return
         why = f"said nothing for {HANGS_AFTER_S:g} s" if hangs else _ended(code)
@@ -206,6 +211,7 @@ class DoorProcess:
         self.generation += 1
         self.starts += 1
         self._started_at, self._heard_at, self._listens = now, now + STARTS_WITHIN_S, False
+        self._gone_at = None
         self.channel.send(self._begin)
 
 

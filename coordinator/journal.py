@@ -37,8 +37,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = b""
-        self.was_restored = False  # just now: it is a copy, and takes the place of the original
-        self._restored = False
+        self.restored = False  # it takes the place of another one, which must not be followed any more
         self._lock = -1
         self._db: sqlite3.Connection | None = None
 
@@ -48,10 +47,10 @@ class Journal:
     ) -> Journal:
         """The journal of this manifest's run, begun if there is none; UserError if it is another run's, or a copy.
 
-        `restored`: somebody says that the coordinator of the original does not run any more.
+        `restored`: somebody says that it takes the place of another one, which is not in use any more.
         """
         journal = cls(path)
-        journal._restored = restored
+        journal.restored = restored
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(journal.close)
             journal._take_lock()
@@ -150,12 +149,11 @@ class Journal:
         here = str(os.stat(self.path).st_ino).encode("ascii")
         if known == here:
             return
-        if known is not None and not self._restored:
+        if known is not None and not self.restored:
             raise UserError(
                 f"{self.path}: this is a copy of the run's journal; two coordinators would tear the run apart. If "
                 "the coordinator of the original does not run any more, and will not, start with --restored"
             )
-        self.was_restored = known is not None
         with db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (here,))
 

@@ -168,8 +168,8 @@ class Server:
                 self._on_tick(now)
 
     def _start(self) -> list[Effect]:
-        restored = self._journal.was_restored
-        return self._machine.start(time.monotonic(), self._members.port, time.time(), restored)
+        now, port = time.monotonic(), self._members.port
+        return self._machine.start(now, port, time.time(), self._journal.restored)
 
     def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
@@ -177,7 +177,7 @@ class Server:
             poller.register(readable, zmq.POLLIN)
         if self._operator is not None:
             poller.register(self._operator.fileno(), zmq.POLLIN)
-        if self._door.channel is not None:
+        if self._door.channel is not None and not self._door.channel.closed:
             poller.register(self._door.channel.socket, zmq.POLLIN)
         return poller
 

@@ -75,7 +75,8 @@ def coordinate(
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     restored: Annotated[
-        bool, typer.Option(help="The data folder is a copy, and the coordinator of the original is gone.")
+        bool,
+        typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,

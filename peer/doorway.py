@@ -13,8 +13,9 @@ import msgspec
 
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.doorkeeper import signed_part
-from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
+from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
 from farflung.coordinator.schema import ModelSchema
+from farflung.peer.effects import Effect, Note
 from farflung.peer.identity import Identity
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
@@ -132,6 +133,13 @@ class Doorway:
         self.stand, self._tries = Stand.INSIDE, 0
         self.incarnation = welcome.incarnation
         return True
+
+    def outdated(self, message: ToDoor) -> list[Effect]:
+        """What people are told of a welcome that was not taken."""
+        if not isinstance(message, Welcome) or message.incarnation >= self.incarnation:
+            return []
+        told = "this coordinator is older than the one that I followed; if its host means it: coordinate --restored"
+        return [Note(told)]
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""

