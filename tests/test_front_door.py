@@ -224,7 +224,7 @@ def test_a_flood_of_parts_costs_the_front_door_its_life_and_no_member_a_beat(
     tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
     """A message of parts without end is the one thing that libzmq does not bound: the cap on memory does."""
-    server = Running(tmp_path, 320 << 20)
+    server = Running(tmp_path, 224 << 20)
     try:
         member = Peer(context, server.url)
         member.enters()
