@@ -35,7 +35,7 @@ import zmq
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
-from farflung.coordinator.admission import signed_part
+from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.keys import raw_of, text_of
 from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse
 from farflung.coordinator.schema import ModelSchema, TensorSpec

@@ -100,11 +100,12 @@ class Arena:
 
     # ---- starting --------------------------------------------------------------------------------------------
 
-    def coordinate(self, failpoints: str = "", **environ: str) -> Party:
+    def coordinate(self, failpoints: str = "", restored: bool = False, **environ: str) -> Party:
         """Start it, or start it again on the same port; with failpoints it may be gone before it listens."""
         party = self._party("coordinator", self.folder / "run.data" / "events.jsonl")
         party.look()
         words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"{self.address}:{self._port}"]
+        words += ["--restored"] if restored else []
         party.process = self._start(party, words, failpoints, environ)
         if not self._port:
             self.until(lambda: "farflung://" in party.told(), "the coordinator tells the URL")

@@ -38,9 +38,10 @@ from farflung.coordinator import wire
 from farflung.coordinator.evidence import Evidence, Said
 from farflung.coordinator.evidence_folder import read_evidence
 from farflung.coordinator.exporter import Exporter
-from farflung.coordinator.manifest import TEMPLATE, Manifest
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import KINDS
 from farflung.coordinator.records import UNREADABLE, Admitted, CommittedRound, Opened, from_bytes, to_bytes
+from farflung.coordinator.template import TEMPLATE
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.dashboard import render
 from farflung.peer.health import plain_line

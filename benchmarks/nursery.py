@@ -28,7 +28,12 @@ from pathlib import Path
 VARIABLE = "FARFLUNG_NURSERY"
 CLOCK_VARIABLE = "FARFLUNG_CLOCK_OFF_S"  # by how much a process's clock is wrong
 READY_S = 300.0
-MODULES = ("farflung.peer.agent", "farflung.peer.api", "farflung.peer.joining", "farflung.coordinator.server")
+MODULES = (
+    "farflung.peer.agent",
+    "farflung.peer.api",
+    "farflung.peer.joining",
+    "farflung.coordinator.hosting",
+)
 
 
 class Child:

@@ -26,8 +26,8 @@ class Counters:
     def __init__(self) -> None:
         self._counts: Counter[Verdict] = Counter()
 
-    def count(self, verdict: Verdict) -> Verdict:
-        self._counts[verdict] += 1
+    def count(self, verdict: Verdict, frames: int = 1) -> Verdict:
+        self._counts[verdict] += frames
         return verdict
 
     @property

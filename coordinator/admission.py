@@ -1,127 +1,147 @@
-"""The door: who may become a member, and the words of a refusal.  Pure.
+"""The admission: may somebody who proved who it is come in now?  Pure.
 
-Called by the run machine for every knock and hello.  Challenges are remembered per caller and used once; no
-wall clock takes part in any check.
+Called by the run machine with each hello that the doorkeeper passed on.  It does not take the doorkeeper's word for
+the signature: that process talks to strangers.  The words of a refusal say what to do; its code is for programs.
 """
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict
-
-import msgspec
+from dataclasses import dataclass
 
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import UserError
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.core import Core
-from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse
+from farflung.coordinator.doorkeeper import Passed, is_signed, refuse
+from farflung.coordinator.manifest import AdmissionSection
+from farflung.coordinator.messages import Hello, Refuse
+from farflung.coordinator.networks import Quota, network_of
+from farflung.coordinator.register import Invitation
 from farflung.coordinator.schema import first_difference
-from farflung.coordinator.signing import peer_id_of, verify
+from farflung.coordinator.signing import name_of, peer_id_of
 
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
-UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
-CHALLENGES_PER_CALLER = 4  # a peer that knocked while nobody was there hears several, and answers the first
-CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
-
-
-def signed_part(hello: Hello, nonce: bytes) -> bytes:
-    """The bytes that a hello's signature covers: everything in it, and the challenge."""
-    bare = msgspec.structs.replace(hello, signature=b"")
-    return b"farflung/hello/1\0" + nonce + hash_bytes(msgspec.msgpack.encode(bare))
+ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
+BUSY_RETRY_S = 5.0
+DRAINING_RETRY_S = 5.0
+FULL_RETRY_S = 30.0
 
 
-class Door:
+@dataclass(frozen=True)
+class Let:
+    """It may come in."""
+
+    invitation: bytes = b""  # the digest of the token that is used up by that, if one is
+
+
+def token_digest(token: str) -> bytes:
+    """What the journal keeps of a token: who reads the journal can't come in with it."""
+    return hash_bytes(b"farflung/token/1\0", token.encode())
+
+
+class Admission:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._manifest = core.manifest.canonical()
-        self._manifest_digest = core.manifest.digest
-        self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self.rules: AdmissionSection = core.manifest.admission
+        self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
+        per_minute = float(self.rules.joins_per_minute)
+        self._joins = Quota(per_minute / 60.0, per_minute)
 
-    def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
-        if knock.protocol != PROTOCOL_VERSION:
-            return _refuse(
-                "protocol",
-                f"protocol version is {knock.protocol} here, {PROTOCOL_VERSION} in the run; "
-                "install the same farflung version as the coordinator",
-            )
-        if knock.run != self._core.manifest.run.name:
-            return _refuse(
-                "run", f"this coordinator runs '{self._core.manifest.run.name}', not '{knock.run}'"
-            )
-        self._challenges[caller] = [*self._challenges.get(caller, []), nonce][-CHALLENGES_PER_CALLER:]
-        self._challenges.move_to_end(caller)
-        while len(self._challenges) > CHALLENGES_KEPT:
-            self._challenges.popitem(last=False)
-        return Challenge(nonce=nonce, run_id=self._core.run_id, manifest=self._manifest)
+    def examine(self, passed: Passed) -> Refuse | Let:
+        core, hello = self._core, passed.hello
+        if not is_signed(hello, passed.nonce):
+            return refuse("signature", "the hello is not signed by the identity it names")
+        peer = peer_id_of(hello.identity)
+        if (banned := self._banned(peer, network_of(passed.came_from))) is not None:
+            return banned
+        if core.draining:
+            why = "the coordinator is about to end, and takes nobody in any more; it may be back soon"
+            return refuse("draining", why, DRAINING_RETRY_S)
+        if (unfit := self._unfit(hello)) is not None:
+            return unfit
+        let = self._invited(hello, peer)
+        if isinstance(let, Refuse):
+            return let
+        return self._crowded(hello, peer) or self._rushed(peer, network_of(passed.came_from)) or let
 
-    def wrong_run(self, name: str) -> Refuse | None:
-        here = self._core.manifest.run.name
-        return None if name == here else _refuse("run", f"this coordinator runs '{here}', not '{name}'")
-
-    def examine(self, caller: bytes, key: bytes, hello: Hello) -> Refuse | None:
-        """Why this hello is refused, or None.  Uses up the caller's challenges."""
-        nonces = self._challenges.pop(caller, [])
-        if not nonces:
-            return _refuse("challenge", "hello without a fresh challenge; knock first", retry_after_s=0.5)
-        if hello.key != key:
-            return _refuse("key", "the key in the hello is not the key of this connection")
-        if not any(verify(hello.identity, signed_part(hello, nonce), hello.signature) for nonce in nonces):
-            return _refuse("signature", "the hello is not signed by the identity it names")
-        return self._unfit(hello) or self._crowded(hello)
+    def _banned(self, peer: str, network: str) -> Refuse | None:
+        ban = self._core.ledger.register.ban_of(peer, network, self._core.clock_s)
+        if ban is None:
+            return None
+        whom = "this peer" if ban.peer == peer else f"the network {network}"
+        hours = (ban.until_s - self._core.clock_s) / 3600.0
+        return refuse("banned", f"{whom} is banned from the run for {hours:.1f} h more: {ban.reason}"[:1000])
 
     def _unfit(self, hello: Hello) -> Refuse | None:
         core = self._core
-        if hello.protocol != PROTOCOL_VERSION:
-            return _refuse(
-                "protocol", f"protocol version is {hello.protocol} here, {PROTOCOL_VERSION} in the run"
-            )
-        if hello.run_id != core.run_id:
-            return _refuse(
-                "run", "this is another run under the same name: its run id differs; use its new join URL"
-            )
-        if hello.manifest != self._manifest_digest:
-            return _refuse("manifest", "the manifest differs from the run's; read it again with a fresh join")
-        if hello.address and not is_address(hello.address):
-            return _refuse(
-                "address", f"the address for other peers, {hello.address[:60]!r}, is not HOST:PORT"
-            )
         if core.ledger.model is not None and not self._may_still_change():
             difference = first_difference(hello.model, core.ledger.model)
             if difference:
-                return _refuse("model", f"the model differs from the run's: {difference}")
+                return refuse("model", f"the model differs from the run's: {difference}")
         try:
             fragments_of(hello.model.chunk_count, core.ledger.fragments)
         except UserError as error:
-            return _refuse("model", str(error))
+            return refuse("model", str(error))
         return None
 
     def _may_still_change(self) -> bool:
         """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""
         return not self._core.ledger.learned and not self._core.members.alive
 
-    def _crowded(self, hello: Hello) -> Refuse | None:
+    # ---- by invitation, by list --------------------------------------------------------------------------
+
+    def _invited(self, hello: Hello, peer: str) -> Refuse | Let:
+        me = f"this peer is {name_of(hello.identity)}, {peer}"
+        if self.rules.mode == "allowlist" and peer not in self.allowed:
+            why = "this run lets in only peers whose id is on its host's list; tell the host your id"
+            return refuse("not-listed", f"{why}: {me}")
+        if self.rules.mode != "token" or peer in self._core.ledger.register.guests:
+            return Let()
+        digest = token_digest(hello.token)
+        found = self._core.ledger.register.invitations.get(digest) if hello.token else None
+        problem = self._problem(hello.token, found)
+        if problem:
+            return refuse("token", f"{problem}; ask the host of the run for a join URL with a new invitation")
+        return Let(digest)
+
+    def _problem(self, token: str, found: Invitation | None) -> str:
+        if not token:
+            return "this run lets in only invited peers, and this join URL has no invitation (&t=...)"
+        if found is None:
+            return "nobody was invited with this invitation (t= in the join URL)"
+        if len(found.guests) >= found.uses:
+            return f"this invitation is used up: it was for {found.uses}"
+        # Judged by the coordinator's own clock alone: no peer is asked for the time, nor told it.
+        return "this invitation has expired" if self._core.clock_s >= found.until_s else ""
+
+    # ---- how many ----------------------------------------------------------------------------------------
+
+    def _crowded(self, hello: Hello, peer: str) -> Refuse | None:
         core = self._core
-        old = core.members.members.get(peer_id_of(hello.identity))
+        old = core.members.members.get(peer)
         if old is not None and old.alive and old.process != hello.process and old.closed_at is None:
-            return _refuse(
+            return refuse(
                 "already-here",
                 "this identity is already in the run as another process; stop that one, or use another identity file",
                 retry_after_s=core.manifest.net.dead_after_s / 2,
             )
         if old is None and len(core.members.alive) >= core.manifest.run.max_peers:
-            return _refuse(
-                "full", f"the run is full: {core.manifest.run.max_peers} peers", retry_after_s=30.0
-            )
+            return refuse("full", f"the run is full: {core.manifest.run.max_peers} peers", FULL_RETRY_S)
         return None
 
+    def _rushed(self, peer: str, network: str) -> Refuse | None:
+        """Newcomers only: after a restart of the coordinator all its peers come back at once, and may."""
+        core = self._core
+        if self.rules.mode != "open" or peer in core.ledger.names:
+            return None
+        arriving = [m for m in core.members.alive.values() if self._is_arriving(m.admitted_at, m.has_shown)]
+        if core.ledger.learned and len(arriving) >= self.rules.joins_at_once:
+            told = f"{len(arriving)} newcomers are fetching the model already; yours is next"
+            return refuse("busy", told, BUSY_RETRY_S)
+        if network and not self._joins.take(network, core.now):
+            wait_s = self._joins.wait_s(network, core.now)
+            told = f"more than {self.rules.joins_per_minute} newcomers a minute from your network ({network})"
+            return refuse("rate", f"{told}; waiting", max(1.0, wait_s))
+        return None
 
-def is_address(text: str) -> bool:
-    """HOST:PORT as other peers can dial it: what they are given goes straight to their sockets."""
-    found = _ADDRESS.fullmatch(text)
-    return found is not None and 1 <= int(found[1]) <= 65535
-
-
-def _refuse(code: str, reason: str, retry_after_s: float = 0.0) -> Refuse:
-    return Refuse(code=code, reason=reason, retry_after_s=retry_after_s)
+    def _is_arriving(self, admitted_at: float, has_shown: bool) -> bool:
+        return not has_shown and self._core.now - admitted_at < ARRIVING_S

@@ -15,11 +15,11 @@ from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
 from farflung.coordinator.core import Core
+from farflung.coordinator.discipline import found_useless
 from farflung.coordinator.evidence import Witness
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
-    STUCK,
     Aborted,
     Committed,
     Decided,
@@ -81,7 +81,7 @@ class Conductor:
             return
         able = self.able
         ready = [m for m in able if self._is_ready(m)]
-        why_not = self._why_not_open(able, ready)
+        why_not = self.core.held or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
             return
@@ -93,9 +93,7 @@ class Conductor:
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
-            return (
-                False  # who has not heard that the guard threw a round away might bring the same work again
-            )
+            return False  # who has not heard that the guard threw a round away might bring its work again
         return beat.ready and beat.version == self.book.version and beat.round_no == 0
 
     def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
@@ -110,7 +108,7 @@ class Conductor:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
         first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
         here = {m.peer for m in ready}
-        expected = [m for m in able if m.peer in here or self._will_be_ready(m)]
+        expected = [m for m in able if m.peer in here or m.trains]
         expected = [m for m in expected + self._arriving if not m.leaving]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
@@ -118,12 +116,6 @@ class Conductor:
         if not here & self.core.members.can_own(self.core.now):
             return "no ready peer can be dialled, so nobody can own a chunk"
         return ""
-
-    @staticmethod
-    def _will_be_ready(member: Member) -> bool:
-        """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
-        beat = member.beat
-        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
 
     @property
     def opens_in_s(self) -> float | None:
@@ -302,10 +294,15 @@ class Conductor:
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
         self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment, dropped=dropped))
         self.core.note(f"round {number} aborted: {reason}; {fate}")
+        self._strike_useless(self.round)
         self._tell_members(Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
         self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def _strike_useless(self, over: InFlight) -> None:
+        for peer in found_useless(over):
+            self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
 
     def _leave_out(self, peer: str, why: str) -> None:
         """For the status: the member's owner wants to know, also when the round itself is forgotten."""
@@ -320,9 +317,6 @@ class Conductor:
         assert self.round.decision is not None
         included, screening = commit.included, self.round.screening
         suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
-        for suspect in suspects:
-            if suspect in core.members.members:
-                core.members.members[suspect].strikes += 1
         losses = [(sent[m].loss, sent[m].tokens) for m in included]
         tokens = sum(sent[m].tokens for m in included)
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
@@ -348,6 +342,7 @@ class Conductor:
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
+        self._strike_useless(self.round)
         self.round = None
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"

@@ -17,7 +17,7 @@ from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member, Membership
 from farflung.coordinator.messages import ToMember
 from farflung.coordinator.pace import RunPace
-from farflung.coordinator.records import Record
+from farflung.coordinator.records import Record, Struck
 
 EVENTS_SHOWN = 30
 _PEER_ID = re.compile(r"\b[a-z2-7]{16}\b")
@@ -31,10 +31,41 @@ class Core:
         self.members = Membership(manifest.net.dead_after_s, manifest.round.fragments)
         self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self.now = 0.0
+        self.began_at = 0.0  # `now` when this coordinator started
+        self.draining = False  # the operator wants it to end
         self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
         self._effects: list[Effect] = []
+        self._struck: list[str] = []
+
+    @property
+    def clock_s(self) -> float:
+        """The run's own clock: see register.py."""
+        register = self.ledger.register
+        return max(register.clock_s, register.began_s + self.now - self.began_at)
+
+    @property
+    def held(self) -> str:
+        """Why no round may be opened; empty if one may."""
+        if self.draining:
+            return "the coordinator is about to end; training goes on alone until it is back"
+        paused = self.ledger.register.paused
+        if paused is None:
+            return ""
+        return (
+            f"the host paused the run{f' ({paused.reason})' if paused.reason else ''}; training goes on alone"
+        )
+
+    def strike(self, peer: str, reason: str) -> None:
+        """What follows from it is the discipline's business, when this event is over."""
+        self.write(Struck(peer=peer, reason=reason[:200], at_s=self.clock_s))
+        self.note(f"{self.name(peer)} gets a strike: {reason}")
+        self._struck.append(peer)
+
+    def take_struck(self) -> list[str]:
+        struck, self._struck = self._struck, []
+        return struck
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)

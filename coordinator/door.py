@@ -1,14 +1,15 @@
 """A listening socket of the coordinator, and the news of its connections: who came, who never got in, who left.
 
-Called by the server, which has two: the door, where strangers knock, and the members' socket.  Bounds what may
-arrive before anything is parsed.  Must not know messages.
+There are two: the door, where strangers knock, in a process of its own (front_door.py), and the members' socket in the
+server.  Bounds what may arrive before anything is parsed.  Must not know messages.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -98,8 +99,15 @@ class Listener:
     """A bound ROUTER that speaks CURVE.  Poll `readable`; read `news` before `arrivals`."""
 
     def __init__(
-        self, context: zmq.Context[zmq.SyncSocket], domain: str, keys: CoordinatorKeys, host: str, port: int
+        self,
+        context: zmq.Context[zmq.SyncSocket],
+        domain: str,
+        keys: CoordinatorKeys,
+        host: str,
+        port: int,
+        on_accepted: Callable[[int], list[int]] | None = None,
     ) -> None:
+        """`on_accepted(descriptor)` says, before its handshake, which connections are to be cut."""
         self._socket = context.socket(zmq.ROUTER)
         for option, value in _OPTIONS.items():
             self._socket.setsockopt(option, value)
@@ -108,6 +116,7 @@ class Listener:
         self._socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode("ascii"))
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._heard: dict[int, bool] = {}  # open connections by descriptor: has a frame come over it?
+        self._on_accepted = on_accepted
         self._refused = False  # the latest news was of a key that may not come in
         try:
             self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
@@ -140,6 +149,16 @@ class Listener:
             return False
         return True
 
+    def cut(self, descriptor: int) -> None:
+        """End a connection.  libzmq has no word for that: it finds that the other side hung up."""
+        if descriptor not in self._heard:
+            return
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has just ended by itself, which is what was wanted
+
     def is_open(self, descriptor: int) -> bool:
         return descriptor in self._heard
 
@@ -155,6 +174,8 @@ class Listener:
             event, descriptor = report["event"], report["value"]
             if event == zmq.EVENT_ACCEPTED:
                 self._heard[descriptor] = False
+                for each in self._on_accepted(descriptor) if self._on_accepted is not None else ():
+                    self.cut(each)
             elif event == zmq.EVENT_DISCONNECTED:
                 ended.append(descriptor)
                 # Why a handshake failed is often not said (a web browser, no encryption, another server's key in

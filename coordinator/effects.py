@@ -41,6 +41,7 @@ class Allow:
 @dataclass(frozen=True, slots=True)
 class Forbid:
     key: bytes
+    cut: bool = False  # what it sends is not read any more, and its connections are closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,11 @@ class Guidance:
         found = [self._judge_fragment(member, conductor) for conductor in self._conductors]
         if member.verified and core.finished:
             return self._finish()
-        return min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
+        judged = min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
+        in_flight = any(conductor.round is not None for conductor in self._conductors)
+        if judged[0] == "train" and core.held and not in_flight:
+            return "alone", core.held
+        return judged
 
     def _recognise(self, member: Member, conductor: Conductor) -> None:
         said, book = conductor.beat_of(member), conductor.book
@@ -260,8 +264,8 @@ class Guidance:
     def _quarantine(self, member: Member, standing: Standing) -> None:
         if not standing.quarantined:
             standing.quarantined = True
-            member.strikes += 1
             self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
+            self._core.strike(member.peer, "its state differs from the run's")
 
     def _genesis_is_held(self) -> bool:
         """Somebody holds version 0 of every fragment as it was founded."""

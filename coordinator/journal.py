@@ -16,7 +16,7 @@ from typing import Any
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
-from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.manifest import COORDINATORS_OWN, Manifest
 from farflung.coordinator.records import UNREADABLE, Record, from_bytes, to_bytes
 
 SCHEMA_VERSION = 1
@@ -35,13 +35,20 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = b""
+        self.restored = False  # it takes the place of another one, which must not be followed any more
         self._lock = -1
         self._db: sqlite3.Connection | None = None
 
     @classmethod
-    def open_or_create(cls, path: Path, manifest: Manifest, new_run_id: Callable[[], bytes]) -> Journal:
-        """The journal of this manifest's run, begun if there is none; UserError if it is another run's."""
+    def open_or_create(
+        cls, path: Path, manifest: Manifest, new_run_id: Callable[[], bytes], restored: bool = False
+    ) -> Journal:
+        """The journal of this manifest's run, begun if there is none; UserError if it is another run's, or a copy.
+
+        `restored`: somebody says that it takes the place of another one, which is not in use any more.
+        """
         journal = cls(path)
+        journal.restored = restored
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(journal.close)
             journal._take_lock()
@@ -129,10 +136,27 @@ class Journal:
                 db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
             _sync_folder(self.path.parent)
         self._check(meta, manifest)
+        self._check_place(db, meta.get("place"))
         self.run_id = meta["run_id"]
 
+    def _check_place(self, db: sqlite3.Connection, known: bytes | None) -> None:
+        """A lock keeps two coordinators out of one file; that there are not two files is what this is for.
+
+        A copy of a file is another file, with another number.  (Not so that of a whole disk: see docs/host.md.)
+        """
+        here = str(os.stat(self.path).st_ino).encode("ascii")
+        if known == here:
+            return
+        if known is not None and not self.restored:
+            raise UserError(
+                f"{self.path}: this is a copy of the run's journal; two coordinators would tear the run apart. If "
+                "the coordinator of the original does not run any more, and will not, start with --restored"
+            )
+        with db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (here,))
+
     def _check(self, meta: dict[str, bytes], manifest: Manifest) -> None:
-        if meta.keys() != {"schema", "run_id", "manifest"} or len(meta["run_id"]) != 16:
+        if meta.keys() - {"place"} != {"schema", "run_id", "manifest"} or len(meta["run_id"]) != 16:
             raise UserError(f"{self.path}: not the journal of a run; {_RESTORE}")
         if meta["schema"] != str(SCHEMA_VERSION).encode("ascii"):
             raise UserError(
@@ -173,6 +197,6 @@ def _first_difference(wanted: Manifest, kept: Manifest) -> str:
 
 
 def _flat(manifest: Manifest) -> Iterator[tuple[str, Any]]:
-    for section, keys in manifest.model_dump().items():
+    for section, keys in manifest.model_dump(exclude=COORDINATORS_OWN).items():
         for key, value in keys.items():
             yield f"[{section}] {key}", value

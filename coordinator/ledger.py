@@ -16,6 +16,7 @@ from farflung.coordinator.leases import Leases, Reach
 from farflung.coordinator.records import (
     AbortedRound,
     Admitted,
+    Banned,
     CommittedRound,
     DataFixed,
     DecidedOn,
@@ -23,15 +24,21 @@ from farflung.coordinator.records import (
     DigestFixed,
     Genesis,
     Granted,
+    Invited,
     ModelFixed,
     Opened,
+    Paused,
     Record,
     Released,
+    Resumed,
     RolledBack,
     Started,
     StreamEnded,
+    Struck,
+    Unbanned,
     Vouched,
 )
+from farflung.coordinator.register import Register
 from farflung.coordinator.schema import ModelSchema
 
 FINISHED = "finished"  # the reason of a peer that leaves with the finished model
@@ -85,6 +92,7 @@ class Ledger:
     loss: float | None = None
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
     names: dict[str, str] = field(default_factory=dict)
+    register: Register = field(default_factory=Register)
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -102,6 +110,7 @@ class Ledger:
         return any(book.version for book in self.books)
 
     def apply(self, record: Record) -> None:
+        self.register.apply(record)
         match record:
             case Started(incarnation=incarnation):
                 self.incarnation = incarnation
@@ -147,6 +156,8 @@ class Ledger:
                 self.delivered = self.delivered or reason == FINISHED
             case DecidedOn():
                 pass  # kept for the audit; nothing durable follows from them
+            case Invited() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
+                pass  # the register has them
 
     def _commit(self, record: CommittedRound) -> None:
         commit = record.commit

@@ -51,7 +51,7 @@ def member_status(
         "reachable": bool(member.contact.address),
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
-        "strikes": member.strikes,
+        "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),
         "left_out": core.named(member.left_out)[:WHY_CHARS],
     }
     return shown | (_in_round(flight, member.peer) if flight is not None else {})

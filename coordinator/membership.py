@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.collectives.plan import Contact
-from farflung.coordinator.messages import Beat
+from farflung.coordinator.messages import STUCK, Beat
 from farflung.coordinator.pace import MemberPace
 
 
@@ -45,7 +45,8 @@ class Member:
     beat: Beat | None = None
     alive: bool = True
     state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
-    strikes: int = 0
+    admitted_at: float = 0.0
+    network: str = ""  # where it comes from: see networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
     told: str = ""  # what the last tick gave as the reason of what it is to do
     gone_because: str = ""  # of one that is not alive
@@ -65,6 +66,11 @@ class Member:
         return all(standing.verified for standing in self.standings)
 
     @property
+    def has_shown(self) -> bool:
+        """It has held the run's state at some version, in every fragment, since it came in."""
+        return all(standing.vouched for standing in self.standings)
+
+    @property
     def quarantined(self) -> bool:
         return any(standing.quarantined for standing in self.standings)
 
@@ -80,6 +86,12 @@ class Member:
     @property
     def participating(self) -> bool:
         return self.alive and self.verified and self.missed == 0
+
+    @property
+    def trains(self) -> bool:
+        """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
+        beat = self.beat
+        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
 
 
 DIAL_AGAIN_S = 60.0
@@ -101,7 +113,9 @@ class Membership:
     _roster: tuple[Contact, ...] = ()
     _alive_at: int = -1  # the roster's number
 
-    def admit(self, contact: Contact, session: bytes, process: bytes, now: float) -> Member:
+    def admit(
+        self, contact: Contact, session: bytes, process: bytes, now: float, network: str = ""
+    ) -> Member:
         """A new session of a peer; an older one of the same peer ends here.
 
         The address in `contact` is what the peer says: others hear of it once it was tried.
@@ -110,9 +124,10 @@ class Membership:
         unproven = msgspec.structs.replace(contact, address="")
         standings = [Standing() for _ in range(self.fragments)]
         member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
+        member.admitted_at, member.network = now, network
         old = self.members.get(contact.peer)
         if old is not None:
-            member.strikes, member.left_out = old.strikes, old.left_out
+            member.left_out = old.left_out
             self._by_session.pop(old.session, None)
         self.members[contact.peer] = member
         self._by_session[session] = contact.peer

@@ -79,6 +79,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     version: Version  # of fragment 0; the first beat tells of all
     digest: Digest
     process: Session  # random per agent process: a restart is not a reconnection
+    token: ShortText  # of an invitation; empty: none
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
@@ -263,7 +264,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     goal: Annotated[
         str, Meta(max_length=16)
-    ]  # found | sync | train | wait | finish: of the least advanced fragment
+    ]  # found | sync | train | alone | wait | finish: of the least advanced fragment
     reason: Reason
     roster_no: Count
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from farflung.coordinator.admission import is_address
 from farflung.coordinator.dialer import Dialer, Target
+from farflung.coordinator.doorkeeper import is_address
 from farflung.coordinator.messages import Message, Probe, Probed, Refuse
 
 BYTES_PER_S = 4 << 20

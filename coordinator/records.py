@@ -22,6 +22,10 @@ class Started(_Record, frozen=True, kw_only=True, tag="started"):
     """A coordinator process took over the run."""
 
     incarnation: int
+    clock_s: float = (
+        0.0  # the run's clock, and the wall clock of this machine, at that moment: see register.py
+    )
+    wall_s: float = 0.0
 
 
 class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
@@ -59,6 +63,7 @@ class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
     peer: str
     name: str
     session: bytes
+    invitation: bytes = b""  # the digest of the token that it came in with for the first time
 
 
 class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
@@ -130,6 +135,48 @@ class Released(_Record, frozen=True, kw_only=True, tag="released"):
     reason: str
 
 
+class Invited(_Record, frozen=True, kw_only=True, tag="invited"):
+    """So many peers may come in with the token that has this digest.  The token itself is not kept."""
+
+    digest: bytes
+    uses: int
+    until_s: float  # on the run's clock
+    at_s: float
+    note: str = ""  # for whom
+
+
+class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
+    """A member did what no honest member does."""
+
+    peer: str
+    reason: str
+    at_s: float
+
+
+class Banned(_Record, frozen=True, kw_only=True, tag="banned"):
+    peer: str
+    reason: str
+    at_s: float
+    until_s: float
+    network: str = ""  # nobody else from there is let in either
+
+
+class Unbanned(_Record, frozen=True, kw_only=True, tag="unbanned"):
+    """Its strikes are forgotten as well."""
+
+    peer: str
+
+
+class Paused(_Record, frozen=True, kw_only=True, tag="paused"):
+    """No rounds are opened until `Resumed`."""
+
+    reason: str
+
+
+class Resumed(_Record, frozen=True, kw_only=True, tag="resumed"):
+    pass
+
+
 Record = (
     Started
     | ModelFixed
@@ -147,6 +194,12 @@ Record = (
     | RolledBack
     | Granted
     | Released
+    | Invited
+    | Struck
+    | Banned
+    | Unbanned
+    | Paused
+    | Resumed
 )
 
 # What `from_bytes` raises for bytes that are no record.

@@ -156,6 +156,9 @@ class InFlight:
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
                     self.merged.setdefault(chunk, digest)
 
+    def accusers_of(self, peer: str) -> set[str]:
+        return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
+
     def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
         """Members that the report refuses.  Who refuses most of the others is not believed (P9)."""
         others = set(self.plan.members) - {peer}

@@ -11,15 +11,15 @@ from farflung.coordinator.rounds import RoundRules
 from farflung.coordinator.weighting import MergeRules
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
+PROBATION_WEIGHT = 0.1
 
 
 def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
-    full = manifest.round.ramp_rounds + 1
     merge = MergeRules(
         robust=manifest.merge.policy == "robust",
         clip=manifest.merge.clip,
         guard=manifest.merge.guard,
-        trust={peer: min(1.0, (book.trust[peer] + 1) / full) for peer in peers},
+        trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
         norms=tuple(norm for norm, _ in book.norms.values()),
         usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
@@ -43,3 +43,11 @@ def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
         if last is not None:
             taken[last] = peer
     return taken
+
+
+def _trust(manifest: Manifest, commits: int) -> float:
+    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
+    the ramp."""
+    served = commits - manifest.admission.probation_rounds
+    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
+    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp

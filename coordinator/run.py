@@ -16,9 +16,11 @@ from farflung.collectives.digests import HASH_BYTES
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Contact
 from farflung.collectives.verdicts import Counters, Verdict
-from farflung.coordinator.admission import UNPROVEN, Door
+from farflung.coordinator.admission import Admission
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
+from farflung.coordinator.discipline import Discipline
+from farflung.coordinator.doorkeeper import UNPROVEN, Doorkeeper, Passed, RunFacts
 from farflung.coordinator.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.going_back import GoingBack
 from farflung.coordinator.guidance import Guidance
@@ -37,10 +39,13 @@ from farflung.coordinator.messages import (
     Knock,
     Leave,
     ProgressReport,
+    Refuse,
     Sent,
     StatusReply,
     Welcome,
 )
+from farflung.coordinator.networks import network_of
+from farflung.coordinator.operating import Operating, Order, Reply
 from farflung.coordinator.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
@@ -49,6 +54,7 @@ STATUS_CROWD_S = 1.0
 RECONNECT_GRACE_S = (
     1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
 )
+RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
 
 
 class RunMachine:
@@ -68,7 +74,13 @@ class RunMachine:
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
-        self.door = Door(self.core)
+        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.doorkeeper = Doorkeeper(self.facts)
+        self.admission = Admission(self.core)
+        self.discipline = Discipline(
+            self.core, lambda member, state, why: self._lose(member, state, why, True)
+        )
+        self._operating = Operating(self, random)
         self.counters = Counters()
         self.member_port = 0
         self._shown = 0.0, b""  # the newest status, and when it was made
@@ -78,11 +90,16 @@ class RunMachine:
 
     # ---- events --------------------------------------------------------------------------------------
 
-    def start(self, now: float, member_port: int) -> list[Effect]:
-        core = self.core
-        core.now = self.started_at = now
+    def start(
+        self, now: float, member_port: int, wall_s: float = 0.0, restored: bool = False
+    ) -> list[Effect]:
+        """`restored`: from a copy of the journal, which may lack the last starts of the original."""
+        core, register = self.core, self.core.ledger.register
+        core.now = core.began_at = self.started_at = now
         self.member_port = member_port
-        core.write(Started(incarnation=core.ledger.incarnation + 1))
+        clock_s = register.clock_at_start(wall_s)
+        number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
+        core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s))
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
@@ -94,26 +111,67 @@ class RunMachine:
             core.note(f"resumed at version {core.ledger.version} from the journal")
         return core.take_effects()
 
-    def on_door(self, caller: bytes, key: bytes, message: FromDoor, now: float) -> list[Effect]:
+    def on_door(
+        self, caller: bytes, key: bytes, message: FromDoor, now: float, came_from: str = ""
+    ) -> list[Effect]:
+        """With the doorkeeper in the same process, as the simulator has it.  The server's is at the front door."""
         self.core.now = now
         verdict = Verdict.ACCEPTED
         match message:
             case Knock():
-                self.core.do(AnswerDoor(caller, self.door.knock(caller, message, self._random(32))))
+                self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
-                verdict = self._on_hello(caller, key, message)
+                said = self.doorkeeper.examine(caller, key, message, came_from)
+                if isinstance(said, Passed):
+                    self._admit(caller, said)
+                else:
+                    self.core.do(AnswerDoor(caller, said))
+                    verdict = Verdict.UNAUTHORISED if said.code in UNPROVEN else verdict
             case AskStatus(run=run):
-                wrong = self.door.wrong_run(run)
-                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=self._status(now))))
+                wrong = self.doorkeeper.wrong_run(run)
+                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=self.status(now))))
         self.counters.count(verdict)
         return self.core.take_effects()
 
-    def _status(self, now: float) -> bytes:
+    def status(self, now: float) -> bytes:
         """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
         made_at, raw = self._shown
         if not raw or len(self.core.members.alive) <= MEMBERS_PER_ROUND or now - made_at >= STATUS_CROWD_S:
             self._shown = now, status_json(self, now)
         return self._shown[1]
+
+    def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:
+        """Somebody whom the doorkeeper at the front door passed on."""
+        self.core.now = now
+        self._admit(caller, passed)
+        return self.core.take_effects()
+
+    def on_news(self, text: str, now: float) -> list[Effect]:
+        """Something about the coordinator itself that people want to know."""
+        self.core.now = now
+        self.core.note(text)
+        return self.core.take_effects()
+
+    def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
+        """What the operator asks for."""
+        self.core.now = now
+        reply = self._operating.obey(order)
+        self.guidance.recheck_all()
+        self._settle(self.conductors)
+        return reply, self.core.take_effects()
+
+    def on_garbage(self, peer: str, session: bytes, now: float) -> list[Effect]:
+        """A member's connection sent frames that can't be read, and was cut off for it."""
+        self.core.now = now
+        if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
+            self.core.strike(peer, "it sent frames that no farflung sends")
+            self.discipline.look()
+        return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
+
+    @property
+    def drained(self) -> bool:
+        """The operator wants it to end, and nothing is in flight."""
+        return self.core.draining and all(conductor.round is None for conductor in self.conductors)
 
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
@@ -127,7 +185,7 @@ class RunMachine:
             return self.core.take_effects()
         if member.contact.key != key:
             self.counters.count(Verdict.UNAUTHORISED)
-            return []
+            return self._on_forgery(key)
         if message.seq <= member.in_seq:
             self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
             return []
@@ -189,17 +247,18 @@ class RunMachine:
 
     # ---- hello ---------------------------------------------------------------------------------------
 
-    def _on_hello(self, caller: bytes, key: bytes, hello: Hello) -> Verdict:
+    def _admit(self, caller: bytes, passed: Passed) -> None:
         core = self.core
-        refusal = self.door.examine(caller, key, hello)
-        if refusal is not None:
-            core.do(AnswerDoor(caller, refusal))
-            return Verdict.UNAUTHORISED if refusal.code in UNPROVEN else Verdict.ACCEPTED
+        let = self.admission.examine(passed)
+        if isinstance(let, Refuse):
+            core.do(AnswerDoor(caller, let))
+            return
+        hello, key = passed.hello, passed.hello.key
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
         if core.ledger.model != hello.model:
             core.write(ModelFixed(model=hello.model, peer=peer))
-        core.write(Admitted(peer=peer, name=name, session=session))
+        core.write(Admitted(peer=peer, name=name, session=session, invitation=let.invitation))
         old = core.members.members.get(peer)
         # Of a slow answer to its hello, which it repeated, nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process
@@ -208,7 +267,8 @@ class RunMachine:
             if old.process != hello.process:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
-        member = core.members.admit(Contact(peer, name, key, hello.address), session, hello.process, core.now)
+        contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
+        member = core.members.admit(contact, session, hello.process, core.now, network)
         member.identity = hello.identity
         self._dial_back()
         known = core.ledger.books[0].digests.get(hello.version)
@@ -224,7 +284,6 @@ class RunMachine:
             roster=core.members.roster(),
         )
         core.do(AnswerDoor(caller, welcome))
-        return Verdict.ACCEPTED
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
@@ -268,10 +327,18 @@ class RunMachine:
             return Verdict.ACCEPTED
         return Verdict.STALE
 
-    def _lose(self, member: Member, state: str, why: str) -> None:
+    def _on_forgery(self, key: bytes) -> list[Effect]:
+        """It spoke in the name of another member.  The key that its connection proved says who that was."""
+        forger = next((m for m in self.core.members.alive.values() if m.contact.key == key), None)
+        if forger is not None:
+            self.core.strike(forger.peer, "it spoke in the name of another member")
+            self.discipline.look()
+        return self.core.take_effects()
+
+    def _lose(self, member: Member, state: str, why: str, cut: bool = False) -> None:
         self.core.write(Departed(peer=member.peer, reason=why))
         self.core.note(f"{member.contact.name} {state}: {why}")
-        self.core.do(Forbid(member.contact.key))
+        self.core.do(Forbid(member.contact.key, cut))
         member.gone_because = why
         self.core.members.lose(member, state)
 
@@ -286,6 +353,7 @@ class RunMachine:
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
+        self.discipline.look()
 
 
 def _what_counts(member: Member) -> object:

@@ -1,23 +1,19 @@
 """The agent: one process that owns a peer's network and outer state.  A thin shell around the peer machine.
 
-Started by the public API as a child of the training script (`python -m farflung.peer.agent`), or by
+Started by the public API as a child of the training script (agent_main.py), or by
 `farflung join`, which then also has it start the trainer.  It polls sockets, runs arithmetic beside the loop,
 carries out effects in order, and decides nothing about rounds.  No CUDA here.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import random
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import zmq
 from zmq.utils import z85
 
@@ -34,7 +30,6 @@ from farflung.coordinator.url import JoinUrl
 from farflung.coordinator.zap import ZapHandler
 from farflung.optim.outer import checked
 from farflung.peer import effects as do
-from farflung.peer import exit_codes
 from farflung.peer.answering import Answering
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.arriving import Arriving
@@ -50,7 +45,7 @@ from farflung.peer.identity import Identity, default_path
 from farflung.peer.keeping_results import KeepingResults
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
-from farflung.peer.log_lines import Say, Teller
+from farflung.peer.log_lines import Say
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
 from farflung.peer.peer_metrics import PeerMetrics
@@ -58,7 +53,7 @@ from farflung.peer.pulse import Pulse
 from farflung.peer.recipes import outer_of
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
-from farflung.peer.supervisor import ParentTrainer, Supervisor
+from farflung.peer.supervisor import Supervisor
 
 TICK_S = 0.05
 ASKED = "the user asked it to leave"
@@ -99,7 +94,7 @@ class Agent:
         self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16))
+        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16), options.url.token or "")
         self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine, options.url.key)
         machine.log.limit_bytes, machine.log.on_disk = options.own.results_limit, options.own.results_on_disk
@@ -375,34 +370,3 @@ class Agent:
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)
-
-
-def main() -> int:
-    """The agent as a child of a training script (see agent_process.py for who calls it)."""
-    parser = argparse.ArgumentParser(prog="python -m farflung.peer.agent")
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--folder", required=True, type=Path)
-    parser.add_argument("--parent", required=True, type=int)
-    OwnConfig.add_arguments(parser)
-    parser.add_argument("--journal", type=Path)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    say = Teller.from_environment("agent")
-    try:
-        own = OwnConfig.from_arguments(asked)
-        agent = Agent(
-            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
-            ParentTrainer(asked.parent),
-            say,
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: agent.ask_to_leave())
-        end = agent.run()
-    except FarflungError as error:
-        say.failed(str(error))
-        return exit_codes.code_for(error)
-    return exit_codes.for_refusal(end.code)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -61,7 +61,7 @@ class AgentProcess:
         JoinUrl.parse(url)  # a mistake is told here, not by a child process
         sweep_stale()
         folder = make_folder()
-        command = [sys.executable, "-m", "farflung.peer.agent", "--url", url]
+        command = [sys.executable, "-m", "farflung.peer.agent_main", "--url", url]
         command += ["--folder", str(folder), "--parent", str(os.getpid())]
         command += own_config(own).arguments()
         # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.

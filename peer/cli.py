@@ -18,6 +18,7 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes, log_lines
 from farflung.peer.bench_cli import app as bench_app
 from farflung.peer.checkpoint_cli import app as checkpoint_app
+from farflung.peer.operator_cli import app as operator_app
 
 app = typer.Typer(
     name="farflung",
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(operator_app)
 
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
@@ -47,7 +49,7 @@ def init(
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write run.toml, commented: the description of a run."""
-    from farflung.coordinator.manifest import TEMPLATE
+    from farflung.coordinator.template import TEMPLATE
 
     if path.exists() and not force:
         raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
@@ -76,6 +78,10 @@ def coordinate(
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
+    restored: Annotated[
+        bool,
+        typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -86,7 +92,7 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if own_screen.wanted(plain or json_output or log_json):
         raise typer.Exit(own_screen.run_with_screen(sys.argv[1:], None))
-    from farflung.coordinator.server import serve
+    from farflung.coordinator.hosting import Hosting, serve
 
     log_lines.set_up_logging()
 
@@ -97,7 +103,7 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    serve(run_toml, folder, listen, host, exit_when_done, announce, metrics)
+    serve(Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored), announce)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -147,20 +153,11 @@ def join(
     from farflung.peer.joining import join as take_part
     from farflung.peer.own_config import own_config
 
-    own = own_config(
-        {
-            "identity": str(identity) if identity is not None else None,
-            "listen": listen,
-            "advertise": advertise,
-            "upload_limit": upload_limit,
-            "download_limit": download_limit,
-            "connections": connections,
-            "checkpoints": checkpoints,
-            "results_limit": results_limit,
-            "results_on_disk": "yes" if results_on_disk else None,
-            "metrics": metrics,
-        }
-    )
+    given = {"identity": str(identity) if identity is not None else None, "listen": listen}
+    given |= {"advertise": advertise, "upload_limit": upload_limit, "download_limit": download_limit}
+    given |= {"connections": connections, "checkpoints": checkpoints, "metrics": metrics}
+    given |= {"results_limit": results_limit, "results_on_disk": "yes" if results_on_disk else None}
+    own = own_config(given)
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
     raise typer.Exit(take_part(options))
 

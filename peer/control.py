@@ -36,15 +36,18 @@ class ControlLink:
         self._url = url
         self._public, self._secret = keys
         self._counters = counters
-        self._door = self._dial(url.port)
+        self._door: zmq.Socket[bytes] | None = None
         self._members: zmq.Socket[bytes] | None = None
 
     def sockets(self) -> Iterator[zmq.Socket[bytes]]:
-        yield self._door
+        if self._door is not None:
+            yield self._door
         if self._members is not None:
             yield self._members
 
     def to_door(self, message: FromDoor) -> None:
+        if self._door is None:
+            self._door = self._dial(self._url.port)
         self._send(self._door, message)
 
     def to_members(self, message: FromMember) -> None:
@@ -52,7 +55,9 @@ class ControlLink:
             self._send(self._members, message)
 
     def enter_members(self, port: int) -> None:
+        """Hangs up at the door: who is in must not take the place of who knocks."""
         self.leave_members()
+        self._hang_up()
         self._members = self._dial(port)
 
     def leave_members(self) -> None:
@@ -75,7 +80,12 @@ class ControlLink:
 
     def close(self) -> None:
         self.leave_members()
-        self._door.close(linger=0)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._door is not None:
+            self._door.close(linger=0)
+            self._door = None
 
     @staticmethod
     def _send(socket: zmq.Socket[bytes], message: Message) -> None:

@@ -6,15 +6,16 @@ Part of the peer machine.  Signing is handed in; no clock, no sockets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator.admission import signed_part
-from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, Welcome
+from farflung.coordinator.doorkeeper import signed_part
+from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
 from farflung.coordinator.schema import ModelSchema
+from farflung.peer.effects import Effect, Note
 from farflung.peer.identity import Identity
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
@@ -25,7 +26,9 @@ UNREACHABLE_HINT = (
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
-FINAL_CODES = frozenset({"protocol", "run", "model", "manifest", "key", "address"})
+FINAL_CODES = frozenset(
+    {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "not-listed"}
+)
 
 
 class Stand(StrEnum):
@@ -46,6 +49,7 @@ class Me:
     process: bytes
     software: str
     sign: Callable[[bytes], bytes]
+    token: str = field(default="", repr=False)  # of an invitation
 
 
 class Doorway:
@@ -121,16 +125,25 @@ class Doorway:
             version=version,
             digest=digest,
             process=me.process,
+            token=me.token,
             signature=b"",
         )
         return msgspec.structs.replace(hello, signature=me.sign(signed_part(hello, self._nonce)))
 
     def on_welcome(self, welcome: Welcome) -> bool:
-        if self.stand != Stand.GREETING:
+        # A lower number is a coordinator that another one has replaced: nobody may follow both.
+        if self.stand != Stand.GREETING or welcome.incarnation < self.incarnation:
             return False
         self.stand, self._tries = Stand.INSIDE, 0
         self.incarnation = welcome.incarnation
         return True
+
+    def outdated(self, message: ToDoor) -> list[Effect]:
+        """What people are told of a welcome that was not taken."""
+        if not isinstance(message, Welcome) or message.incarnation >= self.incarnation:
+            return []
+        told = "this coordinator is older than the one that I followed; if its host means it: coordinate --restored"
+        return [Note(told)]
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""
@@ -141,7 +154,7 @@ class Doorway:
         return refuse.code in FINAL_CODES
 
 
-def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
+def me_of(identity: Identity, key: bytes, process: bytes, token: str = "") -> Me:
     """`key`: CURVE public key of this session; `process`: 16 random bytes."""
     return Me(
         peer=identity.peer_id,
@@ -151,4 +164,5 @@ def me_of(identity: Identity, key: bytes, process: bytes) -> Me:
         process=process,
         software="farflung 0.1.0",
         sign=identity.sign,
+        token=token,
     )

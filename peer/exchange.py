@@ -101,6 +101,8 @@ class Exchange:
         for lane, word in zip(self._part.lanes, tick.fragments, strict=True):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
+        if tick.goal == "alone" and all(lane.idle for lane in self._part.lanes):
+            effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
 
     def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
@@ -127,7 +129,7 @@ class Exchange:
     # ---- a trainer that waits -------------------------------------------------------------------------------------
 
     def go_on_alone(self) -> list[Effect]:
-        """P5: without the coordinator, inner steps go on."""
+        """P5: without the coordinator, or when it holds all rounds, inner steps go on."""
         return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
 
     def go_on(self) -> list[Effect]:

@@ -90,7 +90,7 @@ class PeerMachine:
                     return self._exit(message.code, message.reason)
                 return [do.Note(f"not let in yet: {message.reason}")]
             case _:
-                return []
+                return self.doorway.outdated(message)
 
     def _on_challenge(self, challenge: Challenge) -> list[do.Effect]:
         if not self.doorway.on_challenge(challenge):
@@ -174,8 +174,8 @@ class PeerMachine:
             return []
         told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
-        if tick.goal in ("sync", "wait") and tick.reason != told:
-            if tick.goal == "wait" or part.is_behind(tick.fragments):
+        if tick.goal in ("sync", "wait", "alone") and tick.reason != told:
+            if tick.goal != "sync" or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no

@@ -56,7 +56,7 @@ class OwnConfig:
     metrics: str = ""  # [HOST:]PORT where /metrics and /healthz answer; "": nowhere
 
     def arguments(self) -> list[str]:
-        """As options of `python -m farflung.peer.agent`."""
+        """As options of `python -m farflung.peer.agent_main`."""
         found = ["--identity", str(self.identity)] if self.identity is not None else []
         for option, value in (
             ("--listen", self.listen),

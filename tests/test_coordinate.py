@@ -20,12 +20,14 @@ import zmq
 from farflung.collectives.errors import UserError
 from farflung.collectives.plan import Commit
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.door_process import in_thread
+from farflung.coordinator.ending import QuietEnd
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create, text_of
 from farflung.coordinator.manifest import Manifest, RunSection
 from farflung.coordinator.records import CommittedRound, Started
 from farflung.coordinator.run import RunMachine
-from farflung.coordinator.server import JOURNAL_NAME, QuietEnd, Server
+from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.coordinator.signing import curve_key_of, proves, statement_of
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
@@ -38,9 +40,10 @@ MANIFEST = Manifest(run=RunSection(rounds=ROUNDS))
 SERVE = """
 import sys
 from pathlib import Path
-from farflung.coordinator.server import serve
+from farflung.coordinator.hosting import Hosting, serve
 folder = Path(sys.argv[1])
-serve(folder / "run.toml", folder / "data", "127.0.0.1:0", None, bool(sys.argv[2:]), lambda url: print(url, flush=True))
+asked = Hosting(folder / "run.toml", folder / "data", "127.0.0.1:0", None, bool(sys.argv[2:]))
+serve(asked, lambda url: print(url, flush=True))
 """
 
 
@@ -126,7 +129,7 @@ def test_a_journal_that_cannot_be_written_stops_the_server_in_words(
             pytest.raises(
                 UserError, match="cannot be written: database or disk is full; what was committed is"
             ),
-            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0)),
+            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0), spawn=in_thread),
         ):
             pass
 
@@ -136,7 +139,9 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
     machine = RunMachine(MANIFEST, journal.run_id, [], os.urandom)
     with socket.create_server(("127.0.0.1", 0)) as taken, journal:
         port = taken.getsockname()[1]
-        server = Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port))
+        server = Server(
+            machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port), spawn=in_thread
+        )
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"), server:
             pass
         assert journal.records() == [], "it never started"

@@ -274,7 +274,7 @@ def quick_start() -> list[list[str]]:
 def words_of_tests() -> set[str]:
     """Every string in the tests that start real processes, and in the demo, which is one of them."""
     found = set()
-    others = [ROOT / "tests" / name for name in ("test_checkpoints.py", "test_audit.py")]
+    others = [ROOT / "tests" / name for name in ("test_checkpoints.py", "test_audit.py", "test_operator.py")]
     for path in (*(ROOT / "tests" / "real").glob("*.py"), *others):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

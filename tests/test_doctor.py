@@ -14,6 +14,7 @@ import pytest
 from farflung.coordinator import prober
 from farflung.coordinator.dialer import Target
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.door_process import in_thread
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest, RoundSection, RunSection
@@ -177,7 +178,7 @@ def url(tmp_path: Path) -> Iterator[JoinUrl]:
     def serve() -> None:
         with Journal.open_or_create(tmp_path / JOURNAL_NAME, manifest, lambda: bytes(16)) as journal:
             machine = RunMachine(manifest, journal.run_id, [], lambda size: bytes(size))
-            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0)) as server:
+            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=in_thread) as server:
                 found.append(JoinUrl("127.0.0.1", server.port, manifest.run.name, keys.public_raw))
                 ready.set()
                 server.run_until(stop.is_set)

@@ -158,7 +158,7 @@ def test_a_torn_last_write_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
             shutil.copy(tmp_path / name, torn / name)
     with open(torn / "j-wal", "rb+") as wal:
         wal.truncate((torn / "j-wal").stat().st_size - 100)
-    with opened(torn / "j") as journal:
+    with Journal.open_or_create(torn / "j", Manifest(), lambda: RUN_ID, restored=True) as journal:
         assert journal.records() == RECORDS[:3]
 
 
@@ -208,3 +208,18 @@ def test_a_full_disk_is_an_error_and_appends_nothing(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError, match="full"):
             journal.append([Departed(peer="p", reason="x" * 5000)] * 10)
         assert journal.records() == RECORDS
+
+
+def test_a_copy_of_a_journal_is_used_only_where_somebody_says_that_the_original_is_gone(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path / "j")
+    shutil.copy(tmp_path / "j", tmp_path / "copy")
+    with pytest.raises(UserError, match="this is a copy of the run's journal; .* start with --restored"):
+        opened(tmp_path / "copy")
+    with Journal.open_or_create(tmp_path / "copy", Manifest(), lambda: RUN_ID, restored=True) as journal:
+        assert journal.restored and journal.records() == RECORDS
+    for path in ("j", "copy"):
+        opened(tmp_path / path).close()
+    (tmp_path / "copy").rename(tmp_path / "moved")
+    opened(tmp_path / "moved").close()  # a file that was only moved is the same file

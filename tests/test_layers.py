@@ -70,7 +70,8 @@ PURE = (
     )
     | files(
         "coordinator",
-        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back",
+        "run rounds rules comparing screening weighting membership leases messages wire manifest status going_back "
+        "admission discipline doorkeeper networks operating register",
     )
     | files("checkpoints", "transfer manifest donors")
     | files("optim", "outer")
@@ -80,7 +81,7 @@ IMPURE_IMPORTS = {"time", "random", "socket", "zmq", "threading", "asyncio", "lo
 
 # The thin shells around the pure code: the only files that see a socket.
 ZMQ_FILES = (
-    files("coordinator", "server zap door keys dialer")
+    files("coordinator", "server front_door zap door keys dialer")
     | files("collectives", "zmq_link zmq_socket line tcp_counts")
     | files("peer", "control agent data_line local watching bench_exchange dial_back")
 )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from farflung.collectives.errors import UserError
 from farflung.compression.codec import codec_names
-from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, TEMPLATE, CodecName, Manifest
+from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
+from farflung.coordinator.template import TEMPLATE
 
 
 def problem(text: str) -> str:

@@ -19,8 +19,9 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import Unreachable
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
-from farflung.coordinator.admission import signed_part
 from farflung.coordinator.door import ListenOn
+from farflung.coordinator.door_process import in_thread
+from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import Effect
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create, raw_of, text_of
@@ -85,7 +86,7 @@ class Running:
         with Journal.open_or_create(self._folder / JOURNAL_NAME, MANIFEST, lambda: bytes(16)) as journal:
             keys = load_or_create(self._folder)
             machine = self._machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
-            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0)) as server:
+            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=in_thread) as server:
                 self.url = JoinUrl("127.0.0.1", server.port, MANIFEST.run.name, keys.public_raw)
                 self._ready.set()
                 server.run_until(self._stop.is_set)
@@ -181,6 +182,7 @@ class ScriptedPeer:
             version=-1,
             digest=b"",
             process=self.process,
+            token="",
             signature=b"",
         )
         signature = self.identity.sign(signed_part(hello, challenge.nonce))

@@ -219,7 +219,7 @@ def test_an_agent_that_dies_at_once_is_told_with_its_exit_code(
     told = (tmp_path / "arguments").read_text().split()
     folder = Path(told[told.index("--folder") + 1])
     assert told == [
-        "-m", "farflung.peer.agent", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
+        "-m", "farflung.peer.agent_main", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
         "--identity", "me.key", "--listen", "0.0.0.0:9",
     ]  # fmt: skip
     assert not folder.exists()

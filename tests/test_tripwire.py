@@ -71,7 +71,7 @@ sys.addaudithook(lambda event, _: fired.append(event) if event == "pickle.find_c
 """
 RUN = """
 from farflung.peer.simulator import Scenario, World
-import farflung.coordinator.server, farflung.peer.agent
+import farflung.coordinator.hosting, farflung.peer.agent
 World(3, Scenario.of(3)).run()
 assert not fired, fired
 """

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, m.Message] = {
         version=-1,
         digest=b"",
         process=SESSION,
+        token="t",
         signature=bytes(64),
     ),
     "ask_status": m.AskStatus(run="demo"),
@@ -154,7 +155,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 FROZEN_FIELDS = {
     "knock": "protocol run",
-    "hello": "protocol run_id identity key address software manifest model version digest process signature",
+    "hello": "protocol run_id identity key address software manifest model version digest process token signature",
     "ask_status": "run",
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",

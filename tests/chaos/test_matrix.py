@@ -292,7 +292,7 @@ def test_the_coordinator_is_restored_from_an_old_copy(build: Callable[..., Arena
     data.rename(new)
     shutil.copytree(old, data)
     began = time.monotonic()
-    arena.coordinate()
+    arena.coordinate(restored=True)
     arena.until(
         lambda: all("restore the newer journal" in arena.parties[n].told() for n in ("ann", "bob")),
         "it is told",
@@ -304,7 +304,7 @@ def test_the_coordinator_is_restored_from_an_old_copy(build: Callable[..., Arena
     shutil.rmtree(data)
     shutil.rmtree(old)
     new.rename(data)
-    arena.coordinate()
+    arena.coordinate(restored=True)  # the copy was followed meanwhile
     arena.takes_part("ann", "bob")
     is_kept(arena)
     arena.close()

@@ -1,0 +1,90 @@
+"""What `farflung coordinate` does: a run's folder, its keys and journal, a server around its machine, until the end.
+
+Called by the command line.  Decides nothing about the run; a host's mistakes end here in one line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.collectives import failpoints
+from farflung.collectives.errors import UserError
+from farflung.coordinator.door import ListenOn, take_all_descriptors
+from farflung.coordinator.ending import QuietEnd, stop_signals
+from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
+from farflung.coordinator.exporter import Exporter
+from farflung.coordinator.journal import Journal
+from farflung.coordinator.keys import load_or_create
+from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.record_events import Beginning, RecordEvents
+from farflung.coordinator.run import RunMachine
+from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.coordinator.url import JoinUrl
+
+EVENTS_NAME = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Hosting:
+    run_toml: Path
+    data_dir: Path
+    listen: str
+    public_host: str | None = None
+    exit_when_done: bool = False
+    metrics: str | None = None  # where /metrics answers
+    restored: bool = False  # the data folder is a copy
+
+
+def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
+    """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""
+    listen_on, data_dir = ListenOn.parse(asked_for.listen), asked_for.data_dir
+    take_all_descriptors()
+    exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
+    manifest = _read_manifest(asked_for.run_toml)
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{data_dir}: cannot make this folder: {error.strerror}") from error
+    path = data_dir / JOURNAL_NAME
+    with Journal.open_or_create(path, manifest, lambda: os.urandom(16), asked_for.restored) as journal:
+        keys, records = load_or_create(data_dir), journal.records()
+        machine = RunMachine(manifest, journal.run_id, records, os.urandom)
+        machine.core.prove = keys.prove
+        events = RecordEvents(data_dir / EVENTS_NAME)
+        failpoints.arm(os.environ, events.on_failpoint)
+        events.begin(Beginning(manifest, journal.run_id, machine.core.ledger, records))
+        failpoints.hit("start.before_listen")
+        end = QuietEnd()
+
+        def done() -> bool:
+            core, now = machine.core, time.monotonic()
+            return asked_for.exit_when_done and end.is_over(core.finished, len(core.members.alive), now)
+
+        with (
+            contextlib.ExitStack() as stack,
+            stop_signals() as asked,
+            Server(machine, journal, keys, listen_on, events, data_dir) as server,
+        ):
+            server.exporter = stack.enter_context(exporter) if exporter is not None else None
+            if keys.signing is not None:
+                server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
+            host = asked_for.public_host or listen_on.host_for_others()
+            server.url = JoinUrl(host, server.port, manifest.run.name, keys.public_raw)
+            announce(str(server.url))
+            server.run_until(lambda: bool(asked) or done() or machine.drained)
+        drained = "drained" if machine.drained else "the run is complete"
+        events.close("asked to stop" if asked else drained, server.counts)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.from_toml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}; `farflung init` writes one") from error

@@ -1,0 +1,92 @@
+"""Networks, and how much each may do in a while: one allowance for everybody in an IPv4 /24 or an IPv6 /48.  Pure.
+
+Used at the front door and by the admission: who has one address usually has its neighbours as well.  This machine
+itself is no network: behind a local proxy every stranger would seem to come from here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+
+NETWORKS_KEPT = 4096  # an attacker with more of them than that is not held up here
+_PREFIXES = {4: 24, 6: 48}
+
+
+def network_of(address: str) -> str:
+    """Such as 192.0.2.0/24; empty for this machine and for what is no address: no limit for networks applies."""
+    try:
+        ip = ipaddress.ip_address(address.removeprefix("::ffff:").partition("%")[0])
+    except ValueError:
+        return ""
+    if ip.is_loopback:
+        return ""
+    return str(ipaddress.ip_network((ip, _PREFIXES[ip.version]), strict=False))
+
+
+class Quota:
+    """So much for each name: `burst` at once, and `per_s` comes back every second."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name -> (left, when)
+
+    def take(self, name: str, now: float, amount: float = 1.0) -> bool:
+        """False: that is over its allowance, and nothing was taken."""
+        left, at = self._left.pop(name, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_s)
+        granted = left >= amount
+        self._left[name] = (left - amount if granted else left, now)
+        while len(self._left) > NETWORKS_KEPT:
+            self._left.popitem(last=False)
+        return granted
+
+    def wait_s(self, name: str, now: float, amount: float = 1.0) -> float:
+        """Until so much would be granted."""
+        left, at = self._left.get(name, (self._burst, now))
+        return max(0.0, (amount - left) / self._per_s - (now - at))
+
+
+class Crowd:
+    """The open connections of strangers: so many in all, and so many from one network."""
+
+    def __init__(self, most: int, most_of_network: int, patience_s: float) -> None:
+        self._most = most
+        self._most_of_network = most_of_network
+        self._patience_s = patience_s  # who says nothing for so long makes room for others
+        self._lines: OrderedDict[int, tuple[str, float]] = OrderedDict()  # the longest silent one first
+        self._by_network: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def comes(self, line: int, network: str, now: float) -> list[int]:
+        """Which lines are to be cut: none; the longest silent one, to make room; or this very one."""
+        cut: list[int] = []
+        if network and self._by_network.get(network, 0) >= self._most_of_network:
+            return [line]
+        if len(self._lines) >= self._most:
+            oldest, (_, heard_at) = next(iter(self._lines.items()))
+            if now - heard_at < self._patience_s:
+                return [line]
+            self.ends(oldest)
+            cut = [oldest]
+        self.ends(line)  # its number was that of a line whose end was never told
+        self._lines[line] = (network, now)
+        self._by_network[network] = self._by_network.get(network, 0) + 1
+        return cut
+
+    def heard(self, line: int, now: float) -> None:
+        if line in self._lines:
+            self._lines[line] = (self._lines[line][0], now)
+            self._lines.move_to_end(line)
+
+    def ends(self, line: int) -> None:
+        if line in self._lines:
+            network, _ = self._lines.pop(line)
+            left = self._by_network[network] - 1
+            if left:
+                self._by_network[network] = left
+            else:
+                del self._by_network[network]

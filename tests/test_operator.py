@@ -1,0 +1,238 @@
+"""What an operator does, as an operator does it: a real coordinator process, the real command line, its socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+from farflung.collectives.digests import hash_bytes
+from farflung.collectives.errors import Unreachable, UserError
+from farflung.collectives.limits import PROTOCOL_VERSION
+from farflung.coordinator import wire
+from farflung.coordinator.doorkeeper import signed_part
+from farflung.coordinator.keys import raw_of, text_of
+from farflung.coordinator.messages import (
+    DOOR_OUT,
+    MEMBER_OUT,
+    Beat,
+    Challenge,
+    FragmentBeat,
+    Gone,
+    Hello,
+    Knock,
+    Message,
+    Refuse,
+    Welcome,
+)
+from farflung.coordinator.operating import Bans, Reply
+from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
+from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.url import JoinUrl
+from farflung.peer.cli import app
+from farflung.peer.identity import Identity
+from farflung.peer.watching import StatusClient
+
+SOON_S = 20.0  # for what takes milliseconds, on a busy machine
+MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
+
+
+def eventually(probe: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        if found := probe():
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"not within {SOON_S} s: {what}")
+
+
+@dataclass
+class Host:
+    """A coordinator process, and the operator's command line beside it."""
+
+    process: subprocess.Popen[str]
+    toml: Path
+    url: JoinUrl
+
+    @property
+    def data(self) -> Path:
+        return self.toml.with_suffix(".data")
+
+    def types(self, *words: str) -> str:
+        """Of a command that takes run.toml first."""
+        done = CliRunner().invoke(app, [words[0], str(self.toml), *words[1:]])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        with StatusClient(self.url) as client:
+            return client.fetch(SOON_S)
+
+
+@contextlib.contextmanager
+def hosting(folder: Path, admission: str = "", *flags: str) -> Iterator[Host]:
+    toml = folder / "run.toml"
+    toml.write_text(
+        f'run.name = "demo"\nnet.dead_after_s = 30.0\n[admission]\n{admission}\n', encoding="utf-8"
+    )
+    words = ["coordinate", "--json", "--plain", "--listen", "127.0.0.1:0", *flags, str(toml)]
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "farflung", *words], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "log").read_text()
+        yield Host(process, toml, JoinUrl.parse(json.loads(line)["url"]))
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+class Peer:
+    """A member in a few lines."""
+
+    def __init__(self, context: zmq.Context[Any], identity: Identity | None = None) -> None:
+        self.identity = identity or Identity.generate()
+        self._context = context
+        self._keys = zmq.curve_keypair()
+        self._seq = 0
+
+    def dial(self, url: JoinUrl, port: int) -> Any:
+        line = self._context.socket(zmq.DEALER)
+        line.linger = 0
+        line.curve_publickey, line.curve_secretkey = self._keys
+        line.curve_serverkey = text_of(url.key)
+        line.connect(f"tcp://127.0.0.1:{port}")
+        return line
+
+    def knocks(self, url: JoinUrl) -> Message:
+        self.door = self.dial(url, url.port)
+        challenge = asked(self.door, Knock(protocol=PROTOCOL_VERSION, run=url.run))
+        assert isinstance(challenge, Challenge)
+        hello = Hello(
+            protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=self.identity.public,
+            key=raw_of(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
+            model=MODEL, version=-1, digest=b"",
+            process=os.urandom(16), token=url.token or "", signature=b"",
+        )  # fmt: skip
+        signature = self.identity.sign(signed_part(hello, challenge.nonce))
+        return asked(self.door, msgspec.structs.replace(hello, signature=signature))
+
+    def enters(self, url: JoinUrl) -> None:
+        welcome = self.knocks(url)
+        assert isinstance(welcome, Welcome), welcome
+        self.session = welcome.session
+        self.members = self.dial(url, welcome.member_port)
+
+    def beats(self) -> Message:
+        self._seq += 1
+        beat = Beat(
+            session=self.session, seq=self._seq, roster_no=0, fragments=(FragmentBeat(-1, b"", 0, 0, 0, False, ()),),
+            phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0,
+            have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False,
+        )  # fmt: skip
+        return asked(self.members, beat)
+
+    def hears(self, kind: type[Any]) -> Any:
+        """What the coordinator says next of this kind."""
+        while self.members.poll(SOON_S * 1000):
+            said = wire.decode(self.members.recv(), frozenset(MEMBER_OUT))
+            if isinstance(said, kind):
+                return said
+        pytest.fail(f"no {kind.__name__} was heard")
+
+
+def asked(line: Any, message: Message) -> Message:
+    line.send(wire.encode(message))
+    assert line.poll(SOON_S * 1000), f"no answer to {message}"
+    return wire.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    made: zmq.Context[Any] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.mark.slow
+def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    """Invite, kick, ban, restart after kill -9, unban, pause, resume, drain."""
+    with hosting(tmp_path, 'mode = "token"') as host:
+        assert stat.S_IMODE((host.data / SOCKET_NAME).stat().st_mode) == 0o600
+        told = host.types("invite", "--uses", "2", "--expires", "1h", "--note", "the lab")
+        invited = JoinUrl.parse(told.strip())
+        assert (invited.host, invited.port, invited.key) == (host.url.host, host.url.port, host.url.key)
+        uninvited = Peer(context).knocks(host.url)
+        assert isinstance(uninvited, Refuse) and uninvited.code == "token"
+        ann, bob = Peer(context), Peer(context)
+        for peer in (ann, bob):
+            peer.enters(invited)
+            peer.beats()
+        host.types("kick", "--reason", "a test", ann.identity.peer_id[:8])
+        gone = ann.hears(Gone)
+        assert gone.final and gone.reason.endswith("a test")
+        host.types("ban", "--reason", "it lies", bob.identity.peer_id)
+        assert json.loads(host.types("bans", "--json"))["bans"][0]["reason"] == "it lies"
+        host.process.send_signal(signal.SIGKILL)
+    with hosting(tmp_path, 'mode = "token"') as host:
+        banned = Peer(context, bob.identity).knocks(host.url)
+        assert isinstance(banned, Refuse) and (banned.code, "it lies" in banned.reason) == ("banned", True)
+        Peer(context, ann.identity).enters(host.url)  # it was invited once, and was only sent away
+        late = Peer(context).knocks(
+            JoinUrl.parse(str(invited).replace(str(invited.port), str(host.url.port), 1))
+        )
+        assert isinstance(late, Refuse) and "used up: it was for 2" in late.reason
+        host.types("unban", bob.identity.peer_id)
+        Peer(context, bob.identity).enters(host.url)
+        host.types("pause", "--reason", "moving house")
+        with pytest.raises(UserError, match="nobody called 'zzz'"):
+            host.types("kick", "zzz")
+        eventually(lambda: "moving house" in host.status()["reason"], "the status says why no round opens")
+        host.types("resume")
+        host.types("drain")
+        assert host.process.wait(SOON_S) == 0
+    with pytest.raises(Unreachable, match="no coordinator answers in"):
+        ask(tmp_path / "run.data", Bans())
+
+
+def test_a_folder_with_a_long_name_has_a_socket_too(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    served = OperatorSocket(folder, lambda order: Reply(text=f"heard {type(order).__name__}"))
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.wait(0.005):
+            served.serve_waiting(time.monotonic())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert ask(folder, Bans()).text == "heard Bans"
+    finally:
+        stop.set()
+        thread.join()
+        served.close()
+    assert not (folder / SOCKET_NAME).exists()
