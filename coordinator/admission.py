@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import UserError
 from farflung.collectives.fragments import fragments_of
+from farflung.coordinator.allowance import Quota
 from farflung.coordinator.core import Core
 from farflung.coordinator.doorkeeper import Passed, is_signed, refuse
 from farflung.coordinator.manifest import AdmissionSection
 from farflung.coordinator.messages import Hello, Refuse
-from farflung.coordinator.networks import Quota, network_of
+from farflung.coordinator.networks import network_of
 from farflung.coordinator.register import Invitation
 from farflung.coordinator.schema import first_difference
 from farflung.coordinator.signing import name_of, peer_id_of
@@ -44,7 +45,7 @@ class Admission:
         self.rules: AdmissionSection = core.manifest.admission
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
         per_minute = float(self.rules.joins_per_minute)
-        self._joins = Quota(per_minute / 60.0, per_minute)
+        self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
 
     def examine(self, passed: Passed) -> Refuse | Let:
         core, hello = self._core, passed.hello

@@ -1,48 +1,63 @@
-"""How many messages a member may send: a bucket for each key, which fills at a steady rate.  Pure.
+"""How much each of many may do in a while: a bucket for each name, which fills at a steady rate.  Pure.
 
-Asked by the server before a frame is parsed, so that a member that floods costs little and the others nothing.  What
-an honest peer sends follows from the run's rules; the rate leaves it several times that.
+`Quota` is asked at the front door and by the admission, for networks; `Allowance` by the server before a member's
+frame is parsed, so that a member that floods costs little and the others nothing.  What an honest peer sends follows
+from the run's rules; the rate leaves it several times that.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 from farflung.collectives.limits import MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 
-KEYS_KEPT = 4096  # more than a run has members; the least recent go
+KEYS_KEPT = 4096  # more than a run has members, or a day networks; the least recent go
+
+Name = TypeVar("Name", bound=Hashable)
 
 
-@dataclass
-class _Bucket:
-    left: float
-    at: float
-    refused: int = 0
+class Quota(Generic[Name]):
+    """So much for each name: `burst` at once, and `per_s` comes back every second."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self._left: OrderedDict[Name, tuple[float, float]] = OrderedDict()  # name -> (left, when)
+
+    def take(self, name: Name, now: float, amount: float = 1.0) -> bool:
+        """False: that is over its allowance, and nothing was taken."""
+        left, at = self._left.pop(name, (self.burst, now))
+        left = min(self.burst, left + (now - at) * self.per_s)
+        granted = left >= amount
+        self._left[name] = (left - amount if granted else left, now)
+        while len(self._left) > KEYS_KEPT:
+            self._left.popitem(last=False)
+        return granted
+
+    def wait_s(self, name: Name, now: float, amount: float = 1.0) -> float:
+        """Until so much would be granted."""
+        left, at = self._left.get(name, (self.burst, now))
+        return max(0.0, (amount - left) / self.per_s - (now - at))
 
 
 class Allowance:
     def __init__(self, heartbeat_s: float, fragments: int) -> None:
         self.per_s = MESSAGES_LEAST_PER_S * fragments + MESSAGES_PER_BEAT / heartbeat_s
         self.burst = self.per_s * MESSAGES_BURST_S
-        self._buckets: OrderedDict[bytes, _Bucket] = OrderedDict()
+        self._quota: Quota[bytes] = Quota(self.per_s, self.burst)
+        self._refused: OrderedDict[bytes, int] = OrderedDict()
 
     def takes(self, key: bytes, now: float) -> bool:
         """False for a message too many."""
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket(self.burst, now)
-            while len(self._buckets) > KEYS_KEPT:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
-        bucket.left = min(self.burst, bucket.left + (now - bucket.at) * self.per_s)
-        bucket.at = now
-        if bucket.left < 1.0:
-            bucket.refused += 1
-            return False
-        bucket.left -= 1.0
-        return True
+        if self._quota.take(key, now):
+            return True
+        self._refused[key] = self._refused.pop(key, 0) + 1
+        while len(self._refused) > KEYS_KEPT:
+            self._refused.popitem(last=False)
+        return False
 
     def is_flood(self, key: bytes) -> bool:
         """As many again were refused as may come at once: true once for each such lot."""
-        return self._buckets[key].refused % max(1, round(self.burst)) == 0
+        return self._refused.get(key, 0) % max(1, round(self.burst)) == 0

@@ -25,6 +25,7 @@ import zmq
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.coordinator import wire
+from farflung.coordinator.allowance import Quota
 from farflung.coordinator.dialer import Dialer
 from farflung.coordinator.door import Arrival, Listener
 from farflung.coordinator.door_words import (
@@ -51,7 +52,7 @@ from farflung.coordinator.messages import (
     Refuse,
     StatusReply,
 )
-from farflung.coordinator.networks import Crowd, Quota, network_of
+from farflung.coordinator.networks import Crowd, network_of
 from farflung.coordinator.prober import Prober
 from farflung.coordinator.zap import ZapHandler
 
@@ -79,17 +80,17 @@ class FrontDoor:
         self._channel = channel
         self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
         self._crowd = Crowd(limits.connections, limits.connections_of_network, limits.silent_s)
-        self._frames = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
-        self._bytes = Quota(limits.bytes_per_s, float(BYTES_BURST))
-        self._hellos = Quota(limits.hellos_per_s, BURST_S * limits.hellos_per_s)
-        self._told_busy = Quota(1.0, 1.0)
+        self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
+        self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
+        self._hellos: Quota[str] = Quota(limits.hellos_per_s, BURST_S * limits.hellos_per_s)
+        self._told_busy: Quota[str] = Quota(1.0, 1.0)
         self._strikes: OrderedDict[bytes, int] = OrderedDict()
         self._counters = Counters()
         self._arrived = 0
         self._told: dict[str, int] = {}
         self._told_arrived = 0
         self._notes: list[str] = []
-        self._crowded_networks = Quota(1 / 60.0, 1.0)  # for people, once a minute for each
+        self._crowded_networks: Quota[str] = Quota(1 / 60.0, 1.0)  # for people, once a minute for each
         self._status = b""
         self._status_at = self._asked_at = float("-inf")
         self._askers: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Networks, and how much each may do in a while: one allowance for everybody in an IPv4 /24 or an IPv6 /48.  Pure.
+"""Networks: everybody in an IPv4 /24 or an IPv6 /48 counts as one, and has only so many connections.  Pure.
 
 Used at the front door and by the admission: who has one address usually has its neighbours as well.  This machine
 itself is no network: behind a local proxy every stranger would seem to come from here.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 
-NETWORKS_KEPT = 4096  # an attacker with more of them than that is not held up here
 _PREFIXES = {4: 24, 6: 48}
 
 
@@ -22,30 +21,6 @@ def network_of(address: str) -> str:
     if ip.is_loopback:
         return ""
     return str(ipaddress.ip_network((ip, _PREFIXES[ip.version]), strict=False))
-
-
-class Quota:
-    """So much for each name: `burst` at once, and `per_s` comes back every second."""
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name -> (left, when)
-
-    def take(self, name: str, now: float, amount: float = 1.0) -> bool:
-        """False: that is over its allowance, and nothing was taken."""
-        left, at = self._left.pop(name, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._per_s)
-        granted = left >= amount
-        self._left[name] = (left - amount if granted else left, now)
-        while len(self._left) > NETWORKS_KEPT:
-            self._left.popitem(last=False)
-        return granted
-
-    def wait_s(self, name: str, now: float, amount: float = 1.0) -> float:
-        """Until so much would be granted."""
-        left, at = self._left.get(name, (self._burst, now))
-        return max(0.0, (amount - left) / self._per_s - (now - at))
 
 
 class Crowd:

@@ -15,13 +15,14 @@ from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import messages as m
+from farflung.coordinator.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.discipline import found_useless
 from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import AdmissionSection, Manifest, RunSection
-from farflung.coordinator.networks import NETWORKS_KEPT, Quota, network_of
+from farflung.coordinator.networks import network_of
 from farflung.coordinator.operating import Ban, Bans, Drain, Invite, Kick, Pause, Reply, Resume, Unban
 from farflung.coordinator.records import Admitted, Record, Started
 from farflung.coordinator.register import STRIKE_LASTS_S, Register
@@ -209,14 +210,14 @@ def test_networks() -> None:
 
 
 def test_a_quota_comes_back_and_its_table_is_bounded() -> None:
-    allowance = Quota(per_s=2.0, burst=3.0)
+    allowance: Quota[str] = Quota(per_s=2.0, burst=3.0)
     assert [allowance.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
     assert allowance.wait_s("a", 0.0) == 0.5
     assert allowance.take("b", 0.0)
     assert allowance.take("a", 0.5) and not allowance.take("a", 0.5)
-    for number in range(NETWORKS_KEPT + 10):
+    for number in range(KEYS_KEPT + 10):
         allowance.take(str(number), 1.0)
-    assert len(allowance._left) == NETWORKS_KEPT
+    assert len(allowance._left) == KEYS_KEPT
 
 
 # ---- by invitation -------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_keys_made_for_nothing_take_no_memory(monkeypatch: pytest.MonkeyPatch) -
     many = Allowance(1.0, 1)
     for number in range(100):
         assert many.takes(b"%d" % number, 0.0)
-    assert len(many._buckets) == 10
+    assert len(many._quota._left) == 10
 
 
 class Room:
