@@ -50,6 +50,8 @@ round_timeout_s = 30.0
 [net]
 heartbeat_s = {heartbeat_s}
 dead_after_s = 20.0
+[admission]
+joins_at_once = 1024
 """
 
 
