@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farflung import __version__
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.events import EventLog, read_events
 from farflung.collectives.plan import Commit
@@ -59,7 +60,7 @@ class RecordEvents:
             run=rules.run.name,
             run_id=known.run_id.hex(),
             incarnation=known.ledger.incarnation + 1,
-            software="farflung 0.1.0",
+            software=f"farflung {__version__}",
             versions=[book.version for book in known.ledger.books],
             era=known.ledger.era,
             rules={

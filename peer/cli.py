@@ -13,7 +13,9 @@ from typing import Annotated
 
 import typer
 
+from farflung import __version__
 from farflung.collectives.errors import FarflungError, UserError
+from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.url import JoinUrl
 from farflung.peer import exit_codes, log_lines
 from farflung.peer.bench_cli import app as bench_app
@@ -22,7 +24,6 @@ from farflung.peer.operator_cli import app as operator_app
 
 app = typer.Typer(
     name="farflung",
-    help="Many people, each with one GPU box and an ordinary internet link, train one model together.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -41,6 +42,21 @@ METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )
 LOG_JSON_HELP = "Each line of the log as one JSON object."
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"farflung {__version__} (protocol {PROTOCOL_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell it and end.")
+    ] = False,
+) -> None:
+    """Many people, each with one GPU box and an ordinary internet link, train one model together."""
 
 
 @app.command()

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from farflung import __version__
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
@@ -162,7 +163,7 @@ def me_of(identity: Identity, key: bytes, process: bytes, token: str = "") -> Me
         identity=identity.public,
         key=key,
         process=process,
-        software="farflung 0.1.0",
+        software=f"farflung {__version__}",
         sign=identity.sign,
         token=token,
     )

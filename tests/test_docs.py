@@ -16,6 +16,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from farflung import __version__
 from farflung.coordinator.manifest import Manifest
 from farflung.peer import exit_codes
 from farflung.peer.cli import app
@@ -357,3 +358,9 @@ def test_the_quick_start_runs(tmp_path: Path) -> None:
             look_as_the_pages_say(url, tmp_path)
         finally:
             coordinator.terminate()
+
+
+def test_the_version_is_told() -> None:
+    """docs/security.md asks for it in reports."""
+    told = CliRunner().invoke(app, ["--version"])
+    assert told.exit_code == 0 and told.stdout.startswith(f"farflung {__version__} (protocol ")
