@@ -6,7 +6,6 @@ audit does; it asks no process anything.  Everything it starts is ended by proce
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -80,7 +79,7 @@ class Party:
     def signal(self, number: int) -> None:
         if self.alive:
             assert self.process is not None
-            os.kill(self.process.pid, number)
+            self.process.send_signal(number)
 
     def told(self) -> str:
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
