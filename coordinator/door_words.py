@@ -109,6 +109,10 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
+def packed(word: ToDoor | FromDoor) -> bytes:
+    return _encoder.encode(word)
+
+
 class Channel:
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -116,8 +120,11 @@ class Channel:
 
     def send(self, word: ToDoor | FromDoor) -> bool:
         """False: the other side does not read, or is gone."""
+        return self.send_raw(packed(word))
+
+    def send_raw(self, raw: bytes) -> bool:
         try:
-            self.socket.send(_encoder.encode(word))
+            self.socket.send(raw)
         except BlockingIOError:
             return False
         except OSError:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import cast
 
 import zmq
@@ -38,6 +38,7 @@ from farflung.coordinator.door_words import (
     Listening,
     StatusNow,
     WantsStatus,
+    packed,
 )
 from farflung.coordinator.doorkeeper import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
 from farflung.coordinator.keys import CoordinatorKeys
@@ -65,6 +66,9 @@ KEYS_REMEMBERED = 4096
 KEY_BYTES = 32
 BURST_S = 3.0
 BUSY_RETRY_S = 2.0
+HELLOS_AT_ONCE, HELLO_RETRY_S = 1000.0, 0.5  # a whole run may come at once
+WAITING_BYTES_MOST = 16 << 20  # of hellos that the coordinator, which waits for its disk, has not taken
+LOOK_AGAIN_MS = 5  # while any wait
 BYTES_BURST = 24 << 20  # the doctor's measurement of a fast line
 NICE = 5  # members' business goes first
 _AT_DOOR = frozenset(DOOR_IN)
@@ -82,7 +86,7 @@ class FrontDoor:
         self._crowd = Crowd(limits.connections, limits.connections_of_network, limits.silent_s)
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
-        self._hellos: Quota[str] = Quota(limits.hellos_per_s, BURST_S * limits.hellos_per_s)
+        self._hellos: Quota[str] = Quota(limits.hellos_per_s, HELLOS_AT_ONCE)
         self._told_busy: Quota[str] = Quota(1.0, 1.0)
         self._strikes: OrderedDict[bytes, int] = OrderedDict()
         self._counters = Counters()
@@ -94,6 +98,8 @@ class FrontDoor:
         self._status = b""
         self._status_at = self._asked_at = float("-inf")
         self._askers: list[bytes] = []
+        self._waiting: deque[bytes] = deque()  # for the coordinator, packed
+        self._waiting_bytes = 0
         self._context: zmq.Context[zmq.SyncSocket] = zmq.Context()
         self._zap = ZapHandler(self._context)
         self._zap.set_policy("door", lambda key: True)
@@ -113,11 +119,13 @@ class FrontDoor:
             poller.register(readable, zmq.POLLIN)
         next_tick = 0.0
         while not self._channel.closed:
-            poller.poll(max(0, round((next_tick - time.monotonic()) * 1000)))
+            wait_ms = max(0, round((next_tick - time.monotonic()) * 1000))
+            poller.poll(min(wait_ms, LOOK_AGAIN_MS) if self._waiting else wait_ms)
             self._zap.serve_waiting()
             self._read_news()
             for arrival in self._listener.arrivals():
                 self._on_frame(arrival, time.monotonic())
+            self._pass_on()
             self._hear_coordinator()
             now = time.monotonic()
             if now >= next_tick:
@@ -214,15 +222,23 @@ class FrontDoor:
             self._say(arrival.routing_id, said)
             return Verdict.UNAUTHORISED if said.code in UNPROVEN else Verdict.ACCEPTED
         if not (self._hellos.take("", now) and self._bring(caller, said)):
-            why = "too many want to come in at this moment; try again in some seconds"
-            self._say(arrival.routing_id, refuse("busy", why, BUSY_RETRY_S))
+            why = "too many want to come in at this moment; try again in a moment"
+            self._say(arrival.routing_id, refuse("busy", why, HELLO_RETRY_S))
         return Verdict.ACCEPTED
 
     def _bring(self, caller: bytes, passed: Passed) -> bool:
+        """False: too much waits for the coordinator already."""
         came_from = passed.came_from[:128]
-        return self._channel.send(
-            Brings(caller=caller, hello=passed.hello, nonce=passed.nonce, came_from=came_from)
-        )
+        raw = packed(Brings(caller=caller, hello=passed.hello, nonce=passed.nonce, came_from=came_from))
+        if self._waiting_bytes + len(raw) > WAITING_BYTES_MOST:
+            return False
+        self._waiting.append(raw)
+        self._waiting_bytes += len(raw)
+        return True
+
+    def _pass_on(self) -> None:
+        while self._waiting and self._channel.send_raw(self._waiting[0]):
+            self._waiting_bytes -= len(self._waiting.popleft())
 
     def _say(self, routing_id: bytes, message: Message) -> None:
         self._listener.send(routing_id, wire.encode(message))  # who does not read it asks again
