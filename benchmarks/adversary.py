@@ -222,7 +222,8 @@ class Caller:
         bare = Hello(
             protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=who.public, key=key or raw_of(self.public),
             address="", software="x", manifest=hash_bytes(challenge.manifest), model=MODEL, version=-1, digest=b"",
-            process=os.urandom(16), signature=b"",
+            process=os.urandom(16), token="",
+            signature=b"",
         )  # fmt: skip
         return msgspec.structs.replace(bare, signature=signer.sign(signed_part(bare, challenge.nonce)))
 
