@@ -1,6 +1,6 @@
-"""How much each of many may do in a while: a bucket for each name, which fills at a steady rate.  Pure.
+"""How much each of many may do: a bucket for each name that fills at a steady rate, a count of misdeeds.  Pure.
 
-`Quota` is asked at the front door and by the admission, for networks; `Allowance` by the server before a member's
+`Tally` counts what keys did wrong, at the front door and at the members' socket.  `Quota` is asked at the front door and by the admission, for networks; `Allowance` by the server before a member's
 frame is parsed, so that a member that floods costs little and the others nothing.  What an honest peer sends follows
 from the run's rules; the rate leaves it several times that.
 """
@@ -16,6 +16,17 @@ from farflung.collectives.limits import MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, 
 KEYS_KEPT = 4096  # more than a run has members, or a day networks; the least recent go
 
 Name = TypeVar("Name", bound=Hashable)
+
+
+class Tally(OrderedDict[Name, int]):
+    """So often for each name.  Strangers make keys for nothing: it must not grow with them."""
+
+    def add(self, name: Name) -> int:
+        self[name] = self.get(name, 0) + 1
+        self.move_to_end(name)
+        while len(self) > KEYS_KEPT:
+            self.popitem(last=False)
+        return self[name]
 
 
 class Quota(Generic[Name]):
@@ -47,16 +58,14 @@ class Allowance:
         self.per_s = MESSAGES_LEAST_PER_S * fragments + MESSAGES_PER_BEAT / heartbeat_s
         self.burst = self.per_s * MESSAGES_BURST_S
         self._quota: Quota[bytes] = Quota(self.per_s, self.burst)
-        self._refused: OrderedDict[bytes, int] = OrderedDict()
+        self._refused: Tally[bytes] = Tally()
 
     def takes(self, key: bytes, now: float) -> bool:
         """False for a message too many."""
-        if self._quota.take(key, now):
-            return True
-        self._refused[key] = self._refused.pop(key, 0) + 1
-        while len(self._refused) > KEYS_KEPT:
-            self._refused.popitem(last=False)
-        return False
+        granted = self._quota.take(key, now)
+        if not granted:
+            self._refused.add(key)
+        return granted
 
     def is_flood(self, key: bytes) -> bool:
         """As many again were refused as may come at once: true once for each such lot."""

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import cast
 
 import zmq
@@ -25,7 +25,7 @@ import zmq
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.coordinator import wire
-from farflung.coordinator.allowance import Quota
+from farflung.coordinator.allowance import Quota, Tally
 from farflung.coordinator.dialer import Dialer
 from farflung.coordinator.door import Arrival, Listener
 from farflung.coordinator.door_words import (
@@ -62,7 +62,6 @@ TELL_EVERY_S = 0.5
 STATUS_FRESH_S = 0.2  # so old a status may be; a flood of questions costs the coordinator no more than that
 ASKERS_MOST = 1024
 STRIKES = 3  # malformed frames of one key before nothing more of it is parsed
-KEYS_REMEMBERED = 4096
 KEY_BYTES = 32
 BURST_S = 3.0
 BUSY_RETRY_S = 2.0
@@ -88,11 +87,12 @@ class FrontDoor:
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
         self._hellos: Quota[str] = Quota(limits.hellos_per_s, HELLOS_AT_ONCE)
         self._told_busy: Quota[str] = Quota(1.0, 1.0)
-        self._strikes: OrderedDict[bytes, int] = OrderedDict()
+        self._strikes: Tally[bytes] = Tally()
         self._counters = Counters()
         self._arrived = 0
         self._told: dict[str, int] = {}
         self._told_arrived = 0
+        self._last_told = float("-inf")
         self._notes: list[str] = []
         self._crowded_networks: Quota[str] = Quota(1 / 60.0, 1.0)  # for people, once a minute for each
         self._status = b""
@@ -210,10 +210,7 @@ class FrontDoor:
         except FrameError as error:
             self._counters.count(error.verdict)
             if error.verdict == Verdict.MALFORMED:
-                self._strikes[arrival.key] = self._strikes.get(arrival.key, 0) + 1
-                self._strikes.move_to_end(arrival.key)
-                while len(self._strikes) > KEYS_REMEMBERED:
-                    self._strikes.popitem(last=False)
+                self._strikes.add(arrival.key)
             return None
 
     def _on_hello(self, arrival: Arrival, caller: bytes, hello: Hello, now: float) -> Verdict:
@@ -283,8 +280,6 @@ class FrontDoor:
         )
         if self._channel.send(said):
             self._told, self._told_arrived, self._notes, self._last_told = counts, self._arrived, [], now
-
-    _last_told = float("-inf")
 
 
 def _address_of(descriptor: int) -> str:

@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from msgspec.structs import replace
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
-from farflung.coordinator.allowance import Allowance
+from farflung.coordinator.allowance import Allowance, Tally
 from farflung.coordinator.allowlist import Allowlist
 from farflung.coordinator.dialer import Dialer, Target
 from farflung.coordinator.door import GOODBYE_MS, Arrival, Listener, ListenOn
@@ -68,7 +67,6 @@ from farflung.coordinator.zap import ZapHandler
 JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
-KEYS_REMEMBERED = 4096  # strangers make keys for nothing: the list of the bad ones must not grow with them
 
 Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence
 _OF_MEMBERS = frozenset(MEMBER_IN)
@@ -113,7 +111,7 @@ class Server:
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
         self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
-        self._strikes: OrderedDict[bytes, int] = OrderedDict()
+        self._strikes: Tally[bytes] = Tally()
         rules = machine.core.manifest
         self._allowance = Allowance(rules.net.heartbeat_s, rules.round.fragments)
         self._to_cut: list[tuple[float, int]] = []  # connections of members that had to go, and when
@@ -298,11 +296,7 @@ class Server:
             return None
 
     def _strike(self, arrival: Arrival, why: str) -> None:
-        strikes = self._strikes[arrival.key] = self._strikes.get(arrival.key, 0) + 1
-        self._strikes.move_to_end(arrival.key)
-        while len(self._strikes) > KEYS_REMEMBERED:
-            self._strikes.popitem(last=False)
-        if strikes == STRIKES:
+        if self._strikes.add(arrival.key) == STRIKES:
             log.warning("key %s... is cut off: %s", arrival.key.hex()[:16], why)
             speaker = self._speakers.get(arrival.descriptor)
             if speaker is not None:
