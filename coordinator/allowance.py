@@ -1,8 +1,9 @@
-"""How much each of many may do: a bucket for each name that fills at a steady rate, a count of misdeeds.  Pure.
+"""How much each of many may do: buckets that fill at a steady rate, by name, and a count of misdeeds.  Pure.
 
-`Tally` counts what keys did wrong, at the front door and at the members' socket.  `Quota` is asked at the front door and by the admission, for networks; `Allowance` by the server before a member's
-frame is parsed, so that a member that floods costs little and the others nothing.  What an honest peer sends follows
-from the run's rules; the rate leaves it several times that.
+`Tally` counts what keys did wrong, at the front door and at the members' socket.  `Quota` is asked at the front door
+and by the admission, for networks; `Allowance` by the server before a member's frame is parsed, so that a member that
+floods costs little and the others nothing.  What an honest peer sends follows from the run's rules; the rate leaves it
+several times that.
 """
 
 from __future__ import annotations
