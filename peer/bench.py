@@ -255,7 +255,10 @@ class Party:
 
 @dataclass
 class Aim:
-    """One peer dies when so much of the scatter, or of the gather, of the middle round is done."""
+    """One peer dies when so much of the scatter, or of the gather, of the middle round is done.
+
+    A round that was over before it was looked at is not the last one: then it is the next in which that is seen.
+    """
 
     victim: Party
     fraction: float
@@ -282,7 +285,7 @@ class Aim:
                     self._decided, self.killed.at = True, 1.0
                 case "progress" if event["round"] == self._round:
                     self.killed.at = 1.0 + event["got"] if self._decided else min(1.0, event["held"])
-        if self._version == self.rounds // 2 and self.killed.at >= self.fraction and not self.done:
+        if self._version >= self.rounds // 2 and self.killed.at >= self.fraction and not self.done:
             os.kill(self._agent, signal.SIGKILL)
             self.victim.process.kill()
             self.done, self.killed.version = True, self._version

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from farflung.collectives.digests import hash_bytes
@@ -30,38 +28,14 @@ from farflung.coordinator.rounds import InFlight
 from farflung.coordinator.rules import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run import RESTORED_AHEAD, RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signing import name_of, peer_id_of
+from farflung.coordinator.signing import name_of
 from farflung.peer.doorway import Doorway, Me
 from farflung.peer.operator_cli import folder_of, seconds
+from guests import Guest
 
 RUN_ID = bytes(range(16))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
 DAY_S = 86400.0
-
-
-@dataclass
-class Guest:
-    number: int
-    comes_from: str = "192.0.2.7"
-    restarts: int = 0
-    session: bytes = b""
-    seq: int = 0
-
-    @property
-    def signer(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(hash_bytes(b"identity", bytes([self.number])))
-
-    @property
-    def identity(self) -> bytes:
-        return self.signer.public_key().public_bytes_raw()
-
-    @property
-    def peer(self) -> str:
-        return peer_id_of(self.identity)
-
-    @property
-    def key(self) -> bytes:
-        return hash_bytes(b"key", bytes([self.number, self.restarts]))
 
 
 class House:
@@ -108,7 +82,7 @@ class House:
             model=MODEL,
             version=-1,
             digest=b"",
-            process=guest.key[:16],
+            process=guest.process,
             token=token,
             signature=b"",
         )

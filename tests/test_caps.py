@@ -12,7 +12,7 @@ from farflung.collectives.errors import UserError
 KBIT = 125.0  # bytes/s
 HOUR_S = 3600
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+fixed = settings(max_examples=60)
 rates = st.floats(64, 10_000_000).map(lambda kbit: kbit * KBIT)
 chunk_sizes = st.integers(4096, 4 << 20)
 

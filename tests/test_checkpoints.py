@@ -38,6 +38,7 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer import cli
 from farflung.peer.identity import Identity
 from farflung.peer.layout import ModelLayout
+from waiting import LONG_S
 
 RUN_ID = bytes(range(16)).hex()
 ELEMENTS, CHUNKS = 8, 5
@@ -375,7 +376,7 @@ def test_killed_at_any_moment_the_newest_one_can_be_read(tmp_path: Path) -> None
         [sys.executable, str(script), "40", str(tmp_path / "store")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LONG_S,
     )
     assert done.returncode == 0 and "0 unreadable" in done.stdout, done.stdout + done.stderr
 

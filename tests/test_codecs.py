@@ -309,14 +309,14 @@ def test_error_is_half_a_step_at_any_scale(name: str, exponent: int) -> None:
     half_a_step(codec_named(name), (noise(1000, 1.0) / 64).clamp(-1, 1) * f32(10.0**exponent))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=300))
 def test_error_is_half_a_step_for_any_values(values: list[float]) -> None:
     for name in ("int8", "int4"):
         half_a_step(codec_named(name), torch.tensor(values, dtype=torch.float32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=200))
 def test_any_values_survive_the_round_trip(values: list[float]) -> None:
     vector = torch.tensor(values, dtype=torch.float32)
@@ -410,7 +410,7 @@ def test_payloads_that_would_decode_to_non_finite_values_are_refused(codec: Code
     assert not total.any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_bytes_decode_to_finite_values_or_are_refused(data: st.DataObject) -> None:
     for name in NAMES:

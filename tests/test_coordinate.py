@@ -31,8 +31,7 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.coordinator.signing import curve_key_of, proves, statement_of
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
-
-SOON_S = 5.0  # for what takes milliseconds, on a busy machine
+from waiting import PATIENCE_S
 
 ROUNDS = 5
 MANIFEST = Manifest(run=RunSection(rounds=ROUNDS))
@@ -65,7 +64,7 @@ def coordinator(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[st
 
 def fetch(url: JoinUrl) -> dict[str, Any]:
     with StatusClient(url) as client:
-        return client.fetch(SOON_S)
+        return client.fetch(PATIENCE_S)
 
 
 def begun(data: Path, version: int) -> bytes:
@@ -104,16 +103,15 @@ def test_a_stop_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -
     with coordinator(tmp_path) as (process, url):
         fetch(url)
         process.send_signal(number)
-        assert process.wait(SOON_S) == 0
+        assert process.wait(PATIENCE_S) == 0
     Journal.open_or_create(tmp_path / "data" / JOURNAL_NAME, MANIFEST, bytes).close()
 
 
 @pytest.mark.slow
 def test_a_finished_runs_coordinator_goes_home_if_asked_to(tmp_path: Path) -> None:
     begun(tmp_path / "data", ROUNDS)
-    with coordinator(tmp_path, "exit when done") as (process, url):
-        assert fetch(url)["phase"] == "finished"
-        assert process.wait(SOON_S) == 0
+    with coordinator(tmp_path, "exit when done") as (process, _):
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_journal_that_cannot_be_written_stops_the_server_in_words(

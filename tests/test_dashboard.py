@@ -309,7 +309,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(list(SAMPLE)), JSON), st.integers(1, 130), st.integers(1, 40))
 def test_nonsense_fits_too(status: dict[str, Any], width: int, height: int) -> None:
     screen(status, width, height)

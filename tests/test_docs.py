@@ -20,6 +20,7 @@ from farflung import __version__
 from farflung.coordinator.manifest import Manifest
 from farflung.peer import exit_codes
 from farflung.peer.cli import app
+from waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
@@ -246,7 +247,9 @@ def test_examples_are_short_and_their_runs_are_valid() -> None:
 def test_an_example_that_lacks_something_says_so_and_is_not_started_again() -> None:
     code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
     example = str(ROOT / "examples/finetune_hf.py")
-    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, example], capture_output=True, text=True, timeout=LONG_S
+    )
     assert done.returncode == exit_codes.USAGE and "needs transformers: pip install" in done.stderr
 
 
@@ -334,7 +337,9 @@ def test_the_quick_start_runs(tmp_path: Path) -> None:
     farflung = [sys.executable, "-m", "farflung"]
 
     def call(words: list[str]) -> str:
-        done = subprocess.run([*farflung, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*farflung, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

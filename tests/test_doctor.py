@@ -29,6 +29,7 @@ from farflung.peer.doctor_cli import run_doctor
 from farflung.peer.gpu import gpus_in
 from farflung.peer.line_test import Line
 from farflung.peer.own_config import OwnConfig
+from waiting import PATIENCE_S
 
 GIB = 1 << 30
 GPU = "NVIDIA H100, 87, 34000, 81559, 580.1, 61"
@@ -185,14 +186,18 @@ def url(tmp_path: Path) -> Iterator[JoinUrl]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE_S)
     yield found[0]
     stop.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.mark.slow
-def test_a_real_coordinator_is_asked_and_dials_back(url: JoinUrl, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_coordinator_is_asked_and_dials_back(
+    url: JoinUrl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for patience in ("coordinator.dialer.DIAL_S", "peer.dial_back.DIAL_S", "peer.doctor_facts.PATIENCE_S"):
+        monkeypatch.setattr(f"farflung.{patience}", PATIENCE_S)
     assert run_doctor(url, OwnConfig(), as_json=True) == exit_codes.OK
     told = json.loads(capsys.readouterr().out)
     said = {each["name"]: each for each in told["findings"]}

@@ -18,6 +18,7 @@ from farflung.collectives.events import JOURNAL_VARIABLE, EventLog, Follower, re
 from farflung.peer.local_messages import Frozen
 from farflung.peer.round_events import RoundEvents, open_journal
 from farflung.peer.training import Training
+from waiting import LONG_S
 
 
 def test_a_line_has_its_stamps_and_its_fields(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_kill_is_a_real_one() -> None:
     code = "from farflung.collectives import failpoints as f; f.arm(); f.hit('trainer.step'); print('alive')"
     environ = os.environ | {failpoints.VARIABLE: "trainer.step=kill"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == -signal.SIGKILL and done.stdout == ""
 

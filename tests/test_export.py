@@ -18,6 +18,7 @@ from farflung.peer import trackers
 from farflung.peer.cli import app
 from farflung.peer.curves import Journals
 from farflung.peer.trackers import ExportOptions, export
+from waiting import LONG_S
 
 ALICE, BOB = "a" * 16, "b" * 16
 RULES = {"rounds": 3, "fragments": 1}
@@ -166,7 +167,7 @@ def test_a_missing_package_is_one_line_with_the_command(
 
 def test_no_tracker_is_imported_unasked() -> None:
     code = "import sys, farflung.peer.trackers; print({'wandb', 'tensorboard', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.stdout.strip() == "set()", done.stderr
 
 

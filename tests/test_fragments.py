@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives import limits
@@ -64,7 +64,6 @@ def manifest(fragments: int, **round_keys: object) -> Manifest:
 # ---- ranges --------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, database=None)
 @given(st.integers(1, 64), st.integers(0, 4032))
 def test_fragments_are_consecutive_and_differ_by_one_chunk_at_most(fragments: int, more: int) -> None:
     found = fragments_of(fragments + more, fragments)

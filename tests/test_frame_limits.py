@@ -12,7 +12,7 @@ from farflung.collectives.errors import FrameError
 from farflung.collectives.frames import WANTS, Header, Kind, check_payload, parse, with_payload
 from farflung.collectives.verdicts import Verdict
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+fixed = settings(max_examples=150)
 
 TAG = bytes(range(8))
 PAYLOAD = bytes(range(200))

@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,10 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
+from waiting import PATIENCE_S, eventually
 
-SOON_S = 20.0
-MANIFEST = Manifest(net=NetSection(heartbeat_s=1.0, dead_after_s=60.0))
+MANIFEST = Manifest(net=NetSection(heartbeat_s=1.0, dead_after_s=600.0))
 MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
-
-
-def eventually(probe: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SOON_S
-    while time.monotonic() < deadline:
-        if found := probe():
-            return found
-        time.sleep(0.02)
-    pytest.fail(f"not within {SOON_S} s: {what}")
 
 
 # ---- decisions -----------------------------------------------------------------------------------------------
@@ -112,7 +102,7 @@ class Running:
         self._stop, self._ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(2 * SOON_S), "the server did not start"
+        assert self._ready.wait(PATIENCE_S), "the server did not start"
 
     def _serve(self) -> None:
         with Journal.open_or_create(self._folder / JOURNAL_NAME, MANIFEST, lambda: bytes(16)) as journal:
@@ -127,12 +117,12 @@ class Running:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(SOON_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
-    def status(self) -> dict[str, Any]:
+    def status(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         with StatusClient(self.url) as client:
-            return client.fetch(SOON_S)
+            return client.fetch(timeout_s)
 
 
 @pytest.fixture
@@ -185,7 +175,7 @@ class Peer:
             have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False,
         )  # fmt: skip
         self.members.send(wire.encode(beat))
-        while self.members.poll(SOON_S * 1000):
+        while self.members.poll(PATIENCE_S * 1000):
             said = wire.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, Tick) and said.answers == self._seq:
                 return said
@@ -194,7 +184,7 @@ class Peer:
 
 def asked(line: Any, message: Message) -> Message:
     line.send(wire.encode(message))
-    assert line.poll(SOON_S * 1000), f"no answer to {message}"
+    assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
     return wire.decode(line.recv(), frozenset(DOOR_OUT))
 
 
@@ -230,7 +220,9 @@ def test_a_flood_of_parts_costs_no_member_a_beat_and_strangers_are_answered_agai
 
     def is_open() -> bool:
         try:
-            return bool(server.status()["members"][0]["alive"])
+            return bool(
+                server.status(3.0)["members"][0]["alive"]
+            )  # a door that dies takes the question with it
         except FarflungError:
             return False
 

@@ -27,6 +27,7 @@ from farflung.coordinator.records import (
     Record,
     Started,
 )
+from waiting import LONG_S
 
 RUN_ID = bytes(range(16))
 COMMIT = Commit(version=1, round_no=1, members=("p",), weights=(1.0,), hashes=b"h" * 32, codec="fp32")
@@ -142,7 +143,7 @@ print(there)
 @pytest.mark.slow
 def test_kill_9_loses_no_acknowledged_record(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLS, str(tmp_path / "j")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 50
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.ladder import BITS_PER_VALUE, LADDER, ROOM, codecs_by_member
 
 MBIT = 125_000.0  # bytes/s
 SIZES = {"int8": 100_000_000, "int4": 50_000_000, "int2": 25_000_000, "topk": 2_700_000}
-
-fixed = settings(derandomize=True, deadline=None, database=None)
 
 
 def chosen(mbit: float | None, last: str | None = None, target_s: float = 60.0, kept: float = 0.0) -> str:
@@ -57,7 +55,6 @@ def test_only_codecs_with_a_known_size_are_used() -> None:
     assert codecs_by_member(sizes, {"ann": 1000 * MBIT}, 60.0, {}, {"ann": "int8"}) == {"ann": "int4"}
 
 
-@fixed
 @given(st.floats(0.01, 1000), st.floats(0.1, 1000), st.sampled_from(LADDER))
 def test_the_choice_fits_if_any_does_and_is_stable(mbit: float, target_s: float, last: str) -> None:
     now = chosen(mbit, last, target_s)
@@ -68,7 +65,6 @@ def test_the_choice_fits_if_any_does_and_is_stable(mbit: float, target_s: float,
     assert all(seconds[name] * ROOM > target_s for name in finer)
 
 
-@fixed
 @given(st.floats(0.5, 200), st.lists(st.floats(0.92, 1.08), min_size=20, max_size=20))
 def test_noise_of_eight_percent_changes_the_codec_at_most_once(mbit: float, noise: list[float]) -> None:
     """Namely if the first choice was made in a lucky or unlucky moment."""

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
 
@@ -271,7 +273,7 @@ def test_nothing_the_coordinator_imports_leads_to_torch() -> None:
 
 def test_the_coordinator_starts_with_torch_hidden() -> None:
     code = "import sys; sys.modules['torch'] = None; import farflung.coordinator.server"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
 
 

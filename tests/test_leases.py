@@ -26,7 +26,7 @@ from farflung.coordinator.records import (
 PEERS = ("ann", "bob", "cyd")
 Sample = tuple[int, int]  # (epoch, sample)
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+fixed = settings(max_examples=60)
 
 
 class Book:

@@ -7,8 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ from farflung.peer.local import (
     unmap_pages,
 )
 from farflung.peer.local_messages import Bye, Need, Resume, Shared, Stop, to_bytes
-
-WAIT_S = 10.0
+from waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -46,14 +44,10 @@ def script(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def eventually(look: Callable[[], object]) -> object:
-    give_up_at = time.monotonic() + WAIT_S
-    while time.monotonic() < give_up_at:
-        found = look()
-        if found is not None:
-            return found
-        time.sleep(0.005)
-    raise AssertionError("nothing came")
+def next_word(server: LocalServer) -> tuple[bytes, object]:
+    """The next thing that a trainer says, and which trainer."""
+    found: tuple[bytes, object] = eventually(server.recv_nowait, "a trainer says something")
+    return found
 
 
 # ---- memory
@@ -166,14 +160,14 @@ def server(folder: Path) -> Iterator[LocalServer]:
 
 def test_a_trainer_is_greeted_and_words_go_both_ways(folder: Path, server: LocalServer) -> None:
     client = LocalClient(folder)
-    greeting = eventually(server.recv_nowait)
+    greeting = next_word(server)
     assert isinstance(greeting, tuple) and greeting[1] is WAITING
     assert client.recv(0.0) is None
     shared = Shared(anchor="a", slots=("0", "1", "2"), progress="p", elements=5)
     server.send(shared)
-    assert client.recv(WAIT_S) == shared
+    assert client.recv(PATIENCE_S) == shared
     client.send(Need(samples=10, want=4))
-    assert eventually(server.recv_nowait) == (greeting[0], Need(samples=10, want=4))
+    assert next_word(server) == (greeting[0], Need(samples=10, want=4))
     assert server.recv_nowait() is None
     client.close()
 
@@ -183,8 +177,8 @@ def test_a_trainer_may_come_before_its_agent(folder: Path) -> None:
     client.send(Bye(reason="so soon"))
     server = LocalServer(folder)
     server.send(Resume(spare=0))  # nobody there yet: it goes nowhere
-    assert eventually(server.recv_nowait)[1] is WAITING  # type: ignore[index]
-    assert eventually(server.recv_nowait)[1] == Bye(reason="so soon")  # type: ignore[index]
+    assert next_word(server)[1] is WAITING
+    assert next_word(server)[1] == Bye(reason="so soon")
     assert client.recv(0.0) is None
     client.close()
     server.close()
@@ -192,17 +186,17 @@ def test_a_trainer_may_come_before_its_agent(folder: Path) -> None:
 
 def test_the_newest_trainer_wins_and_the_older_one_is_told(folder: Path, server: LocalServer) -> None:
     old = LocalClient(folder)
-    first = eventually(server.recv_nowait)
+    first = next_word(server)
     new = LocalClient(folder)
-    second = eventually(server.recv_nowait)
-    assert first[0] != second[0]  # type: ignore[index]
-    stop = old.recv(WAIT_S)
+    second = next_word(server)
+    assert first[0] != second[0]
+    stop = old.recv(PATIENCE_S)
     assert isinstance(stop, Stop) and stop.code == "replaced"
     old.send(Bye(reason="I was first"))
     new.send(Bye(reason="I am the one"))
-    assert eventually(server.recv_nowait) == (second[0], Bye(reason="I am the one"))  # type: ignore[index]
+    assert next_word(server) == (second[0], Bye(reason="I am the one"))
     server.send(Resume(spare=1))
-    assert new.recv(WAIT_S) == Resume(spare=1)
+    assert new.recv(PATIENCE_S) == Resume(spare=1)
     assert old.recv(0.0) is None
     old.close()
     new.close()
@@ -218,8 +212,8 @@ def test_malformed_messages_are_dropped_with_a_word(
     for bad in ([b"\xc1"], [to_bytes(Resume(spare=0))], [b"two", b"parts"], [b"", b""]):
         raw.send_multipart(bad)
     raw.send(to_bytes(Bye(reason="good")))
-    assert eventually(server.recv_nowait)[1] is WAITING  # type: ignore[index]
-    assert eventually(server.recv_nowait)[1] == Bye(reason="good")  # type: ignore[index]
+    assert next_word(server)[1] is WAITING
+    assert next_word(server)[1] == Bye(reason="good")
     assert len(caplog.records) == 4
     raw.close(linger=0)
     context.term()
@@ -227,10 +221,10 @@ def test_malformed_messages_are_dropped_with_a_word(
 
 def test_last_words_are_delivered_when_the_agent_closes(folder: Path) -> None:
     server, client = LocalServer(folder), LocalClient(folder)
-    eventually(server.recv_nowait)
+    next_word(server)
     server.send(Stop(code="full", reason="the run is full"))
     server.close()
-    assert client.recv(WAIT_S) == Stop(code="full", reason="the run is full")
+    assert client.recv(PATIENCE_S) == Stop(code="full", reason="the run is full")
     client.close()
 
 

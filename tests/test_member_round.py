@@ -119,7 +119,7 @@ def expected(members: Sequence[str], decision: Decision, chunks: int) -> list[by
 # ---- everybody ends with the same bytes ------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 1 << 30), st.data())
 def test_whatever_the_order_of_arrival_all_end_with_the_same_bytes(
     size: int, chunks: int, seed: int, data: st.DataObject

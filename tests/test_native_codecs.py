@@ -26,6 +26,7 @@ from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.native_build import NoLibrary, cache_folder, library
 from farflung.compression.native_check import awkward_vectors, first_difference
 from farflung.compression.wire import HEADER_BYTES
+from waiting import LONG_S
 
 NAMES = ("int8", "int4", "int2", "topk")
 COMPILER = next((found for found in map(shutil.which, ("cc", "gcc", "clang")) if found), None)
@@ -73,7 +74,7 @@ special_bits = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_bits_are_encoded_alike(name: str, data: st.DataObject) -> None:
     """Finite ones to the same bytes; with NaN or infinities among them, the same refusal."""
@@ -85,7 +86,7 @@ def test_any_bits_are_encoded_alike(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_payload_is_decoded_alike(name: str, data: st.DataObject) -> None:
     """Or refused in the same words, with nothing added."""
@@ -345,7 +346,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], env=surrounding, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = {process.communicate(timeout=120)[0].strip() for process in running}
+    said = {process.communicate(timeout=LONG_S)[0].strip() for process in running}
     assert [process.returncode for process in running] == [0, 0]
     (place,) = said
     assert list((tmp_path / "cache/farflung/kernels").iterdir()) == [Path(place)]

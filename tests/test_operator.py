@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,18 +47,9 @@ from farflung.coordinator.url import JoinUrl
 from farflung.peer.cli import app
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
+from waiting import PATIENCE_S, eventually
 
-SOON_S = 20.0  # for what takes milliseconds, on a busy machine
 MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
-
-
-def eventually(probe: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SOON_S
-    while time.monotonic() < deadline:
-        if found := probe():
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"not within {SOON_S} s: {what}")
 
 
 @dataclass
@@ -83,14 +74,14 @@ class Host:
 
     def status(self) -> dict[str, Any]:
         with StatusClient(self.url) as client:
-            return client.fetch(SOON_S)
+            return client.fetch(PATIENCE_S)
 
 
 @contextlib.contextmanager
 def hosting(folder: Path, admission: str = "", *flags: str) -> Iterator[Host]:
     toml = folder / "run.toml"
     toml.write_text(
-        f'run.name = "demo"\nnet.dead_after_s = 30.0\n[admission]\n{admission}\n', encoding="utf-8"
+        f'run.name = "demo"\nnet.dead_after_s = 600.0\n[admission]\n{admission}\n', encoding="utf-8"
     )
     words = ["coordinate", "--json", "--plain", "--listen", "127.0.0.1:0", *flags, str(toml)]
     with (folder / "log").open("a") as log:
@@ -156,7 +147,7 @@ class Peer:
 
     def hears(self, kind: type[Any]) -> Any:
         """What the coordinator says next of this kind."""
-        while self.members.poll(SOON_S * 1000):
+        while self.members.poll(PATIENCE_S * 1000):
             said = wire.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, kind):
                 return said
@@ -165,7 +156,7 @@ class Peer:
 
 def asked(line: Any, message: Message) -> Message:
     line.send(wire.encode(message))
-    assert line.poll(SOON_S * 1000), f"no answer to {message}"
+    assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
     return wire.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
 
 
@@ -212,7 +203,7 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
         eventually(lambda: "moving house" in host.status()["reason"], "the status says why no round opens")
         host.types("resume")
         host.types("drain")
-        assert host.process.wait(SOON_S) == 0
+        assert host.process.wait(PATIENCE_S) == 0
     with pytest.raises(Unreachable, match="no coordinator answers in"):
         ask(tmp_path / "run.data", Bans())
 

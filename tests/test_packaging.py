@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("packaging")
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -48,7 +50,7 @@ def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
     expected = {"farflung/__init__.py", "farflung/__main__.py", "farflung/py.typed"}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            if path.is_file() and path.suffix != ".pyc" and not path.name.startswith("."):
+            if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
                 expected.add(f"farflung/{path.relative_to(ROOT).as_posix()}")
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name}

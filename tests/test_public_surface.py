@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import farflung
+from waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,5 +47,5 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_importing_farflung_does_not_import_torch() -> None:
     """The coordinator runs without torch, and `farflung --help` should answer at once."""
     code = "import sys, farflung; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.stdout.strip() == "False", done.stderr

@@ -17,6 +17,7 @@ from farflung.collectives.frames import ANSWERS, Kind, parse
 from farflung.peer import effects as do
 from farflung.peer.keeping_results import KeepingResults
 from farflung.peer.simulator import Scenario, World
+from waiting import PATIENCE_S
 
 CALM = {
     "drop": 0.0,
@@ -143,7 +144,7 @@ class Hand:
         self.hand.begin(machine, bytes(32), payload_bytes=100)  # type: ignore[arg-type]
 
     def next(self) -> do.Effect:
-        return self.told.get(timeout=10.0)
+        return self.told.get(timeout=PATIENCE_S)
 
 
 def test_results_on_disk_are_served_and_found_again_and_gone_when_the_run_is_over(tmp_path: Path) -> None:

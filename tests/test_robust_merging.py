@@ -125,7 +125,7 @@ def test_P9_who_sends_nothing_but_zeros_is_out() -> None:
 lengths = st.sampled_from((0.0, 1e-30, 0.1, 1.0, 3.0, 1e3, 1e18))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.lists(lengths, min_size=8, max_size=8), st.floats(1.0, 3.0))
 def test_P9_nobody_adds_more_than_its_weight_times_the_median_length(
     seed: int, scales: list[float], clip: float
@@ -142,7 +142,7 @@ def test_P9_nobody_adds_more_than_its_weight_times_the_median_length(
         assert all(each <= bound * owners_alike for each in influence(vectors, screening))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations(range(8)), st.integers(0, 50))
 def test_P9_the_order_of_members_and_owners_changes_nothing(order: Sequence[int], seed: int) -> None:
     vectors = honest(seed=seed)

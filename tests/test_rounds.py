@@ -387,7 +387,7 @@ def test_two_must_hold_each_result_or_all_if_fewer_live() -> None:
 
 # ---- weights -------------------------------------------------------------------------------------------------------
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
+fixed = settings(max_examples=200)
 token_counts = st.lists(st.integers(0, 1 << 50), min_size=1, max_size=64)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -36,43 +35,14 @@ from farflung.coordinator.records import (
 )
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signing import peer_id_of, statement_of
+from farflung.coordinator.signing import statement_of
 from farflung.peer.simulator import RUN_ID, Scenario, World
+from guests import Guest
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
 WHERE = m.FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())
 GENESIS, WRONG = hash_bytes(b"version 0"), hash_bytes(b"something else")
-
-
-@dataclass
-class Guest:
-    """One peer process before the door."""
-
-    number: int
-    restarts: int = 0
-    session: bytes = b""
-    seq: int = 0
-
-    @property
-    def signer(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(hash_bytes(b"identity", bytes([self.number])))
-
-    @property
-    def identity(self) -> bytes:
-        return self.signer.public_key().public_bytes_raw()
-
-    @property
-    def peer(self) -> str:
-        return peer_id_of(self.identity)
-
-    @property
-    def process(self) -> bytes:
-        return hash_bytes(b"process", bytes([self.number, self.restarts]))[:16]
-
-    @property
-    def key(self) -> bytes:
-        return hash_bytes(b"key", self.process)
 
 
 @dataclass
@@ -495,7 +465,7 @@ messages = st.one_of(
 )  # fmt: skip
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), messages), max_size=25))
 def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
     story: list[tuple[int, dict[str, object]]],

@@ -14,7 +14,7 @@ seeds = st.integers(min_value=-(2**70), max_value=2**70)
 epochs = st.integers(min_value=0, max_value=2**40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, epoch=epochs, size=st.integers(min_value=1, max_value=2000))
 def test_every_sample_comes_exactly_once(seed: int, epoch: int, size: int) -> None:
     assert sorted(permuted_range(seed, epoch, size, 0, size)) == list(range(size))
@@ -25,7 +25,7 @@ def test_small_sizes_and_the_borders_of_the_domain() -> None:
         assert sorted(permuted_range(1, 0, size, 0, size)) == list(range(size))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=seeds, epoch=epochs, size=st.integers(1, 2**64), data=st.data())
 def test_any_position_of_any_size_gives_a_sample_and_a_range_is_its_positions(
     seed: int, epoch: int, size: int, data: st.DataObject
@@ -37,7 +37,7 @@ def test_any_position_of_any_size_gives_a_sample_and_a_range_is_its_positions(
     assert all(0 <= index < size for index in indices)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=seeds, epoch=epochs, size=st.integers(min_value=20, max_value=2000))
 def test_epochs_and_seeds_give_other_orders(seed: int, epoch: int, size: int) -> None:
     order = permuted_range(seed, epoch, size, 0, 20)

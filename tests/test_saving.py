@@ -19,6 +19,7 @@ from farflung.peer.effects import DropSave, Note, SaveFragment
 from farflung.peer.lane import Lane
 from farflung.peer.own_config import place_of
 from farflung.peer.saving import Saving
+from waiting import PATIENCE_S
 
 
 def lanes(*versions: int) -> list[Lane]:
@@ -123,7 +124,7 @@ def test_a_chunk_is_copied_before_it_changes_whoever_comes_first(arithmetic: Ari
     assert taken == [b"one"] * 20
     done = threading.Event()
     arithmetic.submit(done.set, nothing)
-    assert done.wait(30) and set(state.values()) == {b"two"} and capture.over
+    assert done.wait(PATIENCE_S) and set(state.values()) == {b"two"} and capture.over
 
 
 def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Arithmetic) -> None:
@@ -141,7 +142,7 @@ def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Arithmetic) -
     writer = threading.Thread(target=write)
     writer.start()
     capture.drop()
-    writer.join(30)
+    writer.join(PATIENCE_S)
     hold.set()
     assert ended == ["given up"]
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
+from waiting import PATIENCE_S, eventually
 
-SOON_S = 5.0  # for what takes milliseconds, on a busy machine
-MANIFEST = Manifest(net=NetSection(heartbeat_s=1.0, dead_after_s=60.0))
+# Nobody is lost by silence: it takes longer than any wait here.
+MANIFEST = Manifest(net=NetSection(heartbeat_s=1.0, dead_after_s=600.0))
 MODEL = ModelSchema(
     tensors=(TensorSpec("w", (4,), "float32", "param"),),
     chunk_elements=4,
@@ -56,16 +57,6 @@ MODEL = ModelSchema(
     first_plain_chunk=1,
     frozen=hash_bytes(b""),
 )
-
-
-def eventually(probe: Callable[[], Any], what: str, within_s: float = SOON_S) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        found = probe()
-        if found:
-            return found
-        time.sleep(0.02)
-    pytest.fail(f"not within {within_s} s: {what}")
 
 
 # ---- a server in a thread, and those who talk to it -----------------------------------------------------
@@ -80,7 +71,7 @@ class Running:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(SOON_S), "the server did not start"
+        assert self._ready.wait(PATIENCE_S), "the server did not start"
 
     def _serve(self) -> None:
         with Journal.open_or_create(self._folder / JOURNAL_NAME, MANIFEST, lambda: bytes(16)) as journal:
@@ -93,7 +84,7 @@ class Running:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(SOON_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     @contextlib.contextmanager
@@ -103,11 +94,11 @@ class Running:
 
         def wait(now: float) -> list[Effect]:
             held.set()
-            assert go_on.wait(SOON_S)
+            assert go_on.wait(PATIENCE_S)
             return on_timer(now)
 
         self._machine.on_timer = wait  # type: ignore[method-assign]
-        assert held.wait(SOON_S)
+        assert held.wait(PATIENCE_S)
         try:
             yield
         finally:
@@ -116,7 +107,7 @@ class Running:
 
     def status(self) -> dict[str, Any]:
         with StatusClient(self.url) as client:
-            return client.fetch(SOON_S)
+            return client.fetch(PATIENCE_S)
 
     def frames(self) -> dict[str, int]:
         return dict(self.status()["frames"])
@@ -151,7 +142,7 @@ class Caller:
 
     def ask(self, message: Message, kinds: frozenset[str]) -> Message:
         self.socket.send(wire.encode(message))
-        assert self.socket.poll(SOON_S * 1000), f"no answer to {message}"
+        assert self.socket.poll(PATIENCE_S * 1000), f"no answer to {message}"
         return wire.decode(self.socket.recv(), kinds)
 
 
@@ -237,7 +228,7 @@ def member(running: Running, peer: ScriptedPeer) -> dict[str, Any]:
 
 def test_anyone_with_the_url_may_ask_for_the_status(running: Running) -> None:
     with StatusClient(running.url) as client:
-        first, second = client.fetch(SOON_S), client.fetch(SOON_S)
+        first, second = client.fetch(PATIENCE_S), client.fetch(PATIENCE_S)
     assert first["run"] == MANIFEST.run.name
     assert first["run_id"] == bytes(16).hex()
     assert second["elapsed_s"] >= first["elapsed_s"]
@@ -246,18 +237,16 @@ def test_anyone_with_the_url_may_ask_for_the_status(running: Running) -> None:
 def test_a_server_that_does_not_hold_the_urls_key_is_not_believed(running: Running) -> None:
     public, _ = zmq.curve_keypair()
     url = JoinUrl(running.url.host, running.url.port, running.url.run, raw_of(public))
-    began = time.monotonic()
     silence = f"127.0.0.1 port {url.port} within 0.4 s; check that"
     with StatusClient(url) as client, pytest.raises(Unreachable, match=silence):
         client.fetch(0.4)
-    assert time.monotonic() - began < SOON_S
-    assert running.frames()["malformed"] >= 1
+    eventually(lambda: running.frames()["malformed"] >= 1, "it is counted")
 
 
 def test_nobody_there_is_unreachable_and_coming_back_is_noticed(tmp_path: Path) -> None:
     server = Running(tmp_path)
     with StatusClient(server.url) as client:
-        client.fetch(SOON_S)
+        client.fetch(PATIENCE_S)
         server.stop()
         with pytest.raises(Unreachable):
             client.fetch(0.2)
@@ -295,7 +284,7 @@ def test_a_frame_far_over_the_limit_is_cut_off_unread(
 def test_http_and_a_client_without_encryption_get_nothing(
     running: Running, context: zmq.Context[zmq.SyncSocket]
 ) -> None:
-    with socket.create_connection(("127.0.0.1", running.url.port), timeout=SOON_S) as browser:
+    with socket.create_connection(("127.0.0.1", running.url.port), timeout=PATIENCE_S) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             while browser.recv(1024):
@@ -385,9 +374,8 @@ def test_a_broken_connection_is_a_death_long_before_the_heartbeat_says_so(
         each.beat()
     assert peer.members is not None
     peer.members.socket.close()
-    began = time.monotonic()
     eventually(lambda: not member(running, peer)["alive"], "the member with the closed connection is lost")
-    assert time.monotonic() - began < 2.5
+    assert "connection closed" in member(running, peer)["why"]
     assert member(running, other)["alive"]
 
 
@@ -420,8 +408,9 @@ def test_a_member_that_comes_back_at_once_is_not_lost(
     peer.connect()
     assert isinstance(peer.beat(), Tick)
     old.socket.close()
-    with pytest.raises(pytest.fail.Exception):  # longer than the grace for broken connections
-        eventually(lambda: not member(running, peer)["alive"], "lost", within_s=1.5)
+    end = time.monotonic() + 1.5  # longer than the grace for broken connections
+    while time.monotonic() < end:
+        assert member(running, peer)["alive"]
     assert isinstance(peer.beat(), Tick)
 
 
@@ -435,4 +424,4 @@ def test_a_member_that_sends_garbage_is_cut_off_and_lost(
     assert peer.members is not None
     for _ in range(3):
         peer.members.socket.send(b"\xff")
-    eventually(lambda: not member(running, peer)["alive"], "the garbage sender is lost", within_s=3.0)
+    eventually(lambda: not member(running, peer)["alive"], "the garbage sender is lost")

@@ -14,7 +14,7 @@ from farflung.collectives.shares import Rates, assign, reassign, round_time, smo
 
 MBIT = 125_000.0  # bytes/s
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=40)
+fixed = settings(max_examples=40)
 rate = st.one_of(st.none(), st.floats(0.1, 10_000).map(lambda mbit: mbit * MBIT))
 rates_of_one = st.builds(Rates, rate, rate, st.sampled_from([0.22, 2.0, 4.0, 8.0, 32.0]))
 

@@ -19,8 +19,7 @@ from rich.text import Text
 from farflung.peer import own_screen
 from farflung.peer.dashboard import render
 from farflung.peer.terminal import Terminal, has_terminal
-
-PATIENCE_S = 60.0
+from waiting import PATIENCE_S
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.tiny_gpt import GPTConfig, TinyGPT
+from waiting import PATIENCE_S, eventually
 
-WAIT_S = 60.0
 URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
 
 
@@ -72,9 +72,11 @@ class LonelyAgent:
         self._rounds = rounds
         self._granted = 0
 
-    def serve(self, until: subprocess.Popen[str]) -> None:
-        give_up_at = time.monotonic() + WAIT_S
-        while until.poll() is None and time.monotonic() < give_up_at:
+    def serve(self, until: subprocess.Popen[str], last: FromTrainer | None = None) -> None:
+        """Until the trainer has ended; what it said last may arrive after that."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while until.poll() is None or (last is not None and last not in self.heard):
+            assert time.monotonic() < give_up_at, f"the trainer did not end; it said {self.heard}"
             self.server.socket.poll(20)
             while (got := self.server.recv_nowait()) is not None:
                 if got[1] is WAITING:
@@ -128,8 +130,8 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
     agent = LonelyAgent(run, rounds=3)
     out = tmp_path / "weights.safetensors"
     process = trainer(agent.folder, "--out", str(out))
-    agent.serve(process)
-    printed, said = process.communicate(timeout=WAIT_S)
+    agent.serve(process, Bye(reason="finished"))
+    printed, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed, said) == (0, "", "")
     frozen = [m for m in agent.heard if isinstance(m, Frozen)]
     assert [(f.steps, f.tokens) for f in frozen] == [(4, 4 * 2 * 65)] * 3
@@ -151,7 +153,7 @@ def test_mistakes_are_one_line_and_an_exit_code() -> None:
     agent = LonelyAgent(manifest(model={"builtin": ""}), rounds=1)
     process = trainer(agent.folder)
     agent.serve(process)
-    _, said = process.communicate(timeout=WAIT_S)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == USAGE
     assert said == (
         "farflung: run 'my-run' brings its own model or data: join it with its training script, "
@@ -187,8 +189,8 @@ for batch in run.batches([torch.ones(2)] * 1000):
 def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, last: FromTrainer) -> None:
     agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
     process = trainer(agent.folder, code=SCRIPT.format(end=end))
-    agent.serve(process)
-    process.communicate(timeout=WAIT_S)
+    agent.serve(process, last)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (1 if "Zero" in end else 0)
     words = [m for m in agent.heard if not isinstance(m, Need)]
     assert words[-1] == last
@@ -226,7 +228,7 @@ def test_an_agent_that_dies_at_once_is_told_with_its_exit_code(
 
 
 def test_an_agent_that_does_not_leave_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, "exec sleep 60")
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
     monkeypatch.setattr(agent_process, "LEAVE_S", 0.1)
     monkeypatch.setenv(agent_process.RUN_VARIABLE, URL)
     agent = AgentProcess.start_or_find(None, {})
@@ -241,8 +243,7 @@ def test_a_stop_while_connecting_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
     server = LocalServer(folder)
     monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(folder))
     agent = AgentProcess.start_or_find(None, {})
-    while server.recv_nowait() is None:
-        time.sleep(0.005)
+    eventually(server.recv_nowait, "the trainer knocks")
     server.send(Stop(code="full", reason="the run is full: 2 peers"))
     with pytest.raises(Refused, match="the run is full"):
         agent.wait_for_begin()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
 MODULES = {
@@ -81,6 +83,6 @@ PROOF = "import pickle, collections; pickle.loads(pickle.dumps(collections.Order
 @pytest.mark.slow
 def test_P8_a_whole_run_unpickles_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", HOOK + RUN + PROOF], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", HOOK + RUN + PROOF], capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr

@@ -123,7 +123,7 @@ EXAMPLES: dict[str, m.Message] = {
 KINDS = sorted(EXAMPLES)
 FIELDS = [(kind, field) for kind in KINDS for field in EXAMPLES[kind].__struct_fields__]
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+fixed = settings(max_examples=150)
 
 
 def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:

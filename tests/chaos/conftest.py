@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-if str(BENCHMARKS) not in sys.path:
-    sys.path.insert(0, str(BENCHMARKS))
-
-from arena import Arena  # noqa: E402
-from nursery import Nursery  # noqa: E402
+from arena import Arena
+from nursery import Nursery
 
 STANDING = ("ann", "bob", "cid")
 

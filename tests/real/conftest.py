@@ -1,4 +1,8 @@
-"""Real processes, real sockets: a coordinator and peers as people start them, watched from outside."""
+"""Real processes, real sockets: a coordinator and peers as people start them, watched from outside.
+
+Small runs take less time than one look at them.  So what a test waits for is a state that lasts (of a run that goes on
+until the test ends it, or that is over) or a trace that stays: a log, an event journal, an exit code.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,14 @@ from typing import Any
 import pytest
 
 from farflung.collectives.errors import Unreachable
+from farflung.collectives.events import Event, read_events
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
+from waiting import PATIENCE_S, eventually
 
+FOR_EVER = 1_000_000  # rounds: such a run goes on until its test ends it
+# No process is left out for being slow, or taken for dead because this machine stood still: what is killed shows by
+# its connections.
 SMALL_RUN = """
 [run]
 name = "small"
@@ -38,10 +46,12 @@ momentum = 0.5
 sync_every = {sync_every}
 chunk_kb = 16
 fragments = {fragments}
-deadline_s = 10.0
+deadline_s = 300.0
+scatter_grace_s = 300.0
+round_timeout_s = 600.0
 [net]
 heartbeat_s = 0.5
-dead_after_s = 3.0
+dead_after_s = {dead_after_s}
 [checkpoint]
 every_rounds = {every_rounds}
 keep = 2
@@ -64,12 +74,13 @@ class Stage:
 
     def write_run(self, text: str = SMALL_RUN, **values: object) -> None:
         shown = {
-            "rounds": 8,
+            "rounds": FOR_EVER,
             "min_peers": 2,
             "sync_every": 10,
             "fragments": 1,
             "every_rounds": 0,
             "patience_s": 2.0,
+            "dead_after_s": 300.0,
         } | values
         (self.folder / "run.toml").write_text(text.format(**shown))
 
@@ -112,7 +123,7 @@ class Stage:
         self.processes[name] = process
         return process
 
-    def call(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         command = [sys.executable, "-m", "farflung", *words]
         return subprocess.run(
@@ -124,6 +135,11 @@ class Stage:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
+    def events(self, name: str) -> list[Event]:
+        """What the journal of a peer holds so far."""
+        journal = self.folder / f"{name}.events.jsonl"
+        return read_events(journal) if journal.exists() else []
+
     def model(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
@@ -132,35 +148,33 @@ class Stage:
             self._client = StatusClient(JoinUrl.parse(self.url)).__enter__()
         return self._client.fetch(3.0)
 
-    def until(
-        self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60.0
-    ) -> dict[str, Any]:
+    def until(self, wanted: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """Look at the status until it is as wanted; the message at the end says what was seen instead."""
-        end = time.monotonic() + timeout_s
         seen: dict[str, Any] = {}
-        while time.monotonic() < end:
+
+        def look() -> bool:
             try:
-                seen = self.status()
+                seen.clear()
+                seen.update(self.status())
             except Unreachable:
-                time.sleep(0.1)
-                continue
-            if wanted(seen):
-                return seen
-            time.sleep(0.05)
-        logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
-        raise AssertionError(
-            f"not within {timeout_s:g} s: {what}; last seen: {json.dumps(seen)[:1500]}\n{logs}"
-        )
+                return False
+            return wanted(seen)
 
-    def until_log(self, name: str, text: str, timeout_s: float) -> None:
-        end = time.monotonic() + timeout_s
-        while text not in self.log(name):
-            assert time.monotonic() < end, (
-                f"{name} did not say {text!r} within {timeout_s:g} s:\n{self.log(name)}"
-            )
-            time.sleep(0.05)
+        self.eventually(look, what, lambda: f"; last seen: {json.dumps(seen)[:1500]}")
+        return seen
 
-    def wait(self, name: str, timeout_s: float = 60.0) -> int:
+    def until_log(self, name: str, text: str) -> None:
+        self.eventually(lambda: text in self.log(name), f"{name} says {text!r}")
+
+    def eventually(self, probe: Callable[[], bool], what: str, more: Callable[[], str] = lambda: "") -> None:
+        """With the last words of all processes, if it does not come to that."""
+        try:
+            eventually(probe, what)
+        except pytest.fail.Exception as late:
+            logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
+            pytest.fail(f"{late}{more()}\n{logs}")
+
+    def wait(self, name: str, timeout_s: float = PATIENCE_S) -> int:
         try:
             return self.processes[name].wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -169,17 +183,10 @@ class Stage:
             ) from None
 
     def trainer_of(self, name: str) -> int:
-        """Process id of the trainer that a `farflung join` process started."""
-        agent = self.processes[name].pid
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                except OSError:
-                    continue  # it ended while we looked
-                if int(fields[1]) == agent:
-                    return int(entry.name)
-        raise AssertionError(f"{name} has no trainer: {self.log(name)}")
+        """Process id of the trainer that attached last, whether it still runs or not."""
+        told = [each["trainer_pid"] for each in self.events(name) if "trainer_pid" in each]
+        assert told, f"{name} has no trainer: {self.log(name)}"
+        return int(told[-1])
 
     # ---- ending --------------------------------------------------------------------------------------------
 
@@ -191,7 +198,7 @@ class Stage:
             process.send_signal(signal.SIGTERM)
         for process in running:
             try:
-                process.wait(15)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+import socket
 import subprocess
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import LONG_S, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -17,7 +22,7 @@ SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]
 
 
 def bench(stage: Any, *words: str) -> dict[str, Any]:
-    done = stage.call("bench", "allreduce", *words, "--json", timeout_s=90.0)
+    done = stage.call("bench", "allreduce", *words, "--json", timeout_s=LONG_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     found: dict[str, Any] = json.loads(done.stdout)
@@ -29,55 +34,59 @@ def test_P1_two_peers_end_with_the_same_bytes_and_the_exact_mean(stage: Any) -> 
     assert found["identical"] and 0 < found["rel_error"] < 0.05
     assert len(found["seconds"]) == 3 and found["aborted_rounds"] == 0
     # Each peer sends half of its own vector and half of the result, in one byte a value.
-    assert 250_000 < found["tx_bytes_per_peer"] < 300_000
-    assert found["tx_bytes_per_peer"] == pytest.approx(found["rx_bytes_per_peer"], rel=0.05)
+    # What was late may be asked for, and sent, once more; four bytes a value would be a million.
+    assert 250_000 < found["tx_bytes_per_peer"] < 600_000
+    assert 250_000 < found["rx_bytes_per_peer"] < 600_000
 
 
 @pytest.mark.parametrize("fraction", [1.5])  # 0.5 over a long line: tests/lab
 def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) -> None:
-    found = bench(stage, "--peers", "3", *SMALL, "--kill-at", str(fraction))
+    found = bench(stage, "--peers", "3", *SMALL, "--rounds", "20", "--kill-at", str(fraction))
     killed = found["killed"]
-    assert killed["at"] >= fraction and killed["survivors"] == 2 and killed["round"] == 2
+    assert killed["at"] >= fraction and killed["survivors"] == 2 and killed["round"] >= 10
     assert killed["seconds"] > 0 and found["aborted_rounds"] == 0
-    assert found["identical"] and found["rel_error"] < 1e-5 and len(found["seconds"]) == 2
+    assert found["identical"] and found["rel_error"] < 1e-5 and len(found["seconds"]) == 19
 
 
 def test_hosts_join_the_one_that_serves(stage: Any) -> None:
-    port = free_ports()
-    words = ["bench", "allreduce", "--serve", f"127.0.0.1:{port}", "--peers", "2", *SMALL]
-    server = stage.start("server", words, stdout=subprocess.PIPE)
-    url = json.loads(server.stdout.readline())["url"]
-    joined = stage.call("bench", "allreduce", "--join", url, timeout_s=90.0)
+    server, url = serve(stage)
+    joined = stage.call("bench", "allreduce", "--join", url, timeout_s=LONG_S)
     assert joined.returncode == 0, joined.stderr
-    assert stage.wait("server") == 0, stage.log("server")
+    assert stage.wait("server", LONG_S) == 0, stage.log("server")
     found = json.loads(server.stdout.read().splitlines()[-1])
     assert found["identical"] and found["peers"] == 2 and found["rel_error"] < 1e-5
 
 
-def free_ports() -> int:
-    """The first of three in a row."""
-    import socket
-
-    for port in range(29850, 60000, 3):
-        try:
-            for each in range(port, port + 3):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", each))
-        except OSError:
-            continue
-        return port
+def serve(stage: Any) -> tuple[subprocess.Popen[str], str]:
+    """At the first three ports in a row that are free, and still are when the server takes them."""
+    for port in free_ports():
+        words = ["bench", "allreduce", "--serve", f"127.0.0.1:{port}", "--peers", "2", *SMALL]
+        server = stage.start("server", words, stdout=subprocess.PIPE)
+        if line := server.stdout.readline():
+            return server, json.loads(line)["url"]
+        assert "cannot listen" in stage.log("server"), stage.log("server")
+        server.stdout.close()
     raise AssertionError("no three free ports in a row")
 
 
+def free_ports() -> Iterator[int]:
+    """The first of three that are free in this moment.  Below what the kernel gives to those who ask for any port."""
+    for port in range(20000 + 3 * (os.getpid() % 1000), 32000, 3):
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
+            for each in range(port, port + 3):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            taken.close()
+            yield port
+
+
 def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
-    process = stage.start("bench", ["bench", "allreduce", "--peers", "2", "--mb", "8", "--rounds", "5000"])
-    end = time.monotonic() + 60
-    while len(children := descendants(process.pid)) < 5:  # coordinator, two trainers, two agents
-        assert time.monotonic() < end, stage.log("bench")
-        time.sleep(0.05)
+    process = stage.start("bench", ["bench", "allreduce", "--peers", "2", "--mb", "8", "--rounds", "10000"])
+    # Coordinator, two trainers, two agents.
+    stage.eventually(lambda: len(descendants(process.pid)) >= 5, "all its processes are there")
+    children = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     assert stage.wait("bench") == 130
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    stage.eventually(lambda: not any(map(is_running, children)), "all its processes have ended")
     assert "Traceback" not in stage.log("bench")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -31,14 +32,14 @@ def trained(version: int) -> Any:
 
 def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: Any) -> None:
     """One of two ends first, so that the other one's last checkpoint is of the run's last version."""
-    stage.write_run(rounds=2000, every_rounds=1, patience_s=120.0)  # not before ann is there again
+    stage.write_run(every_rounds=1, patience_s=3600.0)  # it goes back to nothing before ann is there again
     begin(stage, "of-ann", "of-bob")
     stage.until(trained(5), "the run has begun")
     kill(stage, "bob")
     stage.until(lambda s: sum(m["alive"] for m in s["members"]) == 1, "bob is lost")
     # What the two had begun may still be committed by ann alone.
     before = stage.until(
-        lambda s: s["round"] is None and all(m["saved"] == s["version"] for m in s["members"] if m["alive"]),
+        lambda s: s["round"] is None and [m["saved"] for m in s["members"] if m["alive"]] == [s["version"]],
         "ann has saved all",
     )
     kill(stage, "ann", "coordinator")
@@ -55,17 +56,23 @@ def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
     (stage.folder / "no-folder").write_text("a file")
     stage.join("ann", "--checkpoints", str(stage.folder / "no-folder"))
     assert stage.wait("ann") == 0 and stage.wait("coordinator") == 0
-    assert "no checkpoint of version 2: " in stage.log("ann") and "training goes on" in stage.log("ann")
+    # Which one it tries depends on how fast the rounds are; the last one it tries in any case.
+    assert "no checkpoint of version " in stage.log("ann") and "training goes on" in stage.log("ann")
     assert "Traceback" not in stage.log("ann")
 
 
 def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(stage: Any) -> None:
-    stage.write_run(rounds=2000, every_rounds=7)
+    stage.write_run(every_rounds=7)
     begin(stage, "shared", "shared")
-    before = stage.until(trained(10), "the run has a checkpoint")
+    before = stage.until(
+        lambda s: trained(10)(s) and any(m["saved"] > 0 for m in s["members"]), "the run has a checkpoint"
+    )
     kill(stage, *EVERYBODY)
     begin(stage, "shared", "shared")
     after = stage.until(trained(before["version"] + 3), "the run goes on")
     assert after["run_id"] == before["run_id"]
+    for name in ("ann", "bob"):  # nobody takes an old checkpoint away while it is read
+        stage.processes[name].send_signal(signal.SIGINT)
+        assert stage.wait(name) == 0
     found = stage.call("checkpoint", "verify", str(stage.folder / "shared"))
     assert found.returncode == 0, found.stdout + found.stderr
