@@ -25,7 +25,8 @@ SOCKET_NAME = "operator.sock"
 LINE_BYTES = 64 * 1024
 REPLY_BYTES = 4 << 20
 TALKERS = 8
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # with whoever does not say its order
+ANSWER_S = 30.0  # a coordinator that waits for a slow disk is there all the same
 _CREDENTIALS = struct.Struct("3i")  # of the process at the other end: pid, uid, gid
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
@@ -77,7 +78,8 @@ class OperatorSocket:
     def serve_waiting(self, now: float) -> None:
         self._accept(now)
         for talker in list(self._talkers):
-            if now >= talker.until or not self._go_on(talker):
+            # What it has said counts first: after a standstill of this machine everybody's time is over.
+            if not self._go_on(talker) or now >= talker.until:
                 talker.line.close()
                 self._talkers.remove(talker)
 
@@ -126,7 +128,7 @@ class OperatorSocket:
 def ask(folder: Path, order: Order) -> Reply:
     """The coordinator's answer; Unreachable if none is running on this folder."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(PATIENCE_S)
+        line.settimeout(ANSWER_S)
         try:
             with _short_path(folder) as path:
                 line.connect(path)
@@ -145,7 +147,7 @@ def ask(folder: Path, order: Order) -> Reply:
 
 def _read_line(line: socket.socket) -> bytes:
     heard = bytearray()
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + ANSWER_S
     while not heard.endswith(b"\n"):
         piece = line.recv(LINE_BYTES)
         if not piece or len(heard) > REPLY_BYTES or time.monotonic() > until:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -227,3 +228,20 @@ def test_a_folder_with_a_long_name_has_a_socket_too(tmp_path: Path) -> None:
         thread.join()
         served.close()
     assert not (folder / SOCKET_NAME).exists()
+
+
+def test_an_order_that_came_before_a_standstill_is_obeyed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's clock went on meanwhile; who says nothing is cut off."""
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    served = OperatorSocket(tmp_path, lambda order: Reply(text=f"heard {type(order).__name__}"))
+    with contextlib.closing(served), contextlib.ExitStack() as lines:
+        speaker, silent = (lines.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for line in (speaker, silent):
+            line.connect(SOCKET_NAME)
+        served.serve_waiting(0.0)
+        speaker.sendall(msgspec.json.encode(Bans()) + b"\n")
+        served.serve_waiting(1000.0)
+        assert b"heard Bans" in speaker.recv(1000)
+        assert silent.recv(1000) == b""

@@ -126,9 +126,15 @@ class Stage:
     def call(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         command = [sys.executable, "-m", "farflung", *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
-        )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, **pipes) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # it ends what it has started
+                out, err = process.communicate()
+                pytest.fail(f"{words[0]} did not end within {timeout_s:g} s:\n{out[-1000:]}\n{err[-2000:]}")
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     # ---- looking -------------------------------------------------------------------------------------------
 
