@@ -209,10 +209,10 @@ def run(words: list[str]) -> int:
     from farflung.peer import cli, supervisor
 
     supervisor.subprocess = TrainersFromHere  # type: ignore[assignment, attr-defined]
-    if words[0].endswith(".py"):
-        sys.argv = words
+    if words[0] == "-m" or words[0].endswith(".py"):
+        sys.argv = words[1:] if words[0] == "-m" else words
         try:
-            runpy.run_path(words[0], run_name="__main__")
+            (runpy.run_module if words[0] == "-m" else runpy.run_path)(sys.argv[0], run_name="__main__")
         finally:
             atexit._run_exitfuncs()
         return 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent
@@ -22,3 +25,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts peers in no time: benchmarks/nursery.py."""
+    from nursery import Nursery  # here, because its folder was not known above
+
+    with Nursery(tmp_path_factory.mktemp("n")) as made:
+        yield made

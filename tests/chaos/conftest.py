@@ -20,12 +20,6 @@ from nursery import Nursery
 STANDING = ("ann", "bob", "cid")
 
 
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("n")) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")  # not longer: these runs train, and other tests want the cores
 def build(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Arena]]:
     """A run with a coordinator; what is left of it at the end is ended."""

@@ -15,7 +15,7 @@ import pytest
 
 from farflung.collectives.errors import UserError
 from lab.emulator import Host, HostSpec, Lab
-from waiting import LONG_S, is_running
+from waiting import LONG_S, eventually, is_running
 
 LAB = Path(__file__).resolve().parents[2] / "benchmarks" / "lab"
 TRAFFIC = [sys.executable, "-S", str(LAB / "traffic.py")]
@@ -69,7 +69,10 @@ def ask(host: Host, *words: str) -> list[float | None]:
 
 
 def is_reached(lab: Lab, port: str) -> bool:
-    return any(ask(lab.hosts["a"], lab.hosts["b"].address, port, "3"))
+    """Sooner or later: an answer that takes over half a second counts as lost."""
+    return bool(
+        eventually(lambda: any(ask(lab.hosts["a"], lab.hosts["b"].address, port, "3")), "an answer comes")
+    )
 
 
 def namespace_of(pid: int) -> int:
@@ -78,9 +81,15 @@ def namespace_of(pid: int) -> int:
 
 def test_a_round_trip_takes_twice_the_sum_of_the_delays(far: Lab) -> None:
     start(far.hosts["b"], "echo", "7001")
-    answers = [ms for ms in ask(far.hosts["a"], far.hosts["b"].address, "7001", "5") if ms is not None]
+    answers: list[float] = []
+
+    def comes_in_time() -> bool:
+        """Sooner or later: on a busy machine the router is late."""
+        answers.extend(filter(None, ask(far.hosts["a"], far.hosts["b"].address, "7001", "5")))
+        return min(answers, default=1000.0) < 150
+
+    eventually(comes_in_time, "an answer that nothing held up")
     assert min(answers) >= 100
-    assert min(answers) < 1000, "the upper bound is for a machine that is very busy"
 
 
 def test_one_stream_gets_the_rate_and_not_more(far: Lab) -> None:
@@ -92,7 +101,7 @@ def test_one_stream_gets_the_rate_and_not_more(far: Lab) -> None:
         words = ["source", far.hosts["b"].address, "7002", "2.5", "1.2"]
         assert far.hosts["a"].popen([*TRAFFIC, *words]).wait(LONG_S) == 0
         told = json.loads(sink.stdout.readline())
-        rates_mbit.append(told["bytes"] * 8e-6 / told["seconds"])
+        rates_mbit.append(told["bytes"] * 8e-6 / max(told["seconds"], 1e-3))
     # 193 is the most that headers leave; a sink that could not run for a while reads a hoard at once.
     assert any(172 < rate < 280 for rate in rates_mbit) or min(rates_mbit) < 172, rates_mbit
 

@@ -6,6 +6,7 @@ until the test ends it, or that is over) or a trace that stays: a log, an event 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from farflung.collectives.errors import Unreachable
 from farflung.collectives.events import Event, read_events
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
+from nursery import Child, Nursery
 from waiting import PATIENCE_S, eventually
 
 FOR_EVER = 1_000_000  # rounds: such a run goes on until its test ends it
@@ -62,11 +64,13 @@ go_back_after_s = {patience_s}
 class Stage:
     """One run on this machine.  Everything that it starts is ended at the end of the test, by process id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+        """`nursery`: where peers and their trainers are forked; else each is an interpreter of its own."""
         self.folder = folder
         self.url = ""
         self.port = 0
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, subprocess.Popen[str] | Child] = {}
+        self._nursery = nursery
         self.environ: dict[str, str] = {}  # for what is started from now on
         self._client: StatusClient | None = None
 
@@ -102,10 +106,13 @@ class Stage:
         self.port = JoinUrl.parse(self.url).port
         return process
 
-    def join(self, name: str, *more: str) -> subprocess.Popen[str]:
+    def join(self, name: str, *more: str) -> subprocess.Popen[str] | Child:
         out = ["--out", str(self.model(name))] if "--script" not in more else []
-        identity = str(self.folder / f"{name}.pem")
-        return self.start(name, ["join", "--identity", identity, *out, *more, self.url])
+        words = ["join", "--identity", str(self.folder / f"{name}.pem"), *out, *more, self.url]
+        if self._nursery is None:
+            return self.start(name, words)
+        self.processes[name] = self._nursery.start(words, self.environ, self.folder / f"{name}.log")
+        return self.processes[name]
 
     def start(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
         return self.run_python(name, ["-m", "farflung", *words], stdout)
@@ -209,14 +216,13 @@ class Stage:
                 process.kill()
                 process.wait()
         for process in self.processes.values():
-            if process.stdout is not None:
+            if isinstance(process, subprocess.Popen) and process.stdout is not None:
                 process.stdout.close()
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    try:
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """Peers start as people start them; with the mark `forked` they don't spend seconds on importing torch, twice."""
+    forked = request.node.get_closest_marker("forked") is not None
+    with contextlib.closing(Stage(tmp_path, request.getfixturevalue("nursery") if forked else None)) as made:
         yield made
-    finally:
-        made.close()
