@@ -15,14 +15,14 @@ from pathlib import Path
 
 from farflung.collectives.events import Event, Follower
 from farflung.collectives.failpoints import VARIABLE
-from farflung.coordinator.url import JoinUrl
 from farflung.peer.audit import Report, audit
 from farflung.peer.journals import read_folder
 from nursery import Child, Nursery
+from ports import free_ports
 
 LIGHT_TRAINER = Path(__file__).resolve().parent / "light_trainer.py"
 STOP_S = 3.0
-PATIENCE_S = 120.0  # for what takes seconds on a quiet machine
+PATIENCE_S = 300.0  # for what takes seconds on a quiet machine
 RUN = """
 [run]
 name = "arena"
@@ -93,7 +93,7 @@ class Arena:
         usual = {"min_peers": 2, "sync_every": 10, "fragments": 1, "deadline_s": 5.0, "dead_after_s": 1.5}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
-        self._port = 0
+        self._port = next(free_ports())
         self.step_s = 0.01
         self.address = "127.0.0.1"  # where the coordinator listens
 
@@ -106,12 +106,11 @@ class Arena:
         words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"{self.address}:{self._port}"]
         words += ["--restored"] if restored else []
         party.process = self._start(party, words, failpoints, environ)
-        if not self._port:
+        if not self.url:
             self.until(lambda: "farflung://" in party.told(), "the coordinator tells the URL")
             found = re.search(r"farflung://[^\s\"]+", party.told())
             assert found is not None
             self.url = found[0]
-            self._port = JoinUrl.parse(self.url).port
         return party
 
     def join(self, name: str, failpoints: str = "", identity: str = "", **environ: str) -> Party:
@@ -139,7 +138,7 @@ class Arena:
         """A command that ends by itself: its exit code and what it said."""
         log = self.folder / f"{name}.log"
         child = self._nursery.start(words, {}, log)
-        return child.wait(60), log.read_text()
+        return child.wait(PATIENCE_S), log.read_text()
 
     # ---- waiting ---------------------------------------------------------------------------------------------
 
@@ -193,7 +192,7 @@ class Arena:
         """Of a process that is dead or is just dying."""
         process = self.parties[name].process
         if process is not None:
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
     def broken(self, name: str, point: str, since: float) -> Event:
         """Wait until a failpoint broke it."""

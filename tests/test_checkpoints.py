@@ -35,7 +35,6 @@ from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signing import statement_of
 from farflung.coordinator.url import JoinUrl
-from farflung.peer import cli
 from farflung.peer.identity import Identity
 from farflung.peer.layout import ModelLayout
 from waiting import LONG_S
@@ -413,16 +412,8 @@ def test_export_is_the_model(store: Store) -> None:
 
 
 @pytest.fixture
-def say(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["farflung", "checkpoint", *map(str, words)])
-        code = cli.main()
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return run
+def say(say: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return lambda *words: say("checkpoint", *words)
 
 
 def test_ls_lists_the_newest_first_and_names_what_is_none(

@@ -33,6 +33,13 @@ COMPILER = next((found for found in map(shutil.which, ("cc", "gcc", "clang")) if
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler here: cc, gcc, clang")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's compiler is no compiler that hangs."""
+    monkeypatch.setattr(native_build, "COMPILE_LIMIT_S", LONG_S)
+    monkeypatch.setattr(native_build, "VERSION_LIMIT_S", LONG_S)
+
+
 def both(name: str) -> tuple[BlockCodec, BlockCodec]:
     """The codec by torch, and compiled; skips where this machine has no compiled path."""
     codec = codec_named(name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 PATIENCE_S = 120.0
-LONG_S = 300.0  # for a command that compiles, installs, or imports torch several times
+LONG_S = 300.0  # for what compiles, installs, or starts processes that import torch
 LOOK_EVERY_S = 0.02
 
 

@@ -23,7 +23,8 @@ from farflung.collectives.events import Event, read_events
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.watching import StatusClient
 from nursery import Child, Nursery
-from waiting import PATIENCE_S, eventually
+from ports import free_ports
+from waiting import LONG_S, eventually
 
 FOR_EVER = 1_000_000  # rounds: such a run goes on until its test ends it
 # No process is left out for being slow, or taken for dead because this machine stood still: what is killed shows by
@@ -90,21 +91,17 @@ class Stage:
 
     def coordinate(self, *more: str) -> subprocess.Popen[str]:
         """Start (or restart) the coordinator; the second start takes the port of the first."""
-        words = [
-            "coordinate",
-            str(self.folder / "run.toml"),
-            "--listen",
-            f"127.0.0.1:{self.port}",
-            "--json",
-            *more,
-        ]
-        process = self.start("coordinator", words, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, self.log("coordinator")
-        self.url = json.loads(line)["url"]
-        self.port = JoinUrl.parse(self.url).port
-        return process
+        for port in [self.port] if self.port else free_ports():
+            words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{port}", "--json"]
+            process = self.start("coordinator", [*words, *more], stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            if line := process.stdout.readline():
+                self.url, self.port = json.loads(line)["url"], port
+                return process
+            process.wait()
+            process.stdout.close()
+            assert not self.port and "cannot listen" in self.log("coordinator"), self.log("coordinator")
+        raise AssertionError("no free port")
 
     def join(self, name: str, *more: str) -> subprocess.Popen[str] | Child:
         out = ["--out", str(self.model(name))] if "--script" not in more else []
@@ -130,7 +127,7 @@ class Stage:
         self.processes[name] = process
         return process
 
-    def call(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, timeout_s: float = LONG_S) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         command = [sys.executable, "-m", "farflung", *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -182,12 +179,12 @@ class Stage:
     def eventually(self, probe: Callable[[], bool], what: str, more: Callable[[], str] = lambda: "") -> None:
         """With the last words of all processes, if it does not come to that."""
         try:
-            eventually(probe, what)
+            eventually(probe, what, LONG_S)
         except pytest.fail.Exception as late:
             logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
             pytest.fail(f"{late}{more()}\n{logs}")
 
-    def wait(self, name: str, timeout_s: float = PATIENCE_S) -> int:
+    def wait(self, name: str, timeout_s: float = LONG_S) -> int:
         try:
             return self.processes[name].wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from waiting import LONG_S, is_running
+from ports import free_ports
+from waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -22,7 +20,7 @@ SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]
 
 
 def bench(stage: Any, *words: str) -> dict[str, Any]:
-    done = stage.call("bench", "allreduce", *words, "--json", timeout_s=LONG_S)
+    done = stage.call("bench", "allreduce", *words, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     found: dict[str, Any] = json.loads(done.stdout)
@@ -50,16 +48,16 @@ def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) ->
 
 def test_hosts_join_the_one_that_serves(stage: Any) -> None:
     server, url = serve(stage)
-    joined = stage.call("bench", "allreduce", "--join", url, timeout_s=LONG_S)
+    joined = stage.call("bench", "allreduce", "--join", url)
     assert joined.returncode == 0, joined.stderr
-    assert stage.wait("server", LONG_S) == 0, stage.log("server")
+    assert stage.wait("server") == 0, stage.log("server")
     found = json.loads(server.stdout.read().splitlines()[-1])
     assert found["identical"] and found["peers"] == 2 and found["rel_error"] < 1e-5
 
 
 def serve(stage: Any) -> tuple[subprocess.Popen[str], str]:
     """At the first three ports in a row that are free, and still are when the server takes them."""
-    for port in free_ports():
+    for port in free_ports(3):
         words = ["bench", "allreduce", "--serve", f"127.0.0.1:{port}", "--peers", "2", *SMALL]
         server = stage.start("server", words, stdout=subprocess.PIPE)
         if line := server.stdout.readline():
@@ -67,16 +65,6 @@ def serve(stage: Any) -> tuple[subprocess.Popen[str], str]:
         assert "cannot listen" in stage.log("server"), stage.log("server")
         server.stdout.close()
     raise AssertionError("no three free ports in a row")
-
-
-def free_ports() -> Iterator[int]:
-    """The first of three that are free in this moment.  Below what the kernel gives to those who ask for any port."""
-    for port in range(20000 + 3 * (os.getpid() % 1000), 32000, 3):
-        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
-            for each in range(port, port + 3):
-                taken.enter_context(socket.socket()).bind(("127.0.0.1", each))
-            taken.close()
-            yield port
 
 
 def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
@@ -98,7 +86,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_a_wrong_option_is_one_line_and_exit_code_2(stage: Any) -> None:
+def test_a_wrong_option_is_one_line_and_exit_code_2(say: Callable[..., tuple[int, str, str]]) -> None:
     for words in (["--peers", "1"], ["--codec", "zip"], ["--serve", "nonsense"], ["--join", "nonsense"]):
-        done = stage.call("bench", "allreduce", *words)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        code, _, told = say("bench", "allreduce", *words)
+        assert code == 2 and told.count("\n") == 1, told

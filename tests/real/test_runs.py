@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,9 @@ def test_another_model_is_refused_with_the_differing_field(stage: Any) -> None:
     assert "Traceback" not in stage.log("eve").split("cannot take part")[1]
 
 
-def test_status_prints_one_json_object_and_mistakes_one_line(stage: Any) -> None:
+def test_status_prints_one_json_object_and_mistakes_one_line(
+    stage: Any, say: Callable[..., tuple[int, str, str]]
+) -> None:
     stage.write_run(rounds=3, min_peers=1)
     stage.coordinate()
     found = stage.call("status", stage.url, "--json")
@@ -189,8 +192,8 @@ def test_status_prints_one_json_object_and_mistakes_one_line(stage: Any) -> None
         ["join", stage.url, "--no-such"],
         ["fly"],
     ):
-        failed = stage.call(*words)
-        assert failed.returncode == 2 and "Traceback" not in failed.stderr, words
+        code, _, told = say(*words)
+        assert code == 2 and "Traceback" not in told, words
 
 
 def test_nothing_is_left_behind(stage: Any) -> None:
