@@ -179,11 +179,11 @@ class FrontDoor:
                 self._say(arrival.routing_id, self._keeper.knock(caller, message, os.urandom(32)))
             case Hello():
                 verdict = self._on_hello(arrival, caller, message, now)
-            case AskStatus(run=run):
-                self._on_asked(arrival.routing_id, self._keeper.wrong_run(run), now)
             case Probe():
                 self._prober.on_probe(arrival.routing_id, arrival.came_from, message, now)
         self._counters.count(verdict)
+        if isinstance(message, AskStatus):  # after it was counted: the coordinator is told all counts with it
+            self._on_asked(arrival.routing_id, self._keeper.wrong_run(message.run), now)
 
     def _is_within_limits(self, arrival: Arrival, now: float) -> bool:
         """Nothing of the frame is looked at but its length."""

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ class Running:
             machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
             limits = Limits(memory_bytes=self._memory_bytes)
             with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), limits=limits) as server:
-                self.door = server.front_door
+                self.door, self.server = server.front_door, server
                 self.url = JoinUrl("127.0.0.1", server.port, MANIFEST.run.name, keys.public_raw)
                 self._ready.set()
                 server.run_until(self._stop.is_set)
@@ -208,6 +209,15 @@ def test_killing_the_front_door_touches_no_member_and_it_opens_again(
     Peer(context, running.url).enters()
     member.beats()
     assert again != first
+
+
+@pytest.mark.slow
+def test_P8_a_question_for_the_status_is_counted_before_the_counts_are_told(running: Running) -> None:
+    for _ in range(5):
+        running.status()
+        counts = running.server.counts
+        assert counts["arrived"] == sum(counts["counters"].values()) > 0
+        time.sleep(0.25)  # else the answer before would do for this question too
 
 
 @pytest.mark.slow

@@ -146,8 +146,8 @@ class Stage:
         return (self.folder / f"{name}.log").read_text()
 
     def events(self, name: str) -> list[Event]:
-        """What the journal of a peer holds so far."""
-        journal = self.folder / f"{name}.events.jsonl"
+        """What its journal holds so far."""
+        journal = self.folder / ("run.data/events.jsonl" if name == "coordinator" else f"{name}.events.jsonl")
         return read_events(journal) if journal.exists() else []
 
     def model(self, name: str) -> Path:
