@@ -37,6 +37,7 @@ from farflung.peer.effects import Effect, Encode, ServeManifest, ServeState, ToC
 from farflung.peer.local_messages import Frozen
 from farflung.peer.participation import EARLY_BYTES, EARLY_KEPT, Participation
 from farflung.peer.reports import Reporter
+from waiting import LONG_S, PATIENCE_S
 
 RUN = b"run-tag!"
 HONEST = ("ann", "bob", "cid")
@@ -45,7 +46,6 @@ MEMBERS = (*HONEST, MAL)
 CHUNKS, ELEMENTS, ROUND = 6, 5000, 7
 CODEC = codec_named("fp32")
 PAYLOAD_MAX = 8 * ELEMENTS
-WAIT_S = 60.0
 MODEL = ModelSchema(
     (TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32)
 )
@@ -202,9 +202,9 @@ class Swarm:
         self.honest = {name: Honest(name, self._told) for name in HONEST}
         owners = (0, 0, 1, 1, 2, 3 if self.fault.owns else 2)
         self.plan = Plan(ROUND, 1, 0, MEMBERS, owners, ("fp32",) * 4)
-        # The grace is short where mal is not heard at all, and does not matter where it is.
+        # Nobody is out for being late: this machine may stand still.
         rules = RoundRules(
-            2, scatter_grace_s=20.0, round_timeout_s=WAIT_S, weight_cap=4.0, gather_codec="fp32"
+            2, scatter_grace_s=LONG_S, round_timeout_s=2 * LONG_S, weight_cap=4.0, gather_codec="fp32"
         )
         self.flight = InFlight(self.plan, rules, time.monotonic())
         contacts = [each.contact for each in self.honest.values()]
@@ -265,13 +265,17 @@ class Swarm:
         if self.fault.owns:  # it holds all that it should, and says so
             held = {m: proof_of({CHUNKS - 1: hash_bytes(TRUE[m][CHUNKS - 1])}) for m in MEMBERS}
             self.flight.on_progress(MAL, report_of(held))
-        stop = time.monotonic() + WAIT_S
-        while self.done is None:
+        stop = time.monotonic() + PATIENCE_S
+        while self.done is None or not self.counted()[self.fault.verdict]:  # what it sent may be read later
             assert time.monotonic() < stop, self.flight.next_step(time.monotonic(), set(MEMBERS), set(HONEST))
             for each in self.honest.values():
                 each.turn()
             self.mal_answers()
-            self.step()
+            if self.done is None:
+                self.step()
+
+    def counted(self) -> Counter[str]:
+        return sum((each.verdicts() for each in self.honest.values()), Counter())
 
     def step(self) -> None:
         dialable = set(MEMBERS) if self.fault.owns else set(HONEST)
@@ -471,10 +475,8 @@ def test_P8_P9_the_honest_finish_and_the_culprit_is_out_with_its_reason(swarm: S
     fault = swarm.fault
     swarm.run()
     finished_alike(swarm)
-    counted = sum((each.verdicts() for each in swarm.honest.values()), Counter())
-    assert counted[fault.verdict] > 0, counted
     reasons = swarm.decision.reasons if swarm.decision is not None else {}
-    assert set(reasons) == ({MAL} if fault.excluded else set())
+    assert set(reasons) == ({MAL} if fault.excluded else set()), reasons
     assert fault.excluded in reasons.get(MAL, "")
 
 
