@@ -7,19 +7,22 @@ one of these might be taken by another process while the program is away.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections.abc import Iterator
 
 FIRST, LAST = 20_000, 32_000
+_places = itertools.count(
+    37 * os.getpid()
+)  # no place twice: who was given a port may be away when another one asks
 
 
 def free_ports(count: int = 1) -> Iterator[int]:
     """The first of so many in a row that are free on loopback in this moment; processes begin at different places."""
     groups = (LAST - FIRST) // count
-    start = 37 * os.getpid()
-    for at in range(groups):
-        port = FIRST + count * ((start + at) % groups)
+    for place in itertools.islice(_places, groups):
+        port = FIRST + count * (place % groups)
         with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
             for each in range(port, port + count):
                 taken.enter_context(socket.socket()).bind(("127.0.0.1", each))

@@ -219,7 +219,7 @@ class Stage:
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    """Peers start as people start them; with the mark `forked` they don't spend seconds on importing torch, twice."""
-    forked = request.node.get_closest_marker("forked") is not None
+    """Peers start as people start them; marked `forked_peers`, they don't spend seconds on importing torch, twice."""
+    forked = request.node.get_closest_marker("forked_peers") is not None
     with contextlib.closing(Stage(tmp_path, request.getfixturevalue("nursery") if forked else None)) as made:
         yield made

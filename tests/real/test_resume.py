@@ -30,7 +30,7 @@ def trained(version: int) -> Any:
     )
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: Any) -> None:
     """One of two ends first, so that the other one's last checkpoint is of the run's last version."""
     stage.write_run(every_rounds=1, patience_s=3600.0)  # it goes back to nothing before ann is there again
@@ -62,7 +62,7 @@ def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
     assert "Traceback" not in stage.log("ann")
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(stage: Any) -> None:
     stage.write_run(every_rounds=7)
     begin(stage, "shared", "shared")

@@ -71,7 +71,7 @@ def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: An
     assert leases["committed"] <= leases["leased"] and leases["committed"] >= 8 * 2 * 10 * 4
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_P1_fragments_are_merged_side_by_side_and_end_in_one_model(stage: Any) -> None:
     stage.write_run(rounds=6, fragments=3)
     stage.coordinate()
@@ -86,7 +86,7 @@ def test_P1_fragments_are_merged_side_by_side_and_end_in_one_model(stage: Any) -
     assert same_model(stage.model("ann"), stage.model("bob"))
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_P3_a_killed_peer_does_not_stop_the_others_and_comes_back(stage: Any) -> None:
     stage.write_run(sync_every=20)
     stage.coordinate()
@@ -101,7 +101,7 @@ def test_P3_a_killed_peer_does_not_stop_the_others_and_comes_back(stage: Any) ->
     stage.until(trained(3, after["version"] + 1), "it is back and takes part")
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_P5_the_coordinator_is_killed_and_restarted_and_nothing_is_lost(stage: Any) -> None:
     stage.write_run(sync_every=20, dead_after_s=3.0)  # peers find its death by its silence
     coordinator = stage.coordinate()
@@ -124,7 +124,7 @@ def test_P5_the_coordinator_is_killed_and_restarted_and_nothing_is_lost(stage: A
     assert "not let in" not in stage.log("ann")
 
 
-@pytest.mark.forked
+@pytest.mark.forked_peers
 def test_a_crashed_trainer_is_started_again_from_the_anchor_in_memory(stage: Any) -> None:
     stage.write_run(sync_every=20)
     stage.coordinate()
