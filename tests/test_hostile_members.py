@@ -37,7 +37,7 @@ from farflung.peer.effects import Effect, Encode, ServeManifest, ServeState, ToC
 from farflung.peer.local_messages import Frozen
 from farflung.peer.participation import EARLY_BYTES, EARLY_KEPT, Participation
 from farflung.peer.reports import Reporter
-from waiting import LONG_S, PATIENCE_S
+from waiting import LONG_S, Patience
 
 RUN = b"run-tag!"
 HONEST = ("ann", "bob", "cid")
@@ -265,9 +265,9 @@ class Swarm:
         if self.fault.owns:  # it holds all that it should, and says so
             held = {m: proof_of({CHUNKS - 1: hash_bytes(TRUE[m][CHUNKS - 1])}) for m in MEMBERS}
             self.flight.on_progress(MAL, report_of(held))
-        stop = time.monotonic() + PATIENCE_S
+        patience = Patience()
         while self.done is None or not self.counted()[self.fault.verdict]:  # what it sent may be read later
-            assert time.monotonic() < stop, self.flight.next_step(time.monotonic(), set(MEMBERS), set(HONEST))
+            assert not patience.is_over, self.flight.next_step(time.monotonic(), set(MEMBERS), set(HONEST))
             for each in self.honest.values():
                 each.turn()
             self.mal_answers()

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
 from farflung.coordinator.zap import ZapHandler
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, Patience
 
 RUN = b"run-tag!"
 PAYLOAD_MAX = 100_000
@@ -71,9 +70,9 @@ def frame(kind: Kind = Kind.CONTRIBUTION, payload: bytes = b"payload", run: byte
 
 
 def until(ends: list[End], wanted: Callable[[], bool], what: str) -> None:
-    stop = time.monotonic() + PATIENCE_S
+    patience = Patience()
     while not wanted():
-        assert time.monotonic() < stop, f"not within {PATIENCE_S:g} s: {what}"
+        assert not patience.is_over, f"not within {PATIENCE_S:g} s: {what}"
         for end in ends:
             end.turn()
 

@@ -9,7 +9,6 @@ import select
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from rich.text import Text
 from farflung.peer import own_screen
 from farflung.peer.dashboard import render
 from farflung.peer.terminal import Terminal, has_terminal
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, Patience
 
 
 @pytest.fixture
@@ -81,9 +80,9 @@ def start_in_a_terminal(words: list[str]) -> tuple[subprocess.Popen[bytes], int]
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:
-    seen, end = b"", time.monotonic() + PATIENCE_S
+    seen, patience = b"", Patience()
     while wanted not in seen:
-        assert time.monotonic() < end, seen.decode("utf-8", "replace")[-2000:]
+        assert not patience.is_over, seen.decode("utf-8", "replace")[-2000:]
         if select.select([terminal], [], [], 0.2)[0]:
             try:
                 seen += os.read(terminal, 65536)

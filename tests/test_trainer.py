@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.tiny_gpt import GPTConfig, TinyGPT
-from waiting import PATIENCE_S, eventually
+from waiting import PATIENCE_S, Patience, eventually
 
 URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
 
@@ -74,9 +73,9 @@ class LonelyAgent:
 
     def serve(self, until: subprocess.Popen[str], last: FromTrainer | None = None) -> None:
         """Until the trainer has ended; what it said last may arrive after that."""
-        give_up_at = time.monotonic() + PATIENCE_S
+        patience = Patience()
         while until.poll() is None or (last is not None and last not in self.heard):
-            assert time.monotonic() < give_up_at, f"the trainer did not end; it said {self.heard}"
+            assert not patience.is_over, f"the trainer did not end; it said {self.heard}"
             self.server.socket.poll(20)
             while (got := self.server.recv_nowait()) is not None:
                 if got[1] is WAITING:

@@ -19,14 +19,27 @@ LONG_S = 300.0  # for what compiles, installs, or starts processes that import t
 LOOK_EVERY_S = 0.02
 
 
+class Patience:
+    """So many seconds in which this process could look: a standstill of the machine counts as one of them."""
+
+    def __init__(self, seconds: float = PATIENCE_S) -> None:
+        self._left_s, self._looked_at = seconds, time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        self._left_s -= min(1.0, now - self._looked_at)
+        self._looked_at = now
+        return self._left_s <= 0.0
+
+
 def eventually(probe: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """What the probe found, as soon as that is true; `what` says in the failure what was waited for."""
-    end = time.monotonic() + patience_s
+    patience = Patience(patience_s)
     while True:
-        late = time.monotonic() >= end  # asked before the look, so that a look always follows a standstill
         if found := probe():
             return found
-        if late:
+        if patience.is_over:
             pytest.fail(f"not within {patience_s:g} s: {what}")
         time.sleep(LOOK_EVERY_S)
 

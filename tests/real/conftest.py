@@ -184,13 +184,9 @@ class Stage:
             logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
             pytest.fail(f"{late}{more()}\n{logs}")
 
-    def wait(self, name: str, timeout_s: float = LONG_S) -> int:
-        try:
-            return self.processes[name].wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"{name} did not end within {timeout_s:g} s:\n{self.log(name)[-3000:]}"
-            ) from None
+    def wait(self, name: str) -> int:
+        self.eventually(lambda: self.processes[name].poll() is not None, f"{name} ends")
+        return int(self.processes[name].wait())
 
     def trainer_of(self, name: str) -> int:
         """Process id of the trainer that attached last, whether it still runs or not."""
