@@ -379,7 +379,7 @@ def asks(swarm: Swarm, to: str) -> list[Parts]:
 
 
 def pings(swarm: Swarm, to: str) -> list[Parts]:
-    pinged = [swarm.header(Kind.PING, number, round_no=0) for number in range(500)]
+    pinged = [swarm.header(Kind.PING, number, round_no=0) for number in range(150)]
     return [parts for header in pinged for parts in framed(header, bytes(PAYLOAD_MAX))]
 
 
@@ -404,7 +404,7 @@ FAULTS = [
     Fault(
         "oversized frame", Verdict.OVERSIZE, LONG, contributes=lambda h, p: framed(h, bytes(PAYLOAD_MAX + 1))
     ),
-    Fault("every frame 100 times", Verdict.DUPLICATE, "", contributes=lambda h, p: [[h.pack(), p]] * 100),
+    Fault("every frame 30 times", Verdict.DUPLICATE, "", contributes=lambda h, p: [[h.pack(), p]] * 30),
     Fault("replay of an earlier round", Verdict.STALE, "", first=replayed),
     Fault(
         "stale round first",
