@@ -51,6 +51,7 @@ def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: An
     assert f"read the checkpoint of version {before['version']}" in stage.log("ann") + stage.log("bob")
 
 
+@pytest.mark.forked_peers
 def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
     stage.write_run(rounds=4, min_peers=1, every_rounds=2)
     stage.coordinate("--exit-when-done")

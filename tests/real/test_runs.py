@@ -140,6 +140,7 @@ def test_a_crashed_trainer_is_started_again_from_the_anchor_in_memory(stage: Any
     assert not any("joined" in e["text"] and e["at_s"] > before["elapsed_s"] for e in after["events"])
 
 
+@pytest.mark.forked_peers
 def test_P10_ctrl_c_leaves_cleanly(stage: Any) -> None:
     stage.write_run(min_peers=1)
     stage.coordinate()
@@ -157,6 +158,7 @@ def test_P10_ctrl_c_leaves_cleanly(stage: Any) -> None:
     assert data["returned"] > before["leases"]["returned"], "what bob had not used was free at once"
 
 
+@pytest.mark.forked_peers
 def test_another_model_is_refused_with_the_differing_field(stage: Any) -> None:
     stage.write_run(min_peers=1)
     stage.coordinate()
