@@ -250,7 +250,19 @@ class Swarm:
 
     # ---- the round ---------------------------------------------------------------------------------------------
 
+    def meet(self) -> None:
+        """A standstill while connections are still being made would look like members that can't be reached."""
+        patience, lines = (
+            Patience(),
+            [line for each in self.honest.values() for line in each.link._lines.values()],
+        )
+        while not all(line.is_up for line in lines if line.contact.peer in HONEST):
+            assert not patience.is_over, "the honest do not reach each other"
+            for each in self.honest.values():
+                each.turn()
+
     def run(self) -> None:
+        self.meet()
         for each in self.honest.values():
             each.open(self.plan)
         for name in HONEST:
