@@ -28,6 +28,7 @@ RUN = """
 name = "arena"
 rounds = 1000000
 min_peers = {min_peers}
+max_peers = {max_peers}
 [model]
 builtin = ""
 [data]
@@ -46,7 +47,7 @@ dead_after_s = {dead_after_s}
 [checkpoint]
 every_rounds = 5
 keep = 1
-go_back_after_s = 1.0
+go_back_after_s = {go_back_after_s}
 [admission]
 joins_at_once = {joins_at_once}
 """
@@ -93,7 +94,7 @@ class Arena:
         self.parties: dict[str, Party] = {}
         self.url = ""
         usual = {"min_peers": 2, "sync_every": 10, "fragments": 1, "deadline_s": 5.0, "dead_after_s": 1.5}
-        usual |= {"joins_at_once": 16}
+        usual |= {"joins_at_once": 16, "max_peers": 64, "go_back_after_s": 1.0}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
         self._port = 0

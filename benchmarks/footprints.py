@@ -5,20 +5,26 @@
     prints.growth()                            # how memory grew in those that lived long enough
     prints.left_behind()                       # shared memory and folders of those processes that are still there
 
-Used by storm.py.  It only reads /proc; it asks no process anything.
+Used by storm.py.  It only reads /proc; it asks no process anything.  By itself it watches an undisturbed run whose
+rounds are as quick as they get, since what leaks, leaks with every round:
+
+    python benchmarks/footprints.py [--minutes 15] [--peers 3]
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM_UP_S = 60.0  # a process's first minute is not counted: it imports, connects and fills its buffers
+LOOK_S = 5.0
 LEAST_S = 180.0  # after it: shorter lives tell nothing about a slope
 
 
@@ -94,3 +100,45 @@ def slope_per_hour(at: list[float], values: list[float]) -> float:
 
 def _spread(values: list[float], unit: str) -> str:
     return f"median {statistics.median(values):+.1f}, most {max(values):+.1f} {unit} an hour"
+
+
+def watch(folder: Path, minutes: float, peers: int) -> None:
+    from arena import Arena  # not above: arena.py needs nothing of this module, and storm.py needs both
+    from nursery import Nursery
+
+    prints = Footprints()
+    with Nursery(folder) as nursery:
+        arena = Arena(folder / "run", nursery, sync_every=2)
+        arena.step_s = 0.005
+        names = [f"peer{number:02}" for number in range(peers)]
+        try:
+            arena.coordinate()
+            for name in names:
+                arena.join(name)
+            arena.takes_part(*names)
+            begun = time.monotonic()
+            while time.monotonic() - begun < 60 * minutes:
+                time.sleep(LOOK_S)
+                prints.look(arena.processes(), time.monotonic())
+            commits = sum(each["event"] == "committed" for each in arena.coordinator.look())
+        finally:
+            arena.close()
+    print(f"{commits} commits in {minutes:g} minutes; {len(prints.left_behind())} folders left behind")
+    for what in sorted({life.name for life in prints.lives.values()}):
+        for life in (each for each in prints.lives.values() if each.name == what):
+            half = len(life.at) // 2
+            rate = slope_per_hour(life.at[half:], life.rss_mb[half:])
+            at = [life.rss_mb[index] for index in (0, len(life.at) // 4, half, -1)]
+            told = " ".join(f"{mb:.1f}" for mb in at)
+            print(
+                f"{what}: {told} MB at the start, a quarter, a half and the end; in the second half {rate:+.2f} MB an hour"
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="how memory grows in a run whose rounds are quick")
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--peers", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        watch(Path(place), asked.minutes, asked.peers)

@@ -240,11 +240,11 @@ ROWS = [
     ),
     Row(
         "23",
-        "... 40 real peers",
-        "16 fetch the model at the same time (`joins_at_once`), the others wait; all take part",
+        "... 16 real peers",
+        "four fetch the model at the same time (`joins_at_once`), the others wait; all take part",
         CROWDS,
         (),
-        ("40 peers",),
+        ("16 peers",),
     ),
     Row(
         "24",

@@ -229,8 +229,8 @@ class Sham:
                 up_bytes_per_s=0,
                 down_bytes_per_s=0,
                 have=self.leases,
-                want=64 if len(self.leases) < 2 else 0,
-                samples=SAMPLES,
+                want=64 if len(self.leases) < 2 and not self.crowd.only_joins else 0,
+                samples=0 if self.crowd.only_joins else SAMPLES,  # 0: it has not looked at its data yet
                 rough=False,
                 era=0,
                 saved=-1,

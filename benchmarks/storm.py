@@ -24,7 +24,7 @@ from pathlib import Path
 
 from arena import Arena, included
 from farflung.collectives.events import Event
-from footprints import Footprints
+from footprints import LOOK_S, Footprints
 from nursery import Nursery
 from pages import write_between
 
@@ -33,7 +33,6 @@ CALM_S = 60.0
 KILLS, STOPS = 28, 8
 RESTART_S = 1.0
 STOP_S = (3.0, 10.0)
-LOOK_S = 5.0  # how often memory and open files are read
 
 
 @dataclass
