@@ -131,7 +131,7 @@ def watch(folder: Path, minutes: float, peers: int) -> None:
             at = [life.rss_mb[index] for index in (0, len(life.at) // 4, half, -1)]
             told = " ".join(f"{mb:.1f}" for mb in at)
             print(
-                f"{what}: {told} MB at the start, a quarter, a half and the end; in the second half {rate:+.2f} MB an hour"
+                f"{what}: {told} MB at the start, a quarter, a half and the end; then {rate:+.2f} MB an hour"
             )
 
 
