@@ -28,6 +28,7 @@ RUN = """
 name = "arena"
 rounds = 1000000
 min_peers = {min_peers}
+max_peers = {max_peers}
 [model]
 builtin = ""
 [data]
@@ -46,7 +47,9 @@ dead_after_s = {dead_after_s}
 [checkpoint]
 every_rounds = 5
 keep = 1
-go_back_after_s = 1.0
+go_back_after_s = {go_back_after_s}
+[admission]
+joins_at_once = {joins_at_once}
 """
 
 
@@ -91,6 +94,7 @@ class Arena:
         self.parties: dict[str, Party] = {}
         self.url = ""
         usual = {"min_peers": 2, "sync_every": 10, "fragments": 1, "deadline_s": 5.0, "dead_after_s": 1.5}
+        usual |= {"joins_at_once": 16, "max_peers": 64, "go_back_after_s": 1.0}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
         self._port = next(free_ports())
@@ -211,6 +215,19 @@ class Arena:
         """What the nursery started and a signal stopped: also trainers that have not said who they are."""
         return [pid for pid in self._nursery.children() if is_stopped(pid)]
 
+    def processes(self) -> dict[str, list[int]]:
+        """All that run now by what they are; the coordinator's front door is a child of its own."""
+        mine = {party.process.pid: name for name, party in self.parties.items() if party.process is not None}
+        agents = [pid for pid, name in mine.items() if name != "coordinator"]
+        everything = self._nursery.children()
+        broker = [pid for pid in everything if mine.get(pid) == "coordinator"]
+        return {
+            "agent": [pid for pid in everything if pid in agents],
+            "trainer": [pid for pid in everything if pid not in mine],
+            "coordinator": broker,
+            "front door": [child for pid in broker for child in children_of(pid)],
+        }
+
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def audit(self) -> Report:
@@ -234,6 +251,13 @@ class Arena:
         except subprocess.TimeoutExpired:
             process.kill()
         self.reap(name)
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it ended just now
+        return []
 
 
 def included(commit: Event) -> set[str]:

@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 Figure = dict[str, object]
 SIMULATOR = "tests/test_simulator.py"
 WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
-PARTITIONS = "tests/chaos/test_partitions.py"
+PARTITIONS, CROWDS = "tests/chaos/test_partitions.py", "tests/chaos/test_crowds.py"
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ ROWS = [
         "6", "... killed and started at once", "inner steps go on", MATRIX, (), ("coordinator away for 0 s",)
     ),
     Row("6", "... away for 5 s", "inner steps go on", MATRIX, (), ("coordinator away for 5 s",)),
+    Row("6", "... away for 60 s", "inner steps go on", MATRIX, (), ("coordinator away for 60 s",)),
     Row(
         "6",
         "... killed 200 times, at random moments",
@@ -196,6 +197,12 @@ ROWS = [
         "tests/test_hostile_members.py, tests/test_training.py",
     ),
     Row(
+        "13, 14",
+        "a contribution 1000 times too long, or with its sign flipped",
+        "shortened to the median length, or out of the mean; told why (from four peers on)",
+        "tests/test_robust_merging.py, examples/experiments/malicious.py",
+    ),
+    Row(
         "15, 16",
         "stale, late and repeated frames",
         "counted as stale or duplicate",
@@ -224,13 +231,41 @@ ROWS = [
         ("2 of 6 peers",),
     ),
     Row(
+        "23",
+        "200 shams join at once",
+        "the peers that train go on; all get in",
+        CROWDS,
+        (),
+        ("200 shams",),
+    ),
+    Row(
+        "23",
+        "... 16 real peers",
+        "four fetch the model at the same time (`joins_at_once`), the others wait; all take part",
+        CROWDS,
+        (),
+        ("16 peers",),
+    ),
+    Row(
         "24",
         "everybody dies",
         "back to a version of its own, from a checkpoint, or it waits",
         f"{WALK}, tests/test_going_back.py, tests/real/test_resume.py",
     ),
     Row("25", "a full uplink", "control words keep their way", "tests/test_courtesy.py, benchmarks/wan.py"),
+    Row(
+        "26",
+        "a wrong address, a peer behind NAT",
+        "dialled back at the hello; who cannot be reached owns nothing and takes part",
+        "tests/test_reachability.py",
+    ),
     Row("27", "the same key started twice", "the second is refused as long as the first lives", MATRIX),
+    Row(
+        "28, 34",
+        "a client of another run, or of another protocol version",
+        "refused at the knock, in words",
+        "tests/test_run_machine.py",
+    ),
     Row(
         "29",
         "the coordinator restored from an old copy",
@@ -244,10 +279,22 @@ ROWS = [
         f"{MATRIX}, tests/test_journal.py",
     ),
     Row(
+        "31",
+        "an owner sends results that do not have the hash it told the coordinator",
+        "its chunks move, and the round goes on. An owner that sums wrongly for all alike is not found",
+        "tests/test_hostile_members.py",
+    ),
+    Row(
         "32",
         "Ctrl-C, SIGTERM",
         "it leaves in good order; killed on the way it is like any other",
         f"tests/real/test_runs.py, {WALK}",
+    ),
+    Row(
+        "33",
+        "a store for checkpoints that fails",
+        "training goes on, it is told, the next version is tried",
+        "tests/test_saving.py, tests/test_checkpoints.py",
     ),
     Row("35", "reordered, doubled, lost messages", "the same digests", SIMULATOR),
     Row(

@@ -15,7 +15,9 @@ import os
 import random
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,7 +48,7 @@ from farflung.peer.identity import Identity
 
 CHUNKS = 96
 SAMPLES = 1 << 40
-MODEL = ModelSchema((TensorSpec("w", (CHUNKS, 4), "float32", "param"),), 4, CHUNKS, CHUNKS, hash_bytes(b""))
+VARIABLE = "FARFLUNG_SHAM_MODEL"  # a file with another run's schema: shams that only join, and stay without a version
 APPLY_S = (0.1, 1.0)  # from a commit to its version
 READY_AFTER_S = 1.0  # after a version is there: the inner steps
 NOTHING = b""
@@ -98,6 +100,13 @@ _readers = {
     "aborted": msgspec.msgpack.Decoder(msgspec.Raw),
     "gone": msgspec.msgpack.Decoder(msgspec.Raw),
 }
+
+
+def model_of(environ: Mapping[str, str]) -> ModelSchema:
+    if VARIABLE in environ:
+        return msgspec.msgpack.decode(Path(environ[VARIABLE]).read_bytes(), type=ModelSchema)
+    weight = TensorSpec("w", (CHUNKS, 4), "float32", "param")
+    return ModelSchema((weight,), 4, CHUNKS, CHUNKS, hash_bytes(b""))
 
 
 def reader_of(raw: bytes) -> tuple[str, Any]:
@@ -181,7 +190,7 @@ class Sham:
     def on_door(self, message: Message, now: float) -> None:
         if isinstance(message, Challenge) and self.door.on_challenge(message):
             self.door.manifest_digest = hash_bytes(message.manifest)
-            self.crowd.say(self.crowd.at_door, self, self.door.greet(MODEL, -1, b"", now))
+            self.crowd.say(self.crowd.at_door, self, self.door.greet(self.crowd.model, -1, b"", now))
         elif isinstance(message, Refuse):
             self.crowd.count(f"refused: {message.code}")
             self.door.on_refuse(message, now)
@@ -220,8 +229,8 @@ class Sham:
                 up_bytes_per_s=0,
                 down_bytes_per_s=0,
                 have=self.leases,
-                want=64 if len(self.leases) < 2 else 0,
-                samples=SAMPLES,
+                want=64 if len(self.leases) < 2 and not self.crowd.only_joins else 0,
+                samples=0 if self.crowd.only_joins else SAMPLES,  # 0: it has not looked at its data yet
                 rough=False,
                 era=0,
                 saved=-1,
@@ -263,6 +272,8 @@ class Sham:
         if tick.leases is not None:
             self.leases = tuple(lease.lease for lease in tick.leases)
         of = tick.fragments[0]
+        if self.crowd.only_joins:
+            return
         if tick.goal == "found" and self.version < 0:
             self.at_version(0, now)
         elif tick.goal == "sync" and of.digests and of.version > self.version:
@@ -346,6 +357,7 @@ class Sham:
 class Crowd:
     def __init__(self, url: JoinUrl, count: int, owners: int) -> None:
         self.url, self.heartbeat_s, self.rounds = url, 1.0, False
+        self.model, self.only_joins = model_of(os.environ), VARIABLE in os.environ
         self.context = zmq.Context()
         self.at_door, self.inside = self._socket(), self._socket()
         self.figures = Figures()

@@ -5,7 +5,8 @@
 Faults come as a Poisson process: 28 of 36 kill a peer (it is started again after 1 s), 8 of 36 stop one for 3 to 10 s;
 besides, the coordinator is killed twice and started again at once.  Trainers are light (light_trainer.py): a step
 sleeps.  Before the storm a calm minute shows what is committed without faults.  At the end the audit judges all
-journals.  `--write` puts the result into docs/reliability.md.
+journals; how memory and open files grew, and what was left behind, is told by footprints.py.  `--write` puts the
+result into docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from arena import Arena, included
 from farflung.collectives.events import Event
+from footprints import LOOK_S, Footprints
 from nursery import Nursery
 from pages import write_between
 
@@ -50,14 +52,19 @@ class Storm:
     per_hour: float
     faults: list[Fault] = field(default_factory=list)
     pending: list[Fault] = field(default_factory=list)
+    prints: Footprints = field(default_factory=Footprints)
 
     def rage(self, seconds: float) -> float:
         """Returns when it was over: no more faults, all that was broken mended."""
         begin = time.monotonic()
         end, next_at = begin + seconds, begin + self._pause()
+        look_at = begin
         broker = [begin + seconds / 3, begin + 2 * seconds / 3]
         while (now := time.monotonic()) < end or self.pending:
             self._mend(now)
+            if now >= look_at:
+                self.prints.look(self.arena.processes(), now)
+                look_at = now + LOOK_S
             if broker and now >= broker[0]:
                 broker.pop(0)
                 self.faults.append(Fault(self.arena.kill("coordinator"), "coordinator", "coordinator", now))
@@ -198,12 +205,18 @@ def main() -> int:
             found = figures_of(storm, (calm, begin), (begin, end))
         finally:
             arena.close()
+        found |= storm.prints.growth()
+        found["processes left"] = len(storm.prints.still_running())
+        found["shared memory and folders left"] = len(left := storm.prints.left_behind())
         report = arena.audit()
     text = as_text(asked, found, report.lines())
     print(json.dumps(found) if asked.json else text)
     if asked.write:
         write_between(PAGE, "storm", text)
-    return 0 if report.kept and not found["never_back"] else 1
+    for each in left:
+        print(f"left behind: {each}", file=sys.stderr)
+    clean = not found["never_back"] and not left and not found["processes left"]
+    return 0 if report.kept and clean else 1
 
 
 if __name__ == "__main__":

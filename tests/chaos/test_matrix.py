@@ -199,7 +199,7 @@ def test_a_third_of_the_peers_is_replaced_again_and_again(
 # ---- the coordinator ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("away_s", [0.0, 5.0])
+@pytest.mark.parametrize("away_s", [0.0, 5.0, 60.0])
 def test_the_coordinator_is_killed_and_comes_back(arena: Arena, figures: Figures, away_s: float) -> None:
     arena.takes_part("ann", "bob", "cid")
     steps = {name: steps_of(arena, name) for name in ("ann", "bob", "cid")}
