@@ -3,8 +3,9 @@ no model.
 
     python benchmarks/shams.py URL COUNT OWNERS      started by coordinator.py, which writes words to its stdin
 
-Two sockets carry all of them: each `connect` takes the key that is set at the moment.  Bytes of contributions and
-results are not there, only their hashes, which all shams compute alike.  OWNERS of them can be dialled.
+Two sockets carry all of them: each `connect` takes the key that is set at the moment.  Like real peers they hang up at
+the door when they are in.  Bytes of contributions and results are not there, only their hashes, which all shams compute
+alike.  OWNERS of them can be dialled.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Sham:
         self.identity = identity = Identity.generate()
         self.peer = identity.peer_id
         self.door = Doorway(me_of(identity, raw_of(self.public), os.urandom(16)), crowd.url.run)
-        self.session, self.seq, self.connected = NOTHING, 0, False
+        self.session, self.seq, self.connected, self.at_door = NOTHING, 0, False, False
         self.version, self.round_no, self.epoch, self.decision_no = -1, 0, 0, 0
         self.roster_no = 0
         self.ready_at = self.next_beat = self.began = 0.0
@@ -179,12 +180,14 @@ class Sham:
 
     def begin(self, now: float) -> None:
         self.began = now
-        self.crowd.connect(self.crowd.at_door, self, self.crowd.url.port)
         self.retry(now)
 
     def retry(self, now: float) -> None:
         knock = self.door.on_timer(now)
         if knock is not None:
+            if not self.at_door:
+                self.crowd.connect(self.crowd.at_door, self, self.crowd.url.port)
+                self.at_door = True
             self.crowd.say(self.crowd.at_door, self, knock)
 
     def on_door(self, message: Message, now: float) -> None:
@@ -197,6 +200,7 @@ class Sham:
         elif isinstance(message, Welcome) and self.door.on_welcome(message):
             self.crowd.figures.welcome_s.append(now - self.began)
             self.session, self.seq = message.session, 0
+            self.crowd.hang_up(self)
             if not self.connected:
                 self.connected = True
                 self.crowd.connect(self.crowd.inside, self, message.member_port)
@@ -374,7 +378,16 @@ class Crowd:
         socket.curve_publickey, socket.curve_secretkey = sham.public, sham.secret
         socket.curve_serverkey = text_of(self.url.key)
         socket.setsockopt(zmq.CONNECT_ROUTING_ID, sham.name)
-        socket.connect(f"tcp://{self.url.host}:{port}")
+        socket.connect(self._endpoint(sham, port))
+
+    def hang_up(self, sham: Sham) -> None:
+        self.at_door.disconnect(self._endpoint(sham, self.url.port))
+        sham.at_door = False
+
+    def _endpoint(self, sham: Sham, port: int) -> str:
+        """Each from an address of its own: what is to be hung up must have a name of its own."""
+        high, low = divmod(int(sham.name), 250)
+        return f"tcp://127.{os.getpid() % 200 + 10}.{high}.{low + 1}:0;{self.url.host}:{port}"
 
     def say(self, socket: Any, sham: Sham, message: Message) -> None:
         try:

@@ -134,9 +134,8 @@ class Admission:
         core = self._core
         if self.rules.mode != "open" or peer in core.ledger.names:
             return None
-        arriving = [m for m in core.members.alive.values() if self._is_arriving(m.admitted_at, m.has_shown)]
-        if core.ledger.learned and len(arriving) >= self.rules.joins_at_once:
-            told = f"{len(arriving)} newcomers are fetching the model already; yours is next"
+        if core.ledger.learned and (arriving := self._arriving()) >= self.rules.joins_at_once:
+            told = f"{arriving} newcomers are fetching the model already; yours is next"
             return refuse("busy", told, BUSY_RETRY_S)
         if network and not self._joins.take(network, core.now):
             wait_s = self._joins.wait_s(network, core.now)
@@ -144,5 +143,6 @@ class Admission:
             return refuse("rate", f"{told}; waiting", max(1.0, wait_s))
         return None
 
-    def _is_arriving(self, admitted_at: float, has_shown: bool) -> bool:
-        return not has_shown and self._core.now - admitted_at < ARRIVING_S
+    def _arriving(self) -> int:
+        alive, since = self._core.members.alive, self._core.now - ARRIVING_S
+        return sum(member.admitted_at > since and not member.has_shown for member in alive.values())

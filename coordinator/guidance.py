@@ -108,7 +108,7 @@ class Guidance:
             return None
         count = len(members.alive)
         pause_s = count / ROSTER_ENTRIES_PER_S if count > MEMBERS_PER_ROUND else 0.0
-        if beat.roster_no and now - member.roster_at < pause_s:
+        if now - member.roster_at < pause_s:
             return None
         member.roster_at = now
         return members.roster()

@@ -9,6 +9,7 @@ whole is verified, or takes part, where it does so in all of them.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +55,7 @@ class Member:
     closed_at: float | None = None  # its connection broke; it has a moment to come back
     claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
     dial_at: float = 0.0  # when to try (again)
-    roster_at: float = 0.0  # when it was last told who is here
+    roster_at: float = float("-inf")  # when it was last told who is here
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
     @property
@@ -107,11 +108,11 @@ class Membership:
     roster_no: int = 0
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
-    # Asked for with every frame, and the same until the roster changes.
+    # Asked for with every frame: kept up as members come, and made anew when one goes.
     _alive: dict[str, Member] = field(default_factory=dict)
     _in_order: list[str] = field(default_factory=list)
     _roster: tuple[Contact, ...] = ()
-    _alive_at: int = -1  # the roster's number
+    _roster_at: int = -1  # its number
 
     def admit(
         self, contact: Contact, session: bytes, process: bytes, now: float, network: str = ""
@@ -129,7 +130,9 @@ class Membership:
         if old is not None:
             member.left_out = old.left_out
             self._by_session.pop(old.session, None)
-        self.members[contact.peer] = member
+        if contact.peer not in self._alive:
+            insort(self._in_order, contact.peer)
+        self.members[contact.peer] = self._alive[contact.peer] = member
         self._by_session[session] = contact.peer
         self.roster_no += 1
         return member
@@ -142,6 +145,9 @@ class Membership:
         member.state = state
         self._by_session.pop(member.session, None)
         self.roster_no += 1
+        # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
+        self._alive = {peer: each for peer, each in self._alive.items() if each.alive}
+        self._in_order = sorted(self._alive)
         gone = sorted((m for m in self.members.values() if not m.alive), key=lambda m: m.heard_at)
         for oldest in gone[:-LOST_KEPT]:
             del self.members[oldest.peer]
@@ -151,13 +157,10 @@ class Membership:
         member = self.members.get(peer)
         return member is not None and not member.alive and member.state == "left"
 
-    def to_dial(self, now: float) -> list[Member]:
-        """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
-        due = [
-            m
-            for m in self.members.values()
-            if m.alive and m.claimed and not m.contact.address and now >= m.dial_at
-        ]
+    @staticmethod
+    def to_dial(members: Iterable[Member], now: float) -> list[Member]:
+        """Those of them whose address is to be tried now: it was not yet, or in vain some time ago."""
+        due = [m for m in members if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
         for member in due:
             member.dial_at = now + DIAL_AGAIN_S
         return due
@@ -204,20 +207,18 @@ class Membership:
 
     @property
     def alive(self) -> Mapping[str, Member]:
-        if self._alive_at != self.roster_no:
-            self._alive = {peer: member for peer, member in self.members.items() if member.alive}
-            self._in_order = sorted(self._alive)
-            self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
-            self._alive_at = self.roster_no
         return self._alive
 
     @property
     def in_order(self) -> Sequence[str]:
         """Who is alive, sorted by id."""
-        return self._in_order if self.alive else ()
+        return self._in_order
 
     def roster(self) -> tuple[Contact, ...]:
-        return self._roster if self.alive else ()
+        if self._roster_at != self.roster_no:
+            self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
+            self._roster_at = self.roster_no
+        return self._roster
 
     def can_talk(self, one: Member, other: Member) -> bool:
         """One of two must be dialable: who can't be dialled keeps connections to all who can."""

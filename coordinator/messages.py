@@ -87,7 +87,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
     session: Session
     incarnation: Count
     member_port: Annotated[int, Meta(ge=1, le=65535)]
-    # Whom to dial already: the first tick comes several round trips later.
+    # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
 
 

@@ -10,7 +10,7 @@ late and repeated messages all heal by the next beat.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from farflung.collectives.digests import HASH_BYTES
 from farflung.collectives.limits import MEMBERS_PER_ROUND
@@ -234,7 +234,7 @@ class RunMachine:
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         core.now = now
-        self._dial_back()
+        self._dial_back(core.members.alive.values())
         for member in core.members.silent(now, RECONNECT_GRACE_S):
             closed = member.closed_at is not None
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
@@ -270,18 +270,20 @@ class RunMachine:
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
         member = core.members.admit(contact, session, hello.process, core.now, network)
         member.identity = hello.identity
-        self._dial_back()
+        self._dial_back([member])
         known = core.ledger.books[0].digests.get(hello.version)
         member.standings[0].vouched = bool(hello.digest) and known == hello.digest
         if not again:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(key))
+        # To each of a crowd that comes at once it would be told who is here twice within moments.
+        few = len(core.members.alive) <= MEMBERS_PER_ROUND
         welcome = Welcome(
             session=session,
             incarnation=core.ledger.incarnation,
             member_port=self.member_port,
-            roster=core.members.roster(),
+            roster=core.members.roster() if few else (),
         )
         core.do(AnswerDoor(caller, welcome))
 
@@ -290,8 +292,8 @@ class RunMachine:
         if len(self.core.members.alive) <= MEMBERS_PER_ROUND:
             self.guidance.recheck_all()
 
-    def _dial_back(self) -> None:
-        for member in self.core.members.to_dial(self.core.now):
+    def _dial_back(self, members: Iterable[Member]) -> None:
+        for member in self.core.members.to_dial(members, self.core.now):
             self.core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
 
     # ---- members -------------------------------------------------------------------------------------
