@@ -37,7 +37,9 @@ from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
 from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.keys import raw_of, text_of
-from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse
+from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
+from farflung.coordinator.operator_socket import ask
+from farflung.coordinator.orders import Ban
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
@@ -45,6 +47,7 @@ from farflung.peer.watching import StatusClient
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
+DATA_FOLDER = "FARFLUNG_ATTACKED"  # for whom has to be banned first: where the operator's socket is
 GOAL = 0.03
 ANSWER_MS = 3000
 
@@ -173,6 +176,29 @@ def forged(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         yield from pause(0.2)
 
 
+def banned(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
+    """Peers that were in, and were banned: at the door again, and at the members' port with the key that was let in."""
+    folder, known = Path(os.environ[DATA_FOLDER]), list[tuple[Identity, Caller, bytes]]()
+    for _ in range(3):
+        identity, caller = Identity.generate(), Caller(url, ports[0])
+        welcome = caller.ask(caller.hello(identity, identity))
+        assert isinstance(welcome, Welcome), welcome
+        assert ask(folder, Ban(who=identity.peer_id, reason="a benchmark", lasts_s=3600.0)).ok
+        known.append((identity, caller, welcome.session))
+    while True:
+        for identity, let_in, session in known:
+            with Caller(url, ports[0]) as caller:
+                score.tries += 1
+                said = caller.ask(caller.hello(identity, identity))
+                score.refused += isinstance(said, Refuse) and said.code == "banned"
+            for port in ports[1:]:
+                with Caller(url, port, let_in.keys) as caller:
+                    score.tries += 1
+                    caller.socket.send(wire.encode(Leave(session=session, seq=1, reason="")))
+                    score.refused += not caller.socket.poll(300)
+        yield from pause(0.2)
+
+
 ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "loris": slow_loris,
     "garbage": garbage,
@@ -180,6 +206,7 @@ ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "replay": replay,
     "squatting": squatting,
     "forged": forged,
+    "banned": banned,
 }
 
 
@@ -193,9 +220,9 @@ def pause(seconds: float) -> Iterator[None]:
 class Caller:
     """A CURVE connection with a key of its own."""
 
-    def __init__(self, url: JoinUrl, port: int) -> None:
+    def __init__(self, url: JoinUrl, port: int, keys: tuple[bytes, bytes] | None = None) -> None:
         self.url, self.port = url, port
-        self.public, secret = zmq.curve_keypair()
+        self.keys = self.public, secret = keys or zmq.curve_keypair()
         self.context: zmq.Context[zmq.SyncSocket] = zmq.Context.instance()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -285,7 +312,8 @@ def measure(arena: Any, name: str, options: argparse.Namespace) -> str:
         time.sleep(options.seconds)
         quiet.append(median_period(arena, begun, time.monotonic()))
         words = [sys.executable, __file__, "--attack", name, arena.url, *map(str, ports)]
-        attacker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        environ = os.environ | {DATA_FOLDER: str(arena.folder / "run.data")}
+        attacker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ)
         time.sleep(2.0)  # it imports, and gets going
         begun = time.monotonic()
         while time.monotonic() < begun + options.seconds:

@@ -1,4 +1,5 @@
-"""How many members one coordinator carries: a real `farflung coordinate` on one core, sham members on the other.
+"""How many members one coordinator carries: a real `farflung coordinate` on one core, sham members on the other.  Its
+front door, a process of its own, takes whichever is free.
 
     python benchmarks/coordinator.py                    # all of it, about four minutes
     python benchmarks/coordinator.py --members 200 --seconds 5 --idle 500
@@ -78,6 +79,7 @@ class Process:
             )
         assert self.process.stdout is not None
         self.url = JoinUrl.parse(json.loads(self.process.stdout.readline())["url"])
+        os.sched_setaffinity(self.door_pid(), os.sched_getaffinity(0))
         self.events = folder / "run.data" / "events.jsonl"
 
     def cpu_s(self) -> float:

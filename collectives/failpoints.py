@@ -37,6 +37,13 @@ COORDINATOR = {
     **{f"{name}.after_fsync": f"{name}: durable, nobody knows" for name in RECORDS},
     **{f"{name}.mid_announce": f"{name}: some members know" for name in ANNOUNCED},
 }
+# What happens once in the life of a journal.
+JOURNAL = {
+    "journal.mid_fold": "the ledger is in the place of old records, in a transaction which is not committed",
+    "journal.after_fold": "it is committed",
+    "upgrade.after_backup": "an older journal's backup is there, nothing is changed",
+    "upgrade.mid": "its records are of the new format, in a transaction which is not committed",
+}
 AGENT = {
     "joining.before_knock": "it has told nobody that it exists",
     "joining.before_hello": "it has the manifest, and is not admitted",
@@ -79,7 +86,7 @@ TRAINER = {
     "freeze.before_word": "all of it is, the agent does not know",
     "load.mid": "it has parted its own work from the old version, the new one is not in the model",
 }
-POINTS: Mapping[str, str] = {**COORDINATOR, **AGENT, **TRAINER}
+POINTS: Mapping[str, str] = {**COORDINATOR, **JOURNAL, **AGENT, **TRAINER}
 ACTIONS = ("kill", "stop", "sleep", "raise", "corrupt")
 
 

@@ -99,6 +99,9 @@ class Admission:
             return Let()
         digest = token_digest(hello.token)
         found = self._core.ledger.register.invitations.get(digest) if hello.token else None
+        if found is not None and found.revoked is not None:
+            why = f"this invitation was revoked by the host of the run: {found.revoked}"
+            return refuse("revoked", f"{why}; ask it for another one")
         problem = self._problem(hello.token, found)
         if problem:
             return refuse("token", f"{problem}; ask the host of the run for a join URL with a new invitation")

@@ -19,6 +19,14 @@ from farflung.coordinator.messages import Bytes32, Hello, Session
 
 WORD_BYTES = CONTROL_FRAME_BYTES + 8192
 WORDS_PER_TURN = 64
+# At the front door, of everybody and of one network (networks.py).
+CONNECTIONS_MOST = 1024
+CONNECTIONS_OF_NETWORK = 64
+SILENT_S = 10.0  # a full door makes room for the next by cutting off who said nothing for so long
+FRAMES_PER_S = 100.0  # of one network; three seconds' worth at once
+BYTES_PER_S = 4.0 * (1 << 20)
+HELLOS_PER_S = 200.0  # of everybody: what is passed on to the coordinator
+MEMORY_BYTES = 512 << 20  # address space of the whole process
 Caller = Annotated[bytes, Meta(max_length=512)]
 
 
@@ -30,15 +38,15 @@ class _Word(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of everybody at the door, and of one network (networks.py)."""
+    """What holds at a door; tests have others."""
 
-    connections: int = 1024
-    connections_of_network: int = 64
-    silent_s: float = 10.0  # a full door makes room for the next by cutting off who said nothing for so long
-    frames_per_s: float = 100.0  # of one network; three seconds' worth at once
-    bytes_per_s: float = 4.0 * (1 << 20)
-    hellos_per_s: float = 200.0  # of everybody: what is passed on to the coordinator
-    memory_bytes: int = 512 << 20  # address space of the whole process
+    connections: int = CONNECTIONS_MOST
+    connections_of_network: int = CONNECTIONS_OF_NETWORK
+    silent_s: float = SILENT_S
+    frames_per_s: float = FRAMES_PER_S
+    bytes_per_s: float = BYTES_PER_S
+    hellos_per_s: float = HELLOS_PER_S
+    memory_bytes: int = MEMORY_BYTES
 
 
 class Begin(_Word, frozen=True, kw_only=True, tag="begin"):

@@ -19,6 +19,7 @@ from farflung.coordinator.ending import QuietEnd, stop_signals
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.journal import Journal
+from farflung.coordinator.journal_upgrade import backup_path
 from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.record_events import Beginning, RecordEvents
@@ -55,6 +56,9 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
         keys, records = load_or_create(data_dir), journal.records()
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
         machine.core.prove = keys.prove
+        if journal.upgraded_from:
+            kept = backup_path(path, journal.upgraded_from).name
+            machine.core.note(f"journal: brought up from format {journal.upgraded_from}; as it was: {kept}")
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
         events.begin(Beginning(manifest, journal.run_id, machine.core.ledger, records))

@@ -1,7 +1,8 @@
-"""Owns the run's memory on disk: an append-only SQLite file of records, and the lock that keeps it single.
+"""Owns the run's memory on disk: an SQLite file of records in order, and the lock that keeps it single.
 
 Called by the server, which lets nothing leave the process before `append` has returned (P5).  Knows bytes and
-order only: what a record means is the ledger's business.
+order only: what a record means is the ledger's business.  A journal that has grown long is folded into one record, the
+ledger; one of an older format is brought up to date as it is opened (journal_upgrade.py).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
+from farflung.coordinator.journal_upgrade import sync_folder, upgrade
 from farflung.coordinator.manifest import COORDINATORS_OWN, Manifest
-from farflung.coordinator.records import UNREADABLE, Record, from_bytes, to_bytes
+from farflung.coordinator.migrations import SCHEMA_VERSION
+from farflung.coordinator.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
 
-SCHEMA_VERSION = 1
+FOLD_AFTER_BYTES = 16 << 20  # of records since it was folded last
 _RESTORE = (
     "move the whole folder aside and start from an intact copy of it, or begin a new run in an empty folder"
 )
@@ -35,7 +38,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = b""
+        self.upgraded_from = 0  # the older format that it had
         self.restored = False  # it takes the place of another one, which must not be followed any more
+        self._position = 0  # of the newest record
+        self._grown_bytes = 0  # since it was folded
         self._lock = -1
         self._db: sqlite3.Connection | None = None
 
@@ -60,15 +66,23 @@ class Journal:
         return journal
 
     def records(self) -> list[Record]:
+        """From the newest fold on."""
         records: list[Record] = []
+        self._position = self._grown_bytes = 0
         try:
             for pos, body in self._database.execute("SELECT pos, body FROM journal ORDER BY pos"):
+                record = from_bytes(body)
+                if isinstance(record, Folded) and not records and record.position == pos:
+                    self._position = pos - 1
+                else:
+                    self._grown_bytes += len(body)
                 # Positions count without a gap, so a lost record can't pass unnoticed.
-                if pos != len(records) + 1:
-                    raise UserError(f"{self.path}: record {len(records) + 1} is missing; {_RESTORE}")
-                records.append(from_bytes(body))
+                if pos != self._position + 1:
+                    raise UserError(f"{self.path}: record {self._position + 1} is missing; {_RESTORE}")
+                records.append(record)
+                self._position = pos
         except UNREADABLE as error:
-            where = f"record {len(records) + 1} cannot be read ({error})"
+            where = f"record {self._position + 1} cannot be read ({error})"
             raise UserError(
                 f"{self.path}: {where}: the file is damaged, or a newer farflung wrote it; {_RESTORE}"
             ) from error
@@ -78,11 +92,30 @@ class Journal:
 
     def append(self, records: Sequence[Record]) -> None:
         """All of them or none.  A full disk is an sqlite3.OperationalError, and nothing was appended."""
+        bodies = [(to_bytes(record),) for record in records]
         with self._database as transaction:
-            transaction.executemany(
-                "INSERT INTO journal(body) VALUES (?)", [(to_bytes(record),) for record in records]
-            )
+            transaction.executemany("INSERT INTO journal(body) VALUES (?)", bodies)
             failpoints.hit("journal.mid_write")
+        self._position += len(records)
+        self._grown_bytes += sum(len(body) for (body,) in bodies)
+
+    @property
+    def is_long(self) -> bool:
+        return self._grown_bytes >= FOLD_AFTER_BYTES
+
+    def fold(self, folded: Callable[[int], Folded]) -> None:
+        """Put `folded(position)`, what all records up to there made, in their place: all of it or nothing.
+
+        The file does not get smaller by that; its pages are used again.
+        """
+        position = self._position
+        body = to_bytes(folded(position))
+        with self._database as transaction:
+            transaction.execute("DELETE FROM journal WHERE pos <= ?", (position,))
+            transaction.execute("INSERT INTO journal(pos, body) VALUES (?, ?)", (position, body))
+            failpoints.hit("journal.mid_fold")
+        self._grown_bytes = 0
+        failpoints.hit("journal.after_fold")
 
     def close(self) -> None:
         if self._db is not None:
@@ -134,10 +167,18 @@ class Journal:
             }
             with db:
                 db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-            _sync_folder(self.path.parent)
-        self._check(meta, manifest)
+            sync_folder(self.path.parent)
+        self._check_kind(meta)
+        schema = int(meta["schema"])
+        if schema != SCHEMA_VERSION:
+            self._check_place(db, meta.get("place"))  # a copy is nothing to write into
+            upgrade(db, self.path, schema)
+            self.upgraded_from = schema
+            meta = dict(db.execute("SELECT key, value FROM meta"))
+        self._check_rules(meta, manifest)
         self._check_place(db, meta.get("place"))
         self.run_id = meta["run_id"]
+        [(self._position,)] = db.execute("SELECT ifnull(max(pos), 0) FROM journal").fetchall()
 
     def _check_place(self, db: sqlite3.Connection, known: bytes | None) -> None:
         """A lock keeps two coordinators out of one file; that there are not two files is what this is for.
@@ -155,14 +196,12 @@ class Journal:
         with db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (here,))
 
-    def _check(self, meta: dict[str, bytes], manifest: Manifest) -> None:
-        if meta.keys() - {"place"} != {"schema", "run_id", "manifest"} or len(meta["run_id"]) != 16:
+    def _check_kind(self, meta: dict[str, bytes]) -> None:
+        whole = meta.keys() - {"place"} == {"schema", "run_id", "manifest"} and len(meta["run_id"]) == 16
+        if not whole or not meta["schema"].isdigit():
             raise UserError(f"{self.path}: not the journal of a run; {_RESTORE}")
-        if meta["schema"] != str(SCHEMA_VERSION).encode("ascii"):
-            raise UserError(
-                f"{self.path}: written in format {meta['schema'].decode('ascii', 'replace')}, this farflung reads "
-                f"format {SCHEMA_VERSION}; start it with the farflung version that made it"
-            )
+
+    def _check_rules(self, meta: dict[str, bytes], manifest: Manifest) -> None:
         if meta["manifest"] != manifest.canonical():
             difference = _first_difference(manifest, Manifest.from_canonical(meta["manifest"]))
             raise UserError(
@@ -177,15 +216,6 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
             f"{path}: cannot use this journal: {error}; check the folder, its owner and its space"
         )
     return UserError(f"{path}: the journal is damaged ({error}); {_RESTORE}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file is only there after a power cut if its folder was synced too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _first_difference(wanted: Manifest, kept: Manifest) -> str:

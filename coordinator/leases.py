@@ -74,6 +74,11 @@ class Leases:
     returned_samples: int = 0  # ever
     _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
 
+    def after_unpacking(self) -> None:
+        self._by_peer = {}
+        for lease_id, held in self.held.items():
+            self._by_peer.setdefault(held.peer, {})[lease_id] = held
+
     # ---- the accounts -----------------------------------------------------------------------------------
 
     @property

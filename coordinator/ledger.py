@@ -22,6 +22,7 @@ from farflung.coordinator.records import (
     DecidedOn,
     Departed,
     DigestFixed,
+    Folded,
     Genesis,
     Granted,
     Invited,
@@ -31,6 +32,7 @@ from farflung.coordinator.records import (
     Record,
     Released,
     Resumed,
+    Revoked,
     RolledBack,
     Started,
     StreamEnded,
@@ -40,6 +42,7 @@ from farflung.coordinator.records import (
 )
 from farflung.coordinator.register import Register
 from farflung.coordinator.schema import ModelSchema
+from farflung.coordinator.snapshot import packed, unpacked
 
 FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 ROUNDS_SHOWN = 50
@@ -156,7 +159,9 @@ class Ledger:
                 self.delivered = self.delivered or reason == FINISHED
             case DecidedOn():
                 pass  # kept for the audit; nothing durable follows from them
-            case Invited() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
+            case Folded(ledger=raw):
+                vars(self).update(vars(unpacked(raw, Ledger)))
+            case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
 
     def _commit(self, record: CommittedRound) -> None:
@@ -184,6 +189,10 @@ class Ledger:
         # Not one that a digest is kept of, and the digest of this version is not settled yet.
         for old in [v for v in book.marks if not self._is_kept(v, book.version - 1)]:
             del book.marks[old]
+
+    def folded(self, position: int) -> Folded:
+        """All that the records up to this position made."""
+        return Folded(position=position, ledger=packed(self))
 
     def is_saved(self, version: int) -> bool:
         """Checkpoints of this version may exist."""

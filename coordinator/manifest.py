@@ -171,13 +171,18 @@ class Manifest(_Section):
         """Read what `canonical` wrote; anything else is refused, so that equal content has equal bytes."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise UserError(f"run manifest: {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
-        try:
-            manifest = cls.model_validate_json(data)
-        except ValidationError as error:
-            raise UserError(f"run manifest: {_explain(error)[0]}; {_SAME_VERSION}") from None
+        manifest = cls.from_older(data)
         if manifest.canonical() != data:
             raise UserError(f"run manifest: not in canonical form; {_SAME_VERSION}")
         return manifest
+
+    @classmethod
+    def from_older(cls, data: bytes) -> Manifest:
+        """What `canonical` of an older farflung wrote: keys that it did not know have their defaults."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"run manifest: {_explain(error)[0]}; {_SAME_VERSION}") from None
 
     def canonical(self) -> bytes:
         """The one byte string of what all must agree on: JSON, sorted keys, no spaces, every default spelled out."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.collectives.plan import Contact
-from farflung.coordinator.messages import STUCK, Beat
+from farflung.coordinator.messages import STUCK, Beat, Hello
 from farflung.coordinator.pace import MemberPace
 
 
@@ -87,6 +87,11 @@ class Member:
     @property
     def participating(self) -> bool:
         return self.alive and self.verified and self.missed == 0
+
+    def has_not_spoken_since(self, hello: Hello) -> bool:
+        """Its hello comes once more, because the answer was slow or is lost: its session has not begun."""
+        same = self.alive and self.process == hello.process and self.contact.key == hello.key
+        return same and self.in_seq < 0 and self.claimed == hello.address
 
     @property
     def trains(self) -> bool:

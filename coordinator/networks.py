@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
+from functools import lru_cache
 
 _PREFIXES = {4: 24, 6: 48}
 
 
+@lru_cache(4096)  # of strangers it is asked for with every frame
 def network_of(address: str) -> str:
     """Such as 192.0.2.0/24; empty for this machine and for what is no address: no limit for networks applies."""
     try:

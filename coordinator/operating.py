@@ -6,82 +6,35 @@ runs the coordinator can open.  Who is named by a name, an id or the beginning o
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
-
-from msgspec import Meta, Struct
+from typing import TYPE_CHECKING
 
 from farflung.collectives.errors import UserError
-from farflung.coordinator.admission import token_digest
-from farflung.coordinator.records import Invited, Paused, Resumed
+from farflung.coordinator.inviting import Inviting
+from farflung.coordinator.orders import (
+    Ban,
+    Bans,
+    Drain,
+    Invite,
+    Invites,
+    Kick,
+    Order,
+    Pause,
+    Reply,
+    Resume,
+    Revoke,
+    Unban,
+)
+from farflung.coordinator.records import Paused, Resumed
 
 if TYPE_CHECKING:
     from farflung.coordinator.run import RunMachine
-
-TOKEN_BYTES = 16
-Text = Annotated[str, Meta(max_length=500)]
-Lasts = Annotated[float, Meta(gt=0, le=100 * 365 * 86400.0)]
-
-
-class _Order(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do"):
-    pass
-
-
-class Invite(_Order, frozen=True, kw_only=True, tag="invite"):
-    uses: Annotated[int, Meta(ge=1, le=10_000)]
-    lasts_s: Lasts
-    note: Text = ""
-
-
-class Kick(_Order, frozen=True, kw_only=True, tag="kick"):
-    who: Text
-    reason: Text
-
-
-class Ban(_Order, frozen=True, kw_only=True, tag="ban"):
-    who: Text
-    reason: Text
-    lasts_s: Lasts
-    network: bool = False  # everybody else from its /24 or /48, too
-
-
-class Unban(_Order, frozen=True, kw_only=True, tag="unban"):
-    who: Text
-
-
-class Bans(_Order, frozen=True, kw_only=True, tag="bans"):
-    pass
-
-
-class Pause(_Order, frozen=True, kw_only=True, tag="pause"):
-    reason: Text
-
-
-class Resume(_Order, frozen=True, kw_only=True, tag="resume"):
-    pass
-
-
-class Drain(_Order, frozen=True, kw_only=True, tag="drain"):
-    pass
-
-
-Order = Invite | Kick | Ban | Unban | Bans | Pause | Resume | Drain
-
-
-class Reply(Struct, frozen=True, kw_only=True):
-    """What was done, in words; `found`: the same for programs."""
-
-    ok: bool = True
-    text: str = ""
-    found: dict[str, Any] = {}
-
 
 class Operating:
     def __init__(self, machine: RunMachine, random: Callable[[int], bytes]) -> None:
         self._machine = machine
         self._core = machine.core
-        self._random = random
+        self._inviting = Inviting(machine.core, random, machine.discipline.kick)
 
     def obey(self, order: Order) -> Reply:
         try:
@@ -92,7 +45,11 @@ class Operating:
     def _obey(self, order: Order) -> Reply:
         match order:
             case Invite():
-                return self._invite(order)
+                return self._inviting.invite(order)
+            case Invites():
+                return self._inviting.invites()
+            case Revoke():
+                return self._inviting.revoke(order)
             case Kick(who=who, reason=reason):
                 peer = self._one(who)
                 member = self._core.members.alive.get(peer)
@@ -111,26 +68,7 @@ class Operating:
             case Pause() | Resume() | Drain():
                 return self._hold(order)
 
-    # ---- letting in, keeping out -------------------------------------------------------------------------
-
-    def _invite(self, order: Invite) -> Reply:
-        core = self._core
-        token = base64.urlsafe_b64encode(self._random(TOKEN_BYTES)).decode("ascii").rstrip("=")
-        record = Invited(
-            digest=token_digest(token),
-            uses=order.uses,
-            at_s=core.clock_s,
-            until_s=core.clock_s + order.lasts_s,
-            note=order.note,
-        )
-        core.write(record)
-        whom = f" ({order.note})" if order.note else ""
-        core.note(f"an invitation for {order.uses} was made{whom}")
-        mode = core.manifest.admission.mode
-        asked = (
-            "" if mode == "token" else f'; but [admission] mode is "{mode}": nobody is asked for invitations'
-        )
-        return Reply(text=f"an invitation for {order.uses}{asked}", found={"token": token})
+    # ---- keeping out ---------------------------------------------------------------------------------------
 
     def _ban(self, order: Ban) -> Reply:
         peer = self._one(order.who)

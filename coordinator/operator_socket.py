@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.collectives.errors import Unreachable, UserError
-from farflung.coordinator.operating import Order, Reply
+from farflung.coordinator.orders import Order, Reply
 
 SOCKET_NAME = "operator.sock"
 LINE_BYTES = 64 * 1024

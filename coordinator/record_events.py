@@ -22,6 +22,7 @@ from farflung.coordinator.records import (
     CommittedRound,
     DataFixed,
     DecidedOn,
+    Folded,
     Genesis,
     Granted,
     ModelFixed,
@@ -74,8 +75,11 @@ class RecordEvents:
                 "dead_after_s": rules.net.dead_after_s,
             },
         )
-        self._pos = min(max(written, default=0), len(known.records))
-        for record in known.records[self._pos :]:
+        records = known.records
+        folded = records[0].position if records and isinstance(records[0], Folded) else 0
+        here = records[1:] if folded else records  # what was folded was written long ago
+        self._pos = max(folded, min(max(written, default=0), folded + len(here)))
+        for record in here[self._pos - folded :]:
             self._write(record, late=True)
 
     def on_records(self, records: Sequence[Record]) -> None:

@@ -153,6 +153,15 @@ class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
     at_s: float
 
 
+class Revoked(_Record, frozen=True, kw_only=True, tag="revoked"):
+    """Nobody comes in with this invitation any more."""
+
+    digest: bytes
+    reason: str
+    at_s: float
+    guests: bool = False  # who came in by it may not come again without another one
+
+
 class Banned(_Record, frozen=True, kw_only=True, tag="banned"):
     peer: str
     reason: str
@@ -177,6 +186,13 @@ class Resumed(_Record, frozen=True, kw_only=True, tag="resumed"):
     pass
 
 
+class Folded(_Record, frozen=True, kw_only=True, tag="folded"):
+    """Takes the place of all records up to its own position: the ledger that they made (snapshot.py)."""
+
+    position: int
+    ledger: bytes
+
+
 Record = (
     Started
     | ModelFixed
@@ -195,11 +211,13 @@ Record = (
     | Granted
     | Released
     | Invited
+    | Revoked
     | Struck
     | Banned
     | Unbanned
     | Paused
     | Resumed
+    | Folded
 )
 
 # What `from_bytes` raises for bytes that are no record.

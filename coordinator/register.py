@@ -17,6 +17,7 @@ from farflung.coordinator.records import (
     Paused,
     Record,
     Resumed,
+    Revoked,
     Started,
     Struck,
     Unbanned,
@@ -33,6 +34,7 @@ class Invitation:
     until_s: float  # on the run's clock
     note: str
     guests: set[str] = field(default_factory=set)
+    revoked: str | None = None  # why
 
 
 @dataclass
@@ -54,6 +56,11 @@ class Register:
             case Invited():
                 self._saw(record.at_s)
                 self.invitations[record.digest] = Invitation(record.uses, record.until_s, record.note)
+            case Revoked(digest=digest) if digest in self.invitations:
+                self._saw(record.at_s)
+                self.invitations[digest].revoked = record.reason
+                if record.guests:
+                    self.guests -= self.invitations[digest].guests
             case Admitted(peer=peer, invitation=digest) if digest in self.invitations:
                 self.invitations[digest].guests.add(peer)
                 self.guests.add(peer)

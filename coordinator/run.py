@@ -45,7 +45,8 @@ from farflung.coordinator.messages import (
     Welcome,
 )
 from farflung.coordinator.networks import network_of
-from farflung.coordinator.operating import Operating, Order, Reply
+from farflung.coordinator.operating import Operating
+from farflung.coordinator.orders import Order, Reply
 from farflung.coordinator.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
 from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
@@ -253,14 +254,35 @@ class RunMachine:
         if isinstance(let, Refuse):
             core.do(AnswerDoor(caller, let))
             return
-        hello, key = passed.hello, passed.hello.key
+        hello = passed.hello
+        old = core.members.members.get(peer_id_of(hello.identity))
+        if old is not None and old.has_not_spoken_since(hello):
+            member = old
+        else:
+            member = self._begin_session(passed, let.invitation)
+        known = core.ledger.books[0].digests.get(hello.version)
+        member.standings[0].vouched = bool(hello.digest) and known == hello.digest
+        self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
+        core.do(Allow(hello.key))
+        # To each of a crowd that comes at once it would be told who is here twice within moments.
+        few = len(core.members.alive) <= MEMBERS_PER_ROUND
+        welcome = Welcome(
+            session=member.session,
+            incarnation=core.ledger.incarnation,
+            member_port=self.member_port,
+            roster=core.members.roster() if few else (),
+        )
+        core.do(AnswerDoor(caller, welcome))
+
+    def _begin_session(self, passed: Passed, invitation: bytes) -> Member:
+        core, hello, key = self.core, passed.hello, passed.hello.key
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
         if core.ledger.model != hello.model:
             core.write(ModelFixed(model=hello.model, peer=peer))
-        core.write(Admitted(peer=peer, name=name, session=session, invitation=let.invitation))
+        core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation))
         old = core.members.members.get(peer)
-        # Of a slow answer to its hello, which it repeated, nobody wants to hear.
+        # Of a process that was only out of contact nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process
         if old is not None:
             core.do(Forbid(old.contact.key))
@@ -271,21 +293,9 @@ class RunMachine:
         member = core.members.admit(contact, session, hello.process, core.now, network)
         member.identity = hello.identity
         self._dial_back([member])
-        known = core.ledger.books[0].digests.get(hello.version)
-        member.standings[0].vouched = bool(hello.digest) and known == hello.digest
         if not again:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
-        self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
-        core.do(Allow(key))
-        # To each of a crowd that comes at once it would be told who is here twice within moments.
-        few = len(core.members.alive) <= MEMBERS_PER_ROUND
-        welcome = Welcome(
-            session=session,
-            incarnation=core.ledger.incarnation,
-            member_port=self.member_port,
-            roster=core.members.roster() if few else (),
-        )
-        core.do(AnswerDoor(caller, welcome))
+        return member
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""

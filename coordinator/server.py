@@ -55,7 +55,7 @@ from farflung.coordinator.failing import after_record, after_word, before_answer
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys
 from farflung.coordinator.messages import MEMBER_IN, FromMember, Message
-from farflung.coordinator.operating import Order, Reply
+from farflung.coordinator.orders import Order, Reply
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.record_events import RecordEvents
 from farflung.coordinator.records import Record
@@ -341,6 +341,8 @@ class Server:
             before_record(records)
             self._journal.append(records)
             after_record(records)
+            if self._journal.is_long:  # here the ledger is what the journal says: all that was asked is written
+                self._journal.fold(self._machine.core.ledger.folded)
         except (OSError, sqlite3.OperationalError) as error:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
             raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error

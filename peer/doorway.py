@@ -28,7 +28,7 @@ RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
 FINAL_CODES = frozenset(
-    {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "not-listed"}
+    {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "revoked", "not-listed"}
 )
 
 
@@ -64,6 +64,7 @@ class Doorway:
         self._me = me
         self._run = run
         self._nonce = b""
+        self._awaits_welcome = False  # a hello is out, also while it knocks again because the answer is slow
         self._again_at = 0.0
         self._tries = 0
         self._knocking_since: float | None = None
@@ -84,6 +85,7 @@ class Doorway:
         """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
         self.stand = Stand.KNOCKING
         self._tries = 0
+        self._awaits_welcome = False
         self._again_at = now + jitter
 
     def on_timer(self, now: float) -> Knock | None:
@@ -111,7 +113,7 @@ class Doorway:
         return True
 
     def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
-        self.stand = Stand.GREETING
+        self.stand, self._awaits_welcome = Stand.GREETING, True
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me = self._me
         hello = Hello(
@@ -133,9 +135,9 @@ class Doorway:
 
     def on_welcome(self, welcome: Welcome) -> bool:
         # A lower number is a coordinator that another one has replaced: nobody may follow both.
-        if self.stand != Stand.GREETING or welcome.incarnation < self.incarnation:
+        if not self._awaits_welcome or welcome.incarnation < self.incarnation:
             return False
-        self.stand, self._tries = Stand.INSIDE, 0
+        self.stand, self._tries, self._awaits_welcome = Stand.INSIDE, 0, False
         self.incarnation = welcome.incarnation
         return True
 
@@ -150,7 +152,7 @@ class Doorway:
         """True when trying again is pointless."""
         if self.stand == Stand.INSIDE:
             return False  # the answer to an older hello: a newer one was welcome
-        self.stand = Stand.KNOCKING
+        self.stand, self._awaits_welcome = Stand.KNOCKING, False
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         return refuse.code in FINAL_CODES
 

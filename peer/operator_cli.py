@@ -1,4 +1,4 @@
-"""The command line of whoever runs a coordinator: invite, kick, ban, unban, bans, pause, resume, drain.
+"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume, drain.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.
@@ -14,16 +14,18 @@ from typing import Annotated
 import typer
 
 from farflung.collectives.errors import UserError
-from farflung.coordinator.operating import (
+from farflung.coordinator.orders import (
     Ban,
     Bans,
     Drain,
     Invite,
+    Invites,
     Kick,
     Order,
     Pause,
     Reply,
     Resume,
+    Revoke,
     Unban,
 )
 from farflung.coordinator.operator_socket import ask
@@ -54,6 +56,29 @@ def invite(
         return
     typer.echo(f"{reply.text}, for {expires}:", err=True)
     typer.echo(reply.found["url"])
+
+
+@app.command()
+def invites(place: Place, json_output: Json = False) -> None:
+    """Which invitations there are, who used them, and how long they last."""
+    reply = _asked(place, Invites())
+    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+
+
+@app.command()
+def revoke(
+    place: Place,
+    which: Annotated[
+        str,
+        typer.Argument(help="Its id, the beginning of it, its note, or the join URL that has it."),
+    ],
+    reason: Annotated[
+        str, typer.Option(help="Told to whoever comes with it, and kept in the journal.")
+    ] = "no reason given",
+    guests: Annotated[bool, typer.Option(help="Send away who came in by it, too.")] = False,
+) -> None:
+    """Take an invitation back: nobody comes in with it any more."""
+    typer.echo(_asked(place, Revoke(which=which, reason=reason, guests=guests)).text)
 
 
 @app.command()

@@ -120,6 +120,9 @@ class World:
     def start_coordinator(self) -> None:
         records = [from_bytes(raw) for raw in self.journal]
         machine = RunMachine(self.manifest, RUN_ID, records, self.random.randbytes)
+        if len(records) % 2:  # as a long journal is folded: the run must not notice
+            self.journal = [to_bytes(machine.core.ledger.folded(len(records)))]
+            machine = RunMachine(self.manifest, RUN_ID, [from_bytes(self.journal[0])], self.random.randbytes)
         self.coordinator = machine
         self._carry_out(machine, machine.start(self.now, 1))
         self._tick(machine)

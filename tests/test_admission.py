@@ -21,7 +21,19 @@ from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import AdmissionSection, Manifest, RunSection
 from farflung.coordinator.networks import network_of
-from farflung.coordinator.operating import Ban, Bans, Drain, Invite, Kick, Pause, Reply, Resume, Unban
+from farflung.coordinator.orders import (
+    Ban,
+    Bans,
+    Drain,
+    Invite,
+    Invites,
+    Kick,
+    Pause,
+    Reply,
+    Resume,
+    Revoke,
+    Unban,
+)
 from farflung.coordinator.records import Admitted, Record, Started
 from farflung.coordinator.register import STRIKE_LASTS_S, Register
 from farflung.coordinator.rounds import InFlight
@@ -119,8 +131,8 @@ class House:
         self.take(effects)
         return reply
 
-    def invite(self, uses: int = 1, lasts_s: float = DAY_S) -> str:
-        return str(self.obey(Invite(uses=uses, lasts_s=lasts_s)).found["token"])
+    def invite(self, uses: int = 1, lasts_s: float = DAY_S, note: str = "") -> str:
+        return str(self.obey(Invite(uses=uses, lasts_s=lasts_s, note=note)).found["token"])
 
     def alive(self, guest: Guest) -> bool:
         return guest.peer in self.machine.core.members.alive
@@ -225,6 +237,51 @@ def test_an_invitation_ends_by_the_coordinators_clock_whatever_the_wall_clock_sa
     house.refuses("token", "has expired", house.hello(Guest(1), other))
     house.start(wall_s=1e9 - 5e8 + 3 * 3600.0)  # three hours without a coordinator
     house.refuses("token", "has expired", house.hello(Guest(1), long))
+
+
+def test_a_revoked_invitation_lets_in_nobody_and_says_why_also_after_a_restart() -> None:
+    house, ann = House(mode="token"), Guest(0)
+    lab, school = house.invite(uses=9, note="the lab"), house.invite(uses=9, note="school")
+    house.join(ann, token=lab)
+    told = house.obey(Revoke(which="the lab", reason="it was posted in public")).text
+    assert "the 1 that came in by it stay" in told
+    house.start()
+    why = "revoked by the host of the run: it was posted in public; ask it for another one"
+    house.refuses("revoked", why, house.hello(Guest(1), lab))
+    house.join(Guest(2), token=school)
+    house.join(Guest(0, restarts=1))  # it was let in once, and only its invitation is gone
+    listed = house.obey(Invites())
+    assert [each["revoked"] for each in listed.found["invitations"]] == ["it was posted in public", None]
+    lines = listed.text.splitlines()
+    assert "(the lab): 1 of 9 used; revoked: it was posted in public" in lines[0]
+    assert f"1 of 9 used ({name_of(Guest(2).identity)}); 24.0 h more" in lines[1]
+    assert not house.obey(Revoke(which="the lab", reason="again")).ok
+
+
+def test_revoked_with_its_guests_they_have_to_go_and_need_another_one() -> None:
+    house, ann, bob = House(mode="token"), Guest(0), Guest(1)
+    lab, other = house.invite(uses=9, note="lab"), house.invite()
+    house.join(ann, token=lab)
+    house.join(bob, token=other)
+    url = f"farflung://example.org:7000/demo?k={'A' * 43}&t={lab}"
+    assert "sent 1 away" in house.obey(Revoke(which=url, reason="closed", guests=True)).text
+    assert list(house.machine.core.members.alive) == [bob.peer]
+    house.refuses("revoked", "closed", house.hello(Guest(0, restarts=1), lab))
+    house.refuses("token", "has no invitation", house.hello(Guest(0, restarts=1)))
+    house.join(Guest(0, restarts=1), token=house.invite())
+
+
+def test_an_invitation_that_is_not_there_or_could_be_two_is_not_revoked() -> None:
+    house = House(mode="token")
+    assert house.obey(Invites()).text == "nobody was invited"
+    for which in ("", "nothing"):
+        assert "no such invitation" in house.obey(Revoke(which=which, reason="x")).text
+    house.invite(note="lab")
+    house.invite(note="lab")
+    assert "name one of them by its id" in house.obey(Revoke(which="lab", reason="x")).text
+    first = house.obey(Invites()).found["invitations"][0]["id"]
+    assert house.obey(Revoke(which=first, reason="x")).ok
+    assert house.obey(Revoke(which="lab", reason="y")).ok, "the one that is left"
 
 
 def test_the_runs_clock_never_goes_back() -> None:

@@ -41,7 +41,7 @@ from farflung.coordinator.messages import (
     Refuse,
     Welcome,
 )
-from farflung.coordinator.operating import Bans, Reply
+from farflung.coordinator.orders import Bans, Reply
 from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
@@ -176,6 +176,11 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
         told = host.types("invite", "--uses", "2", "--expires", "1h", "--note", "the lab")
         invited = JoinUrl.parse(told.strip())
         assert (invited.host, invited.port, invited.key) == (host.url.host, host.url.port, host.url.key)
+        spare = host.types("invite", "--note", "spare").strip()
+        assert json.loads(host.types("invites", "--json"))["invitations"][1]["note"] == "spare"
+        assert "(spare)" in host.types("revoke", "--reason", "not needed", spare)
+        revoked = Peer(context).knocks(JoinUrl.parse(spare))
+        assert isinstance(revoked, Refuse) and (revoked.code, "not needed" in revoked.reason) == ("revoked", True)
         uninvited = Peer(context).knocks(host.url)
         assert isinstance(uninvited, Refuse) and uninvited.code == "token"
         ann, bob = Peer(context), Peer(context)

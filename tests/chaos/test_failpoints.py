@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from arena import STOP_S, Arena, included
-from farflung.collectives.failpoints import AGENT, COORDINATOR, POINTS, TRAINER
+from farflung.collectives.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
 
@@ -53,7 +53,9 @@ def wake(arena: Arena, name: str, broken_at: float) -> float:
 def test_every_point_is_walked() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     assert all(here.count(f'"{point}') >= 2 or here.count(f"{point}=") for point in SPECIAL)
-    assert set(POINTS) == set(COORDINATOR) | set(AGENT) | set(TRAINER)
+    assert set(POINTS) == set(COORDINATOR) | set(JOURNAL) | set(AGENT) | set(TRAINER)
+    kept = (Path(__file__).parent.parent / "test_journal_kept.py").read_text(encoding="utf-8")
+    assert all(f'"{point}"' in kept for point in JOURNAL)
     assert set(POINTS) >= SPECIAL
 
 

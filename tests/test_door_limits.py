@@ -1,0 +1,163 @@
+"""What strangers may say and send at the front door, and the operator on its socket: each limit is gone over here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from farflung.collectives.limits import PROTOCOL_VERSION
+from farflung.coordinator import front_door, wire
+from farflung.coordinator.door import Arrival
+from farflung.coordinator.door_words import BYTES_PER_S, FRAMES_PER_S, Begin, Channel, pair
+from farflung.coordinator.doorkeeper import CHALLENGES_KEPT, Doorkeeper, Passed, RunFacts
+from farflung.coordinator.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
+from farflung.coordinator.messages import Challenge, Hello, Knock, Message, Refuse
+from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
+from farflung.coordinator.orders import Reply
+from farflung.coordinator.records import Banned, Struck
+from farflung.coordinator.register import PEERS_KEPT, Register
+from farflung.coordinator.schema import ModelSchema
+from farflung.peer.doorway import Doorway, me_of
+from farflung.peer.identity import Identity
+
+KNOCK = wire.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
+MODEL = ModelSchema((), 4, 1, 1, bytes(32))
+
+
+class Door(FrontDoor):
+    """With what it says in a list instead of on the wire."""
+
+    said: list[Message]
+
+    def _say(self, routing_id: bytes, message: Message) -> None:
+        self.said.append(message)
+
+    def comes(self, payload: bytes, now: float = 0.0, network: str = "192.0.2.7", key: bytes = b"k" * 32) -> None:
+        self._on_frame(Arrival(b"r", key, 99, payload, network), now)
+
+    def refusals(self) -> list[str]:
+        return [each.code for each in self.said if isinstance(each, Refuse)]
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    ours, theirs = pair()
+    _, secret = zmq.curve_keypair()
+    begin = Begin(name="demo", run_id=bytes(16), manifest=b"{}", secret=secret, host="127.0.0.1", port=0)
+    opened = Door(begin, Channel(ours))
+    opened.said = []
+    yield opened
+    opened.close()
+    ours.close()
+    theirs.close()
+
+
+def a_hello(door: Door) -> Hello:
+    doorway = Doorway(me_of(Identity.generate(), b"k" * 32, bytes(16)), "demo")
+    doorway.on_timer(0.0)
+    challenge = door.said[-1]
+    assert isinstance(challenge, Challenge) and doorway.on_challenge(challenge)
+    doorway.manifest_digest = door._keeper._manifest_digest
+    return doorway.greet(MODEL, -1, b"", 0.0)
+
+
+def test_a_network_says_only_so_much_and_hears_once_that_it_is_too_much(door: Door) -> None:
+    most = round(FRAMES_PER_S * BURST_S)
+    for _ in range(most + 50):
+        door.comes(KNOCK)
+    assert len([each for each in door.said if isinstance(each, Challenge)]) == most
+    assert door.refusals() == ["busy"]
+    door.comes(KNOCK, network="198.51.100.1")
+    assert isinstance(door.said[-1], Challenge), "other networks are heard"
+    door.comes(KNOCK, now=1.0)
+    assert isinstance(door.said[-1], Challenge), "and this one, a while later"
+
+
+def test_a_network_sends_only_so_many_bytes(door: Door) -> None:
+    large = wire.encode(Knock(protocol=PROTOCOL_VERSION, run="demo")) + bytes(200_000)
+    for _ in range(BYTES_BURST // len(large)):
+        assert door._is_within_limits(Arrival(b"r", b"k", 9, large, "192.0.2.7"), 0.0)
+    door.comes(large)
+    assert door.refusals() == ["busy"]
+    assert door._is_within_limits(Arrival(b"r", b"k", 9, large, "192.0.2.7"), len(large) / BYTES_PER_S)
+
+
+def test_only_so_many_hellos_are_passed_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: list[Passed] = []
+    monkeypatch.setattr(door, "_bring", lambda caller, passed: not brought.append(passed))
+    monkeypatch.setattr(door._keeper, "examine", lambda caller, key, hello, came_from: Passed(hello, bytes(32)))
+    door.comes(KNOCK)
+    hello = wire.encode(a_hello(door))
+    for number in range(round(HELLOS_AT_ONCE) + 5):
+        door.comes(hello, network=f"10.0.{number % 250}.1")
+    assert len(brought) == HELLOS_AT_ONCE and door.refusals() == ["busy"] * 5
+
+
+def test_hellos_wait_for_a_coordinator_that_takes_none_in_a_bounded_number_of_bytes(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "WAITING_BYTES_MOST", 2000)
+    door.comes(KNOCK)
+    passed = Passed(a_hello(door), bytes(32))
+    taken = [door._bring(b"c", passed) for _ in range(20)]
+    assert taken[0] and not taken[-1] and door._waiting_bytes <= 2000
+    assert sum(map(len, door._waiting)) == door._waiting_bytes
+
+
+def test_who_sends_garbage_at_the_door_is_not_parsed_any_more(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[int] = []
+    monkeypatch.setattr(door._listener, "cut", cut.append)
+    for _ in range(STRIKES):
+        door.comes(b"\xc1")
+    assert cut == []
+    door.comes(KNOCK)
+    assert door.said == [] and cut == [99]
+    door.comes(KNOCK, key=b"o" * 32)
+    assert isinstance(door.said[-1], Challenge)
+
+
+def test_a_flood_of_knocks_pushes_out_old_challenges() -> None:
+    keeper = Doorkeeper(RunFacts("demo", bytes(16), b"{}"))
+    knock = Knock(protocol=PROTOCOL_VERSION, run="demo")
+    for number in range(CHALLENGES_KEPT + 10):
+        keeper.knock(b"%d" % number, knock, bytes(32))
+    assert len(keeper._challenges) == CHALLENGES_KEPT and b"0" not in keeper._challenges
+
+
+def test_strikes_and_bans_are_kept_of_a_bounded_number_of_peers() -> None:
+    register = Register()
+    for number in range(PEERS_KEPT + 10):
+        register.apply(Struck(peer=str(number), reason="x", at_s=0.0))
+        register.apply(Banned(peer=str(number), reason="x", at_s=0.0, until_s=9.0))
+    assert (len(register.strikes), len(register.bans)) == (PEERS_KEPT, PEERS_KEPT)
+
+
+def test_an_order_without_end_is_hung_up_on(tmp_path: Path) -> None:
+    served = OperatorSocket(tmp_path, lambda order: Reply(text="heard"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.connect(os.path.relpath(tmp_path / SOCKET_NAME))
+        line.setblocking(False)
+        rest = memoryview(b"x" * (LINE_BYTES + 1))
+        until, answer = time.monotonic() + 10.0, None
+        while answer is None and time.monotonic() < until:
+            try:
+                rest = rest[line.send(rest) :] if rest else rest
+            except (BlockingIOError, BrokenPipeError):
+                pass
+            served.serve_waiting(time.monotonic())
+            try:
+                answer = line.recv(100)
+            except BlockingIOError:
+                pass
+            except ConnectionResetError:
+                answer = b""
+    served.close()
+    assert answer == b"", "hung up, without a word"
