@@ -69,7 +69,7 @@ HELLOS_AT_ONCE, HELLO_RETRY_S = 1000.0, 0.5  # a whole run may come at once
 WAITING_BYTES_MOST = 16 << 20  # of hellos that the coordinator, which waits for its disk, has not taken
 LOOK_AGAIN_MS = 5  # while any wait
 BYTES_BURST = 24 << 20  # the doctor's measurement of a fast line
-NICE = 5  # members' business goes first
+NICE = 10  # members' business goes first
 _AT_DOOR = frozenset(DOOR_IN)
 
 log = logging.getLogger("farflung.coordinator")

@@ -79,7 +79,9 @@ class Inviting:
         token = (JoinUrl.parse(which).token or "") if which.startswith("farflung:") else which
         if token_digest(token) in known:
             return token_digest(token)
-        found = [d for d, each in known.items() if which and (d.hex().startswith(which) or each.note == which)]
+        found = [
+            d for d, each in known.items() if which and (d.hex().startswith(which) or each.note == which)
+        ]
         usable = [digest for digest in found if known[digest].revoked is None]
         found = usable if len(usable) == 1 else found  # of two with one note, the one that is left
         if not found:

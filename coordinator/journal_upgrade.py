@@ -28,7 +28,9 @@ def upgrade(db: sqlite3.Connection, path: Path, schema: int) -> None:
             f"install the newer farflung again (or go back to {backup_path(path, SCHEMA_VERSION).name}, if it is there)"
         )
     if not is_older(schema):
-        raise UserError(f"{path}: written in format {schema}, which no farflung has; is this a run's journal?")
+        raise UserError(
+            f"{path}: written in format {schema}, which no farflung has; is this a run's journal?"
+        )
     _back_up(db, path, backup_path(path, schema))
     failpoints.hit("upgrade.after_backup")
     try:

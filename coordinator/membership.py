@@ -162,10 +162,10 @@ class Membership:
         member = self.members.get(peer)
         return member is not None and not member.alive and member.state == "left"
 
-    @staticmethod
-    def to_dial(members: Iterable[Member], now: float) -> list[Member]:
-        """Those of them whose address is to be tried now: it was not yet, or in vain some time ago."""
-        due = [m for m in members if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
+    def to_dial(self, now: float, among: Iterable[Member] | None = None) -> list[Member]:
+        """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
+        asked = self.members.values() if among is None else among
+        due = [m for m in asked if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
         for member in due:
             member.dial_at = now + DIAL_AGAIN_S
         return due

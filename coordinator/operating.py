@@ -30,6 +30,7 @@ from farflung.coordinator.records import Paused, Resumed
 if TYPE_CHECKING:
     from farflung.coordinator.run import RunMachine
 
+
 class Operating:
     def __init__(self, machine: RunMachine, random: Callable[[int], bytes]) -> None:
         self._machine = machine

@@ -235,7 +235,7 @@ class RunMachine:
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         core.now = now
-        self._dial_back(core.members.alive.values())
+        self._dial_back()
         for member in core.members.silent(now, RECONNECT_GRACE_S):
             closed = member.closed_at is not None
             why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
@@ -257,7 +257,7 @@ class RunMachine:
         hello = passed.hello
         old = core.members.members.get(peer_id_of(hello.identity))
         if old is not None and old.has_not_spoken_since(hello):
-            member = old
+            member, old.heard_at = old, core.now
         else:
             member = self._begin_session(passed, let.invitation)
         known = core.ledger.books[0].digests.get(hello.version)
@@ -302,8 +302,8 @@ class RunMachine:
         if len(self.core.members.alive) <= MEMBERS_PER_ROUND:
             self.guidance.recheck_all()
 
-    def _dial_back(self, members: Iterable[Member]) -> None:
-        for member in self.core.members.to_dial(members, self.core.now):
+    def _dial_back(self, among: Iterable[Member] | None = None) -> None:
+        for member in self.core.members.to_dial(self.core.now, among):
             self.core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
 
     # ---- members -------------------------------------------------------------------------------------

@@ -268,6 +268,8 @@ class Agent:
                 self._control.leave_members()
                 self._beats.forget()
                 self._line.forget_coordinator()
+            case do.Contacts(roster=()):
+                pass  # let in with a crowd: the first tick tells who is here
             case do.Contacts(roster=roster):
                 self._link.set_contacts(roster)
                 self._fetching.meet(roster)

@@ -118,8 +118,7 @@ class PeerMachine:
     def _enter(self, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session, self.doorway.run_id)
         self._in_seq, self._heard_at = 0, self._now
-        contacts = [do.Contacts(welcome.roster)] if welcome.roster else []
-        return [do.EnterMembers(welcome.member_port), *contacts, *self._beat()]
+        return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 
     def _lose_contact(self, why: str) -> list[do.Effect]:
         assert self.manifest is not None

@@ -1,4 +1,5 @@
-"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume, drain.
+"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume,
+drain.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.

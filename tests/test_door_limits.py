@@ -38,7 +38,9 @@ class Door(FrontDoor):
     def _say(self, routing_id: bytes, message: Message) -> None:
         self.said.append(message)
 
-    def comes(self, payload: bytes, now: float = 0.0, network: str = "192.0.2.7", key: bytes = b"k" * 32) -> None:
+    def comes(
+        self, payload: bytes, now: float = 0.0, network: str = "192.0.2.7", key: bytes = b"k" * 32
+    ) -> None:
         self._on_frame(Arrival(b"r", key, 99, payload, network), now)
 
     def refusals(self) -> list[str]:
@@ -91,7 +93,9 @@ def test_a_network_sends_only_so_many_bytes(door: Door) -> None:
 def test_only_so_many_hellos_are_passed_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     brought: list[Passed] = []
     monkeypatch.setattr(door, "_bring", lambda caller, passed: not brought.append(passed))
-    monkeypatch.setattr(door._keeper, "examine", lambda caller, key, hello, came_from: Passed(hello, bytes(32)))
+    monkeypatch.setattr(
+        door._keeper, "examine", lambda caller, key, hello, came_from: Passed(hello, bytes(32))
+    )
     door.comes(KNOCK)
     hello = wire.encode(a_hello(door))
     for number in range(round(HELLOS_AT_ONCE) + 5):

@@ -193,7 +193,9 @@ def test_another_database_or_format_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "j") as db:
         db.execute("UPDATE meta SET value = x'39' WHERE key = 'schema'")
     db.close()
-    with pytest.raises(UserError, match="written in format 9 by a newer farflung, this one reads format 2: install"):
+    with pytest.raises(
+        UserError, match="written in format 9 by a newer farflung, this one reads format 2: install"
+    ):
         opened(tmp_path / "j")
 
 

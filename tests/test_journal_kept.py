@@ -75,9 +75,7 @@ RECORDS: list[Record] = [
     Genesis(digest=b"d" * 32, peer="p"),
     Granted(peer="p", lease=Lease(lease=1, epoch=0, start=0, stop=256, upto=0)),
     CommittedRound(
-        commit=Commit(
-            version=1, round_no=1, members=("p",), weights=(1.0,), hashes=b"h" * 32, codec="fp32"
-        ),
+        commit=Commit(version=1, round_no=1, members=("p",), weights=(1.0,), hashes=b"h" * 32, codec="fp32"),
         used={"p": (Used(lease=1, upto=100),)},
         excluded={},
         tokens=6400,
@@ -117,16 +115,18 @@ def test_a_folded_ledger_is_the_ledger() -> None:
     again = unpacked(packed(ledger), Ledger)
     assert again == ledger
     more = Granted(peer="p", lease=Lease(lease=2, epoch=0, start=256, stop=512, upto=256))
-    for record in (more, RECORDS[5], *PEOPLE):  # and goes on as the other does: granted, acknowledged, bounded
+    for record in (
+        more,
+        RECORDS[5],
+        *PEOPLE,
+    ):  # and goes on as the other does: granted, acknowledged, bounded
         ledger.apply(record)
         again.apply(record)
     assert again == ledger and again.leases.of("p") == ledger.leases.of("p")
     assert again.register.strikes["q"].maxlen == ledger.register.strikes["q"].maxlen
 
 
-def test_a_long_journal_is_folded_and_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "FOLD_AFTER_BYTES", 20_000)
     path, sizes, ledger = tmp_path / "j", [], Ledger(256, 8)
     with opened(path) as journal:
@@ -149,16 +149,15 @@ def test_a_long_journal_is_folded_and_stays_small(
 
 
 def test_a_run_goes_on_from_a_folded_journal_as_from_the_whole_one(tmp_path: Path) -> None:
-    records = [*RECORDS, *PEOPLE]
+    records, more = [*RECORDS, *PEOPLE], Vouched(peer="z")
     with opened(tmp_path / "j") as journal:
         journal.append(records)
-        journal.fold(ledger_of(records).folded)
-        journal.append([Vouched(peer="z")])
+        journal.fold(RunMachine(Manifest(), RUN_ID, records, os.urandom).core.ledger.folded)
+        journal.append([more])
     with opened(tmp_path / "j") as journal:
         machine = RunMachine(Manifest(), RUN_ID, journal.records(), os.urandom)
-    assert machine.core.ledger == RunMachine(
-        Manifest(), RUN_ID, [*records, Vouched(peer="z")], os.urandom
-    ).core.ledger
+    whole = RunMachine(Manifest(), RUN_ID, [*records, more], os.urandom)
+    assert machine.core.ledger == whole.core.ledger
 
 
 def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Path) -> None:
@@ -201,7 +200,9 @@ print("alive")
 """
 
 
-@pytest.mark.parametrize("point", ["upgrade.after_backup", "upgrade.mid", "journal.mid_fold", "journal.after_fold"])
+@pytest.mark.parametrize(
+    "point", ["upgrade.after_backup", "upgrade.mid", "journal.mid_fold", "journal.after_fold"]
+)
 def test_a_kill_while_it_is_upgraded_or_folded_loses_nothing(tmp_path: Path, point: str) -> None:
     path, rules = old_journal(tmp_path)
     with restored(path.with_name("whole"), tmp_path) as journal:
@@ -223,7 +224,7 @@ def test_a_kill_while_it_is_upgraded_or_folded_loses_nothing(tmp_path: Path, poi
 
 
 def old_journal(folder: Path) -> tuple[Path, Path]:
-    """Of a run of two peers and three rounds, as the farflung of that time wrote it; and the same once more."""
+    """Of a run of two peers and three rounds, written by the records and the journal of that time; and a copy of it."""
     path, rules = folder / "journal.sqlite", folder / "run.toml"
     rules.write_text(OLD_RUN)
     with sqlite3.connect(path) as db:

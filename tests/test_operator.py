@@ -180,7 +180,10 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
         assert json.loads(host.types("invites", "--json"))["invitations"][1]["note"] == "spare"
         assert "(spare)" in host.types("revoke", "--reason", "not needed", spare)
         revoked = Peer(context).knocks(JoinUrl.parse(spare))
-        assert isinstance(revoked, Refuse) and (revoked.code, "not needed" in revoked.reason) == ("revoked", True)
+        assert isinstance(revoked, Refuse) and (revoked.code, "not needed" in revoked.reason) == (
+            "revoked",
+            True,
+        )
         uninvited = Peer(context).knocks(host.url)
         assert isinstance(uninvited, Refuse) and uninvited.code == "token"
         ann, bob = Peer(context), Peer(context)

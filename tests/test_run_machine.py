@@ -201,6 +201,9 @@ def test_the_same_process_takes_its_place_over_and_a_restarted_one_once_the_old_
     hall.join(guest)
     first = guest.session
     hall.join(guest)
+    assert guest.session == first, "it said hello again because the answer was slow"
+    hall.beat(guest)
+    hall.join(guest)
     assert guest.session != first and len(hall.machine.core.members.alive) == 1
     hall.machine.on_closed(guest.peer, guest.session, hall.now)
     hall.join(Guest(1, restarts=1))
