@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from farflung.collectives.digests import hash_bytes
 from farflung.collectives.fragments import BOOKS_FRAGMENT
 from farflung.collectives.plan import Commit
 from farflung.coordinator.leases import Leases, Reach
@@ -192,7 +193,8 @@ class Ledger:
 
     def folded(self, position: int) -> Folded:
         """All that the records up to this position made."""
-        return Folded(position=position, ledger=packed(self))
+        raw = packed(self)
+        return Folded(position=position, ledger=raw, digest=hash_bytes(raw))
 
     def is_saved(self, version: int) -> bool:
         """Checkpoints of this version may exist."""

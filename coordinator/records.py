@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from farflung.collectives.digests import hash_bytes
 from farflung.collectives.plan import Commit, Decision, Plan, Used
 from farflung.coordinator.messages import Lease
 from farflung.coordinator.schema import ModelSchema
@@ -191,6 +192,7 @@ class Folded(_Record, frozen=True, kw_only=True, tag="folded"):
 
     position: int
     ledger: bytes
+    digest: bytes  # of the ledger's bytes: damaged ones are not taken apart
 
 
 Record = (
@@ -231,4 +233,7 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(raw: bytes) -> Record:
-    return _decoder.decode(raw)
+    record = _decoder.decode(raw)
+    if isinstance(record, Folded) and hash_bytes(record.ledger) != record.digest:
+        raise msgspec.ValidationError("the folded ledger is damaged")
+    return record

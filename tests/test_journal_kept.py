@@ -160,6 +160,18 @@ def test_a_run_goes_on_from_a_folded_journal_as_from_the_whole_one(tmp_path: Pat
     assert machine.core.ledger == whole.core.ledger
 
 
+def test_a_damaged_fold_is_told_and_not_taken_apart(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.append(RECORDS)
+        journal.fold(ledger_of(RECORDS).folded)
+    with sqlite3.connect(tmp_path / "j") as db:
+        [(body,)] = db.execute("SELECT body FROM journal").fetchall()
+        db.execute("UPDATE journal SET body = ?", (body.replace(b"amber-fox", b"amber-f\xff\xff"),))
+    db.close()
+    with opened(tmp_path / "j") as journal, pytest.raises(UserError, match="the folded ledger is damaged"):
+        journal.records()
+
+
 def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Path) -> None:
     ledger = ledger_of(RECORDS)
     folded = ledger.folded(len(RECORDS))
