@@ -79,7 +79,8 @@ class Process:
             )
         assert self.process.stdout is not None
         self.url = JoinUrl.parse(json.loads(self.process.stdout.readline())["url"])
-        os.sched_setaffinity(self.door_pid(), os.sched_getaffinity(0))
+        for thread in os.listdir(f"/proc/{self.door_pid()}/task"):
+            os.sched_setaffinity(int(thread), os.sched_getaffinity(0))
         self.events = folder / "run.data" / "events.jsonl"
 
     def cpu_s(self) -> float:

@@ -5,8 +5,8 @@ record: their positions stay, because event journals name them.  Records are pla
 the types of an older format are gone.  A step for manifests is needed only where a key changed its name or its meaning:
 a key that is new has its default, as it has for a run.toml that does not name it.
 
-To change the format: raise SCHEMA_VERSION, add the step from the number before, and to tests/journals/ a journal of that
-number, written by the last farflung that had it.
+To change the format: raise SCHEMA_VERSION, add the step from the number before, and to tests/journals/ a journal of
+that number, written by the last farflung that had it.
 """
 
 from __future__ import annotations

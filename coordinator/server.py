@@ -55,8 +55,8 @@ from farflung.coordinator.failing import after_record, after_word, before_answer
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import CoordinatorKeys
 from farflung.coordinator.messages import MEMBER_IN, FromMember, Message
-from farflung.coordinator.orders import Order, Reply
 from farflung.coordinator.operator_socket import OperatorSocket
+from farflung.coordinator.orders import Order, Reply
 from farflung.coordinator.record_events import RecordEvents
 from farflung.coordinator.records import Record
 from farflung.coordinator.run import RunMachine

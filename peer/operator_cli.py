@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from farflung.collectives.errors import UserError
+from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.orders import (
     Ban,
     Bans,
@@ -29,7 +30,6 @@ from farflung.coordinator.orders import (
     Revoke,
     Unban,
 )
-from farflung.coordinator.operator_socket import ask
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -41,8 +41,8 @@ from farflung.coordinator.messages import (
     Refuse,
     Welcome,
 )
-from farflung.coordinator.orders import Bans, Reply
 from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
+from farflung.coordinator.orders import Bans, Reply
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.cli import app
