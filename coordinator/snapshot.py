@@ -26,7 +26,7 @@ def unpacked(raw: bytes, kind: type[Any]) -> Any:
 
 
 def _plain(value: object) -> object:
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return {each: _plain(getattr(value, each)) for each in _fields(type(value))}
     if isinstance(value, dict):
         return [[_plain(key), _plain(each)] for key, each in value.items()]
