@@ -31,6 +31,7 @@ class Donors:
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
         self._took_s: dict[str, float] = {}  # from a question to its answer, lately
+        self._gave_false: set[str] = set()  # who was dropped once, whatever was forgiven since
 
     # ---- what happened -----------------------------------------------------------------------------------
 
@@ -58,7 +59,9 @@ class Donors:
     def strike(self, donor: str) -> bool:
         """It gave wrong bytes.  True if it is not asked any more from now on."""
         self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
-        return self._spoiled[donor] == SPOILED_FORGIVEN + 1
+        dropped = self._spoiled[donor] == SPOILED_FORGIVEN + 1
+        self._gave_false |= {donor} if dropped else set()
+        return dropped
 
     def forgive(self) -> None:
         self._spoiled.clear()
@@ -69,6 +72,10 @@ class Donors:
         """Those that may be asked: not who kept sending wrong bytes, as long as there are others."""
         good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
         return good or donors
+
+    def by_speed(self, donors: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that never had to be dropped, the quickest first."""
+        return tuple(sorted((d for d in donors if d not in self._gave_false), key=self.took_s))
 
     def is_silent(self, donor: str) -> bool:
         return donor in self._in_vain
