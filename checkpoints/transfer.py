@@ -14,6 +14,7 @@ fetched too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from farflung.checkpoints.donors import Asked, Donors
@@ -213,10 +214,17 @@ class CatchUp:
     def _take_from_the_slow(self, idle: list[str]) -> None:
         """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
         at one that takes much longer."""
-        for key, asked in list(self._asked.items()) if idle else []:
-            quicker = any(self._of.is_quicker(donor, asked, self._now) for donor in idle)
-            if quicker or self._of.is_silent(asked.donor):
+        if not idle:
+            return
+        waiting = Counter(asked.donor for asked in self._asked.values() if asked.heavy)
+        for key, asked in reversed(list(self._asked.items())):  # what was asked last comes last
+            waiting[asked.donor] -= asked.heavy
+            before = waiting[asked.donor] if asked.heavy else 0
+            able = [d for d in idle if d not in self._shunned.get(key, ())]
+            quick = [d for d in able if self._of.is_quicker(d, asked, before, self._now)]
+            if quick or self._of.is_silent(asked.donor):
                 self._refused(key)
+                idle = [d for d in idle if d not in quick[:1]]
 
     def take_dropped(self) -> list[str]:
         """Donors that gave wrong bytes too often, each told once."""

@@ -7,7 +7,6 @@ and checks what the file holds.  Must not know what an optimizer is.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,8 +143,6 @@ class Heir:
                 self._end(self._problem)
             elif digest != said.digest:
                 self._end("its bytes are not what the donor signed")
-            elif time.monotonic() >= fetch.wanted.until:
-                self._end("it did not come in time")
             else:
                 self._tell([do.Tell(InnerHere(path=str(self._path)))])
 

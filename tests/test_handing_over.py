@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_inner_loop import Trainer, load
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -21,6 +21,7 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.effects import SendFrame
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.collectives.verdicts import Counters, Verdict
+from farflung.coordinator.manifest import Manifest
 from farflung.optim.inner import muon
 from farflung.peer import effects as do
 from farflung.peer.donating import FRESH_S, MAKE_EVERY_S, MAKING_MOST_S, UNUSED_S, Donating
@@ -28,9 +29,23 @@ from farflung.peer.donor import Donor
 from farflung.peer.heir import Heir
 from farflung.peer.identity import Identity
 from farflung.peer.inheriting import ANSWER_S, ASKED_AT_ONCE, DESCRIPTION, Inheriting, Wanted
+from farflung.peer.inner_loop import InnerLoop
 from farflung.peer.inner_state import InnerState, NotTaken
 from farflung.peer.inner_words import InnerWords
-from farflung.peer.local_messages import InnerHere, InnerKept, InnerTaken, KeepInner, TakeInner, WantInner
+from farflung.peer.local import SharedState
+from farflung.peer.local_messages import (
+    Frozen,
+    InnerHere,
+    InnerKept,
+    InnerTaken,
+    KeepInner,
+    Load,
+    TakeInner,
+    WantInner,
+    from_trainer,
+    to_bytes,
+    to_trainer,
+)
 from farflung.peer.optimizer import RunOptimizer
 from farflung.peer.serving import Serving, is_heavy
 
@@ -496,32 +511,57 @@ def test_pieces_wait_for_rounds_as_the_runs_state_does_and_a_description_does_no
 # ---- in the trainer -----------------------------------------------------------------------------------------------
 
 
-class Words:
-    """An inner loop with an optimizer, whose agent is a test."""
+MANIFEST = Manifest.model_validate({"round": {"sync_every": 3, "chunk_kb": 1}})
 
-    def __init__(self, folder: Path, *messages: object, version: int = 5) -> None:
-        self.trainer = Trainer(folder)
-        loop = self.trainer.loop
-        self.inner = AdamW(self.trainer.model.parameters(), 1.0)
+
+def load(version: int, keep: str = "drop") -> Load:
+    return Load(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=0)  # type: ignore[arg-type]
+
+
+class Words:
+    """An inner loop with an optimizer, whose agent is a test: what it will say waits in `coming`."""
+
+    def __init__(self, folder: Path, *messages: object) -> None:
+        self.model = nn.Linear(4, 3)
+        self.coming: deque[object] = deque()
+        self.all_said: list[object] = []
+        self.loop = loop = InnerLoop(self, self.model, MANIFEST)  # type: ignore[arg-type]
+        self.inner = AdamW(self.model.parameters(), 1.0)
         self.optimizer = RunOptimizer(self.inner, loop.after_step, loop.before_step)
-        state = InnerState(self.inner, self.trainer.model)
-        loop.inner = InnerWords(self.optimizer, state, loop.manifest.inner, self.trainer.channel.send)
-        self.trainer.channel.will_say(self.trainer.shared.as_message(), *messages)
-        self.trainer.channel.may_wait = False
+        loop.inner = InnerWords(self.optimizer, InnerState(self.inner, self.model), MANIFEST.inner, self.send)
+        folder.mkdir(exist_ok=True)
+        shared = SharedState.create(folder, loop.layout.total_elements)
+        self.coming += [shared.as_message(), *messages]
         loop.attach()
-        self.said = [m for m in self.trainer.channel.take() if isinstance(m, WantInner | InnerTaken)]
+        self.said = [m for m in self.all_said if isinstance(m, WantInner | InnerTaken)]
+
+    def send(self, message: Any) -> None:
+        self.all_said.append(from_trainer(to_bytes(message)))
+        if isinstance(message, Frozen):
+            self.coming.append(load(6, "rest"))
+
+    def recv(self, timeout_s: float) -> Any:
+        return to_trainer(to_bytes(self.coming.popleft())) if self.coming else None  # type: ignore[arg-type]
 
     def sizes(self, steps: int) -> list[float]:
         """Of the next steps, as far as the rate goes."""
         seen: list[float] = []
         self.inner.register_step_pre_hook(lambda *_: seen.append(self.inner.param_groups[0]["lr"]))
         for _ in range(steps):
-            for parameter in self.trainer.model.parameters():
+            for parameter in self.model.parameters():
                 parameter.grad = torch.ones_like(parameter)
-            self.trainer.channel.will_answer(load(6, "rest"))
             self.optimizer.step()
             assert self.inner.param_groups[0]["lr"] == 1.0
         return seen
+
+
+@pytest.fixture
+def learned(tmp_path: Path) -> Path:
+    model = nn.Linear(4, 3)
+    optimizer = AdamW(model.parameters(), 1.0)
+    learn(model, optimizer, 3)
+    InnerState(optimizer, model).write(tmp_path / "out", MOST)
+    return tmp_path / "out"
 
 
 def test_the_default_is_a_fresh_optimizer_with_small_first_steps(tmp_path: Path) -> None:
@@ -531,55 +571,41 @@ def test_the_default_is_a_fresh_optimizer_with_small_first_steps(tmp_path: Path)
 
 
 def test_who_founds_the_run_takes_whole_steps_and_asks_nobody(tmp_path: Path) -> None:
-    founder = Words(tmp_path, TakeInner(), load(0), version=0)
+    founder = Words(tmp_path, TakeInner(), load(0))
     assert founder.said == [] and founder.sizes(1) == [1.0]
 
 
-def test_a_joiner_waits_takes_it_and_takes_whole_steps(tmp_path: Path) -> None:
-    donor = Trainer(tmp_path)
-    theirs = AdamW(donor.model.parameters(), 1.0)
-    learn(donor.model, theirs, 3)
-    InnerState(theirs, donor.model).write(tmp_path / "out", MOST)
-    (tmp_path / "j").mkdir()
-    joiner = Words(tmp_path / "j", TakeInner(), load(5), InnerHere(path=str(tmp_path / "out")))
+def test_a_joiner_waits_takes_it_and_takes_whole_steps(tmp_path: Path, learned: Path) -> None:
+    joiner = Words(tmp_path / "j", TakeInner(), load(5), load(6, "all"), InnerHere(path=str(learned)))
     assert [type(word) for word in joiner.said] == [WantInner, InnerTaken] and joiner.said[1] == InnerTaken()
+    assert joiner.loop.version == 6, "the run went on meanwhile"
     assert joiner.sizes(1) == [1.0]
     assert {float(kept["step"]) for kept in joiner.inner.state.values()} == {4.0}
 
 
 def test_without_one_the_first_steps_are_small_and_a_file_that_is_none_is_told(tmp_path: Path) -> None:
-    joiner = Words(tmp_path, TakeInner(), load(5), InnerHere(problem="it fell silent"))
+    joiner = Words(tmp_path / "a", TakeInner(), load(5), InnerHere(problem="it fell silent"))
     assert joiner.said[-1] == InnerTaken(problem="it fell silent") and joiner.sizes(1) == [pytest.approx(0.1)]
     (tmp_path / "none").write_bytes(b"none")
-    (tmp_path / "j").mkdir()
-    other = Words(tmp_path / "j", TakeInner(), load(5), InnerHere(path=str(tmp_path / "none")))
+    other = Words(tmp_path / "b", TakeInner(), load(5), InnerHere(path=str(tmp_path / "none")))
     assert isinstance(other.said[-1], InnerTaken) and other.said[-1].problem
     assert not other.inner.state and other.sizes(1) == [pytest.approx(0.1)]
 
 
-def test_work_that_had_to_go_takes_a_donors_state_with_it(tmp_path: Path) -> None:
-    donor = Trainer(tmp_path)
-    theirs = AdamW(donor.model.parameters(), 1.0)
-    learn(donor.model, theirs, 3)
-    InnerState(theirs, donor.model).write(tmp_path / "out", MOST)
+def test_work_that_had_to_go_takes_a_donors_state_with_it(tmp_path: Path, learned: Path) -> None:
     for name, before, kept in (("a", [], 0), ("b", [load(6, "rest")], 2)):
-        (tmp_path / name).mkdir()
-        joiner = Words(tmp_path / name, TakeInner(), load(5), InnerHere(path=str(tmp_path / "out")))
+        joiner = Words(tmp_path / name, TakeInner(), load(5), InnerHere(path=str(learned)))
         for word in (*before, load(6)):
-            joiner.trainer.loop._handle(word)  # type: ignore[arg-type]
+            joiner.loop._handle(word)
         assert len(joiner.inner.state) == kept
 
 
 def test_a_donor_writes_its_state_between_two_steps(tmp_path: Path) -> None:
-    donor = Words(tmp_path, load(0), version=0)
-    ask = KeepInner(number=3, path=str(tmp_path / "out"), most_bytes=MOST)
-    donor.trainer.channel.will_say(ask)
+    donor = Words(tmp_path, load(0))
+    donor.coming.append(KeepInner(number=3, path=str(tmp_path / "out"), most_bytes=MOST))
     donor.sizes(1)
-    kept = [m for m in donor.trainer.channel.said if isinstance(m, InnerKept)]
-    assert kept[0].number == 3 and kept[0].size == (tmp_path / "out").stat().st_size and not kept[0].problem
-    donor.trainer.channel.take()
-    donor.trainer.channel.will_say(KeepInner(number=4, path="/nowhere/at/all", most_bytes=MOST))
+    donor.coming.append(KeepInner(number=4, path="/nowhere/at/all", most_bytes=MOST))
     donor.sizes(1)
-    assert [m.problem for m in donor.trainer.channel.said if isinstance(m, InnerKept)] == [
-        "no room for a copy: No such file or directory"
-    ]
+    good, bad = [m for m in donor.all_said if isinstance(m, InnerKept)]
+    assert good.number == 3 and good.size == (tmp_path / "out").stat().st_size and not good.problem
+    assert bad.problem == "no room for a copy: No such file or directory"

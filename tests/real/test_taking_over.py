@@ -1,0 +1,25 @@
+"""A joiner that takes the state of a donor's optimizer: real processes, as a user starts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+def test_a_joiner_takes_a_donors_optimizer_and_another_one_begins_fresh(stage: Any) -> None:
+    stage.write_run(rounds=1000)
+    stage.coordinate()
+    stage.join("ann")
+    stage.join("bob")
+    stage.until(lambda s: s["version"] >= 2, "two rounds")
+    stage.join("cid", "--optimizer-from-donor", "20")
+    stage.until(lambda s: sum(m["participating"] for m in s["members"]) == 3, "cid takes part")
+    assert "goes on with the optimizer's state of" in stage.log("cid")
+    assert "copied" in stage.log("ann") + stage.log("bob")
+    # The donors make no other copy so soon: whoever comes next begins fresh if the first one is gone.
+    stage.join("dan", "--optimizer-from-donor", "0")
+    stage.until(lambda s: sum(m["participating"] for m in s["members"]) == 4, "dan takes part")
+    assert "optimizer" not in stage.log("dan")
