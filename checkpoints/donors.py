@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
 BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
 LATER_BELIEVED_S = 120.0  # a donor that has a round to do may put a question off for so long
+FIRST_ASKED = 2  # questions at a time, until the first answer shows what sort of donor it is
 SLOWER = 3.0  # a small question that waits so many times longer than an idle donor takes is given to that one
 OVERDUE = 1.5  # a piece that takes so many times longer than its donor's usual ones may take as long again
 GAIN = 1.25  # an idle donor must be so much quicker, or the same piece comes twice for nothing
@@ -42,7 +43,7 @@ class Donors:
     def asked(self, donor: str, heavy: bool, now: float) -> Asked:
         return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0))
 
-    def answered(self, donor: str, asked: Asked, now: float) -> None:
+    def answered(self, donor: str, asked: Asked, now: float, is_piece: bool = False) -> None:
         """With what was asked for, or that it does not have it: only that buys patience, noise does not.
 
         It may be late, and the question was given to another donor meanwhile.
@@ -51,7 +52,7 @@ class Donors:
         for heavy in {False, asked.heavy}:
             self._answers[donor, heavy] = self._answers.get((donor, heavy), 0) + 1
         self._in_vain.pop(donor, None)
-        if asked.heavy:
+        if is_piece:
             gap_s = now - max(asked.at, self._piece_at.get(donor, 0.0))
             self._piece_s[donor] = gap_s + 0.7 * (self._piece_s.get(donor, gap_s) - gap_s)
             self._piece_at[donor] = now
@@ -84,6 +85,14 @@ class Donors:
     def by_speed(self, donors: tuple[str, ...]) -> tuple[str, ...]:
         """Those that never had to be dropped, the quickest first."""
         return tuple(sorted((d for d in donors if d not in self._gave_false), key=self.took_s))
+
+    def window(self, donor: str, most: int) -> int:
+        """How many questions it may have at a time."""
+        # One question shows whether a silent donor is back; more of them would only wait there.  And what a liar was
+        # asked for comes all the same: it takes the room of true pieces on my line.
+        if self.is_silent(donor) or self._spoiled.get(donor, 0):
+            return 1
+        return most if donor in self._took_s else FIRST_ASKED
 
     def is_silent(self, donor: str) -> bool:
         return donor in self._in_vain

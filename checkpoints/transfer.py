@@ -195,8 +195,7 @@ class CatchUp:
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
             load[asked.donor] += 1
-        # One question shows whether a silent donor is back; more of them would only wait there.
-        most = {donor: 1 if self._of.is_silent(donor) else ASKED_OF_ONE_DONOR for donor in trusted}
+        most = {donor: self._of.window(donor, ASKED_OF_ONE_DONOR) for donor in trusted}
         effects: list[DataEffect] = []
         for key in self._missing():
             free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
@@ -290,7 +289,7 @@ class CatchUp:
             self._strike(sender)
             return verdict, effects
         for key in waited_for.keys() - self._asked.keys():
-            self._of.answered(sender, waited_for[key], self._now)
+            self._of.answered(sender, waited_for[key], self._now, header.kind == Kind.STATE)
         return verdict, effects
 
     def on_spoiled(self, sender: str, header: Header) -> None:

@@ -73,7 +73,7 @@ class Heir:
         header = came.header
         if header is None:
             return False
-        named = header.decision_no == int(Kind.WANT_INNER)
+        named = header.decision_no == int(Kind.WANT_INNER) and not header.round_no
         if header.kind != Kind.INNER and not (header.kind in (Kind.MISSING, Kind.LATER) and named):
             return False
         part, fetch = self._machine.part if self._machine is not None else None, self._fetch

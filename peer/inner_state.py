@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ class InnerState:
             file.write(head)
             file.flush()
             # A write in the middle of a step to memory that is not there would end the process.
-            os.posix_fallocate(file.fileno(), 0, size)
+            if sys.platform == "linux":
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
         whole = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         for key, tensor in tensors.items():
             at, stop = (len(head) + place for place in places[key])
