@@ -228,7 +228,9 @@ def test_only_a_few_requests_are_in_flight_per_donor() -> None:
     assert joiner.turn() == 0
     assert {len(donor.asked) for donor in joiner.donors.values()} == {FIRST_ASKED}
     hashes = with_payload(Header(Kind.MANIFEST, TAG, version=4), manifest(4, chunks=5 * CHUNKS))
-    asked = [name for name, donor in joiner.donors.items() if Kind.WANT_MANIFEST in {h.kind for h in donor.asked}]
+    asked = [
+        name for name, donor in joiner.donors.items() if Kind.WANT_MANIFEST in {h.kind for h in donor.asked}
+    ]
     joiner.catch.on_frame(asked[0], hashes)
     assert 0 < joiner.turn() <= ASKED_OF_ONE_DONOR, "it answers, and may have more; the other one may not"
 
