@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-WAIT_S = 240.0  # three processes that import torch on a busy machine
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("processes"),
@@ -20,11 +19,11 @@ def test_a_joiner_takes_a_donors_optimizer_and_another_one_begins_fresh(stage: A
     stage.coordinate()
     stage.join("ann")
     stage.join("bob")
-    stage.until(lambda s: s["version"] >= 2, "two rounds", WAIT_S)
+    stage.until(lambda s: s["version"] >= 2, "two rounds")
     stage.join("cid", "--optimizer-from-donor", "60")
-    stage.until(lambda s: "optimizer" in stage.log("cid"), "a word about cid's optimizer", WAIT_S)
+    stage.until(lambda s: "optimizer" in stage.log("cid"), "a word about cid's optimizer")
     assert "goes on with the optimizer's state of" in stage.log("cid")
     assert "copied" in stage.log("ann") + stage.log("bob")
     stage.join("dan", "--optimizer-from-donor", "0")
-    stage.until(lambda s: sum(m["participating"] for m in s["members"]) == 4, "dan takes part", WAIT_S)
+    stage.until(lambda s: sum(m["participating"] for m in s["members"]) == 4, "dan takes part")
     assert "optimizer" not in stage.log("dan")
