@@ -12,7 +12,10 @@ from dataclasses import dataclass
 SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
 BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
 LATER_BELIEVED_S = 120.0  # a donor that has a round to do may put a question off for so long
-SLOWER = 3.0  # a question that waits so many times longer than an idle donor takes is given to that one
+FIRST_ASKED = 2  # questions at a time, until the first answer shows what sort of donor it is
+SLOWER = 3.0  # a small question that waits so many times longer than an idle donor takes is given to that one
+OVERDUE = 1.5  # a piece that takes so many times longer than its donor's usual ones may take as long again
+GAIN = 1.25  # an idle donor must be so much quicker, or the same piece comes twice for nothing
 
 
 @dataclass
@@ -31,13 +34,16 @@ class Donors:
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
         self._took_s: dict[str, float] = {}  # from a question to its answer, lately
+        self._piece_at: dict[str, float] = {}  # when its last piece of state was here
+        self._piece_s: dict[str, float] = {}  # from one piece to the next, lately
+        self._gave_false: set[str] = set()  # who was dropped once, whatever was forgiven since
 
     # ---- what happened -----------------------------------------------------------------------------------
 
     def asked(self, donor: str, heavy: bool, now: float) -> Asked:
         return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0))
 
-    def answered(self, donor: str, asked: Asked, now: float) -> None:
+    def answered(self, donor: str, asked: Asked, now: float, is_piece: bool = False) -> None:
         """With what was asked for, or that it does not have it: only that buys patience, noise does not.
 
         It may be late, and the question was given to another donor meanwhile.
@@ -46,6 +52,10 @@ class Donors:
         for heavy in {False, asked.heavy}:
             self._answers[donor, heavy] = self._answers.get((donor, heavy), 0) + 1
         self._in_vain.pop(donor, None)
+        if is_piece:
+            gap_s = now - max(asked.at, self._piece_at.get(donor, 0.0))
+            self._piece_s[donor] = gap_s + 0.7 * (self._piece_s.get(donor, gap_s) - gap_s)
+            self._piece_at[donor] = now
         if donor == asked.donor:
             took_s = now - asked.at
             self._took_s[donor] = took_s + 0.7 * (self._took_s.get(donor, took_s) - took_s)
@@ -58,7 +68,9 @@ class Donors:
     def strike(self, donor: str) -> bool:
         """It gave wrong bytes.  True if it is not asked any more from now on."""
         self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
-        return self._spoiled[donor] == SPOILED_FORGIVEN + 1
+        dropped = self._spoiled[donor] == SPOILED_FORGIVEN + 1
+        self._gave_false |= {donor} if dropped else set()
+        return dropped
 
     def forgive(self) -> None:
         self._spoiled.clear()
@@ -69,6 +81,18 @@ class Donors:
         """Those that may be asked: not who kept sending wrong bytes, as long as there are others."""
         good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
         return good or donors
+
+    def by_speed(self, donors: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that never had to be dropped, the quickest first."""
+        return tuple(sorted((d for d in donors if d not in self._gave_false), key=self.took_s))
+
+    def window(self, donor: str, most: int) -> int:
+        """How many questions it may have at a time."""
+        # One question shows whether a silent donor is back; more of them would only wait there.  And what a liar was
+        # asked for comes all the same: it takes the room of true pieces on my line.
+        if self.is_silent(donor) or self._spoiled.get(donor, 0):
+            return 1
+        return most if donor in self._took_s else FIRST_ASKED
 
     def is_silent(self, donor: str) -> bool:
         return donor in self._in_vain
@@ -96,7 +120,15 @@ class Donors:
                 late.add(donor)
         return late
 
-    def is_quicker(self, idle: str, asked: Asked, now: float) -> bool:
-        """Would an idle donor give it much sooner than the one that it waits at?"""
+    def is_quicker(self, idle: str, asked: Asked, before: int, now: float) -> bool:
+        """Would an idle donor give it much sooner than the one that it waits at?  `before`: pieces that come first."""
         took_s = self._took_s.get(idle)
-        return took_s is not None and now - asked.at > SLOWER * max(took_s, self._retry_s / 10)
+        if took_s is None:
+            return False
+        if not asked.heavy or idle not in self._piece_s:
+            return now - asked.at > SLOWER * max(took_s, self._retry_s / 10)
+        mine_s = max(self._piece_s[idle], self._retry_s / 30)
+        usual_s = self._piece_s.get(asked.donor, mine_s)
+        since_s = now - max(asked.at, self._piece_at.get(asked.donor, 0.0))
+        left_s = (before + 1) * usual_s - since_s if since_s < OVERDUE * usual_s else (before + 1) * since_s
+        return left_s > GAIN * mine_s

@@ -14,6 +14,7 @@ fetched too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from farflung.checkpoints.donors import Asked, Donors
@@ -141,6 +142,10 @@ class CatchUp:
         return True
 
     @property
+    def donors_by_speed(self) -> tuple[str, ...]:
+        return self._of.by_speed(self.donors)
+
+    @property
     def lowest(self) -> int:
         return min(self.versions)
 
@@ -190,8 +195,7 @@ class CatchUp:
         load = {donor: 0 for donor in self.donors}
         for asked in self._asked.values():
             load[asked.donor] += 1
-        # One question shows whether a silent donor is back; more of them would only wait there.
-        most = {donor: 1 if self._of.is_silent(donor) else ASKED_OF_ONE_DONOR for donor in trusted}
+        most = {donor: self._of.window(donor, ASKED_OF_ONE_DONOR) for donor in trusted}
         effects: list[DataEffect] = []
         for key in self._missing():
             free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
@@ -209,10 +213,17 @@ class CatchUp:
     def _take_from_the_slow(self, idle: list[str]) -> None:
         """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
         at one that takes much longer."""
-        for key, asked in list(self._asked.items()) if idle else []:
-            quicker = any(self._of.is_quicker(donor, asked, self._now) for donor in idle)
-            if quicker or self._of.is_silent(asked.donor):
+        if not idle:
+            return
+        waiting = Counter(asked.donor for asked in self._asked.values() if asked.heavy)
+        for key, asked in reversed(list(self._asked.items())):  # what was asked last comes last
+            waiting[asked.donor] -= asked.heavy
+            before = waiting[asked.donor] if asked.heavy else 0
+            able = [d for d in idle if d not in self._shunned.get(key, ())]
+            quick = [d for d in able if self._of.is_quicker(d, asked, before, self._now)]
+            if quick or self._of.is_silent(asked.donor):
                 self._refused(key)
+                idle = [d for d in idle if d not in quick[:1]]
 
     def take_dropped(self) -> list[str]:
         """Donors that gave wrong bytes too often, each told once."""
@@ -278,7 +289,7 @@ class CatchUp:
             self._strike(sender)
             return verdict, effects
         for key in waited_for.keys() - self._asked.keys():
-            self._of.answered(sender, waited_for[key], self._now)
+            self._of.answered(sender, waited_for[key], self._now, header.kind == Kind.STATE)
         return verdict, effects
 
     def on_spoiled(self, sender: str, header: Header) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.collectives.digests import root_of
 from farflung.coordinator.membership import Member
-from farflung.coordinator.messages import STUCK
+from farflung.coordinator.messages import PREPARES, STUCK
 
 if TYPE_CHECKING:
     from farflung.coordinator.conductor import Conductor
@@ -83,6 +83,8 @@ def why_not(core: Core, conductors: list[Conductor], member: Member) -> str:
         return member.told
     if member.beat.phase == STUCK:
         return "its trainer takes no steps any more"
+    if member.beat.phase == PREPARES:
+        return "it waits for the state of another peer's optimizer"
     return (member.left_out or "it came too late for the last round") if member.missed else ""
 
 

@@ -130,7 +130,7 @@ class SharedState:
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:
-        place = _place_with_room(folder, 4 * 4 * elements + _PAGE_BYTES)
+        place = place_with_room(folder, 4 * 4 * elements + _PAGE_BYTES)
         anchor, *slots = (str(place / name) for name in ("anchor", "slot0", "slot1", "slot2"))
         progress = str(place / "progress")
         for path, size in (
@@ -193,7 +193,7 @@ class SharedState:
         return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
 
 
-def _place_with_room(folder: Path, bytes_needed: int) -> Path:
+def place_with_room(folder: Path, bytes_needed: int) -> Path:
     """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
     wanted = bytes_needed + _MARGIN_BYTES
     if _free_bytes(folder) >= wanted:

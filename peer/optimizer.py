@@ -49,6 +49,7 @@ class RunOptimizer(Optimizer):
             raise UserError("this optimizer already belongs to a run: pass the one you built yourself")
         self.inner = inner
         self.steps = 0
+        self._small_from = self._small_steps = 0
         self._before_step, self._after_step = before_step, after_step
         for table in _HOOK_TABLES:
             self.__dict__[table] = inner.__dict__.setdefault(table, OrderedDict())
@@ -61,11 +62,28 @@ class RunOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         self._before_step()
+        rates = self._lower_rates()
         # Not every optimizer takes a closure; handing over None only when asked keeps those working.
         loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
+        for group, rate in rates:
+            group["lr"] = rate
         self.steps += 1
         self._after_step()
         return loss
+
+    def start_small(self, steps: int) -> None:
+        """The inner optimizer knows nothing yet: so many steps from now on are small, rising to their full size."""
+        self._small_from, self._small_steps = self.steps, steps
+
+    def _lower_rates(self) -> list[tuple[dict[str, Any], Any]]:
+        """For one step.  The rates themselves are the schedulers': they find them as they left them."""
+        done = self.steps - self._small_from
+        if done >= self._small_steps:
+            return []
+        rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
+        for group, rate in rates:
+            group["lr"] = rate * ((done + 1) / self._small_steps)
+        return rates
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

@@ -33,6 +33,7 @@ _DOES = {
     "syncing": ("fetches", "yellow"),
     "inner": ("trains", "cyan"),
     "ready": ("ready", "bright_blue"),
+    "prepares": ("prepares", "yellow"),
     "stuck": ("hangs", "bold red"),
     "scatter": ("sends", "magenta"),
     "gather": ("gets", "magenta"),

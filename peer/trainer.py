@@ -59,8 +59,8 @@ def train(out: Path | None) -> None:
     inner = connection.manifest.inner
     optimizer = inner_of(connection.manifest, model)
     with connection.join(model, optimizer) as run:
-        # The optimizer knows nothing yet: in a run that has learned something its first steps are to be small.
-        steps = max(inner.warmup_steps, inner.rejoin_warmup_steps if run.version > 0 else 0, 1)
+        # Where the run has learned something already, the run itself makes a fresh optimizer's first steps small.
+        steps = max(inner.warmup_steps, 1) if run.version == 0 else 1
         warmup = LambdaLR(run.optimizer, lambda step: min(1.0, (step + 1) / steps))
         for batch in run.batches(data):
             loss = model(batch.to(device)).loss

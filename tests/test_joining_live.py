@@ -209,3 +209,47 @@ def test_a_slow_donors_questions_go_to_one_that_has_nothing_left_to_do() -> None
         joiner.put_off()  # it lives, and gives nothing
         joiner.turn(0.1 * step)
     assert sorted(joiner.installed) == list(range(CHUNKS))
+
+
+class Lines:
+    """Donors that give one piece after the other, each in `piece_s`, but for those named in `stalls`."""
+
+    def __init__(self, piece_s: dict[str, float], stalls: dict[tuple[str, int], float]) -> None:
+        self.joiner = Joiner()
+        self.joiner.catch.on_run_state(1, {1: DIGEST}, tuple(piece_s), keep=3)
+        self._piece_s, self._stalls = piece_s, stalls
+        self._free_at = dict.fromkeys(piece_s, 0.0)
+        self._given = dict.fromkeys(piece_s, 0)
+        self._coming: list[tuple[float, str, Header]] = []
+        self.sent = 0
+
+    def join_s(self) -> float:
+        now = 0.0
+        while len(self.joiner.installed) < CHUNKS:
+            for effect in self.joiner.catch.ask(now):
+                if isinstance(effect, SendFrame):
+                    self._ask(effect.to, effect.frame.header, now)
+            now += 0.01
+            for at, donor, header in [each for each in self._coming if each[0] <= now]:
+                self._coming.remove((at, donor, header))
+                self.joiner.answer(donor, header)
+            assert now < 60.0
+        return now
+
+    def _ask(self, donor: str, header: Header, now: float) -> None:
+        at = now + 0.02
+        if header.kind == Kind.WANT_STATE:
+            took_s = self._stalls.get((donor, self._given[donor]), self._piece_s[donor])
+            self._given[donor] += 1
+            self.sent += 1
+            at = self._free_at[donor] = max(at, self._free_at[donor]) + took_s
+        self._coming.append((at, donor, header))
+
+
+def test_a_piece_that_stalls_at_the_end_is_taken_from_who_is_idle_and_no_other_one() -> None:
+    even = Lines({"ann": 0.4, "bob": 0.4}, {})
+    assert even.join_s() < 2.6 and even.sent <= CHUNKS + 1
+    stalls = Lines({"ann": 0.4, "bob": 0.4}, {("bob", 5): 30.0})
+    assert stalls.join_s() < 3.6 and stalls.sent <= CHUNKS + 2
+    uneven = Lines({"ann": 0.2, "bob": 1.0}, {})
+    assert uneven.join_s() < 2.9 and uneven.sent <= CHUNKS + 4
