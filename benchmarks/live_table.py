@@ -18,7 +18,7 @@ from farflung.coordinator.manifest import Manifest, NetSection, RoundSection, Ru
 from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, Message
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.url import JoinUrl
-from shams import Figures, Sham, reader_of
+from shams import Figures, Sham, model_of, reader_of
 
 DOOR, INSIDE = "door", "inside"
 MANIFEST = Manifest(
@@ -34,6 +34,7 @@ class Table:
     def __init__(self, count: int, seed: int = 0) -> None:
         self.url = JoinUrl("127.0.0.1", 7000, MANIFEST.run.name, bytes(32))
         self.heartbeat_s, self.rounds = 1.0, True
+        self.model, self.only_joins = model_of({}), False
         self.at_door, self.inside = DOOR, INSIDE
         self.figures, self.members = Figures(), list[Sham]()
         self._chance = random.Random(seed)
@@ -53,6 +54,9 @@ class Table:
     # ---- what shams ask of a crowd ---------------------------------------------------------------------------
 
     def connect(self, socket: str, sham: Sham, port: int) -> None:
+        pass
+
+    def hang_up(self, sham: Sham) -> None:
         pass
 
     def count(self, what: str) -> None:
