@@ -88,7 +88,7 @@ class OuterSection(_Section):
     )
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
     overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    mix: Decay = 0.0
+    mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
 
 
 class RoundSection(_Section):
@@ -108,7 +108,7 @@ class RoundSection(_Section):
 
 class MergeSection(_Section):
     policy: Literal["robust", "mean"] = "robust"
-    clip: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
     guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
 
 

@@ -44,7 +44,8 @@ momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 2
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
-mix = 0.0                 # streaming, overlap: how much of its own values a peer keeps when it takes a result
+mix = "auto"              # streaming, overlap: how much of its own values a peer keeps when it takes a result, from 0
+                          # up to but not 1; "auto": 0.7 for overlap with nesterov, else 0
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
@@ -63,7 +64,7 @@ keep_results = 3          # rounds that a peer may miss and still catch up with 
 
 [merge]                   # how the contributions of a round become one update
 policy = "robust"         # from 4 members on: other directions than the others' out, long ones shortened; or "mean"
-clip = 1.0                # no contribution is longer than so many times the median; raise it if peers differ much
+clip = 2.0                # no contribution is longer than so many times the median; raise it if peers differ much
 guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
                           # "robust" only
 

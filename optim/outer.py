@@ -71,12 +71,12 @@ def outer_step_for(
 
 
 def momentum_for(rounds: int) -> float:
-    """A momentum that remembers a twentieth of the run, between 0.3 and 0.9.
+    """A momentum that remembers a tenth of the run, between 0.3 and 0.9.
 
     0.9 remembers ten rounds.  In a run of 30 it still pushes where the first rounds went while the inner rate is
     already falling (docs/learning.md has the measurement).
     """
-    return min(0.9, max(0.3, 1.0 - 20.0 / rounds))
+    return min(0.9, max(0.3, 1.0 - 10.0 / rounds))
 
 
 def checked(fused: Fused | None) -> Fused | None:
