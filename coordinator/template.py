@@ -40,7 +40,7 @@ clip = 1.0                # largest gradient norm; lower it if the loss spikes
 [outer]                   # what is done with the merged result of a round
 step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2"
 lr = "auto"               # 0.7 for nesterov, else 1.0; lower it if the loss rises right after rounds
-momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 200 rounds on, less with fewer
+momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds on, less with fewer
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes

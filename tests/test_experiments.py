@@ -40,7 +40,7 @@ def test_an_experiment_prints_its_table_and_draws_its_plot(name: str, tmp_path: 
     [
         ("malicious.py", "--rounds 1 --steps 1 --peers 4 flip"),
         ("codecs.py", "--rounds 1 --steps 1 --peers 2 int4"),
-        ("churn.py", "--rounds 2 --peers 2 --killed 0.5"),
+        pytest.param("churn.py", "--rounds 4 --peers 4", marks=long),
     ],
 )
 def test_an_experiment_of_its_own_does_too(
