@@ -47,16 +47,6 @@ class Rules:
         return fragment / self.fragments if fragment and self.schedule in STAGGERED else 1.0
 
 
-def mix_for(schedule: str, step: str) -> float:
-    """What "auto" stands for.
-
-    With a result that is a whole period late, a high momentum pushes on where nobody has been for two periods.  A peer
-    that goes only a part of the way at once damps that, and tells the rest of it with its next pseudo-gradient
-    (docs/learning.md has the measurement).  A few steps late, as streaming is, it makes little difference.
-    """
-    return 0.7 if schedule == "overlap" and step == "nesterov" else 0.0
-
-
 class Schedule:
     def __init__(self, rules: Rules, now: float = 0.0) -> None:
         self.rules = rules

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from farflung.coordinator.manifest import Manifest
 from farflung.optim.inner import muon
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
-from farflung.optim.schedule import Rules, mix_for
+from farflung.optim.schedule import Rules
 
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
@@ -28,7 +28,7 @@ def rules_of(manifest: Manifest) -> Rules:
         rounds.fragments,
         rounds.period_s,
         outer.overlap_steps,
-        mix_for(outer.schedule, outer.step) if isinstance(outer.mix, str) else outer.mix,
+        outer.mix,
     )
 
 

@@ -726,7 +726,7 @@ def test_a_model_with_fewer_chunks_than_fragments_is_refused() -> None:
 
 
 def going_on(folder: Path, **outer: object) -> Trainer:
-    content = MANIFEST.model_dump() | {"outer": {"schedule": "overlap", "mix": 0.0, **outer}}
+    content = MANIFEST.model_dump() | {"outer": {"schedule": "overlap", **outer}}
     content["round"] = {"sync_every": SYNC_EVERY, "chunk_kb": 1}
     trainer = Trainer(folder, manifest=Manifest.model_validate(content))
     return trainer.attach(load(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.optim.schedule import Rules, Schedule, mix_for
+from farflung.optim.schedule import Rules, Schedule
 
 
 def frozen(schedule: Schedule, steps: int, step_s: float = 1.0, now: float = 0.0) -> list[tuple[int, ...]]:
@@ -38,12 +38,6 @@ def test_a_period_shorter_than_the_fragments_are_many_leaves_none_out(fragments:
 def test_only_blocking_training_waits() -> None:
     assert [Rules(name, 1).waits for name in ("blocking", "overlap", "streaming")] == [True, False, False]
     assert [Rules("blocking", 1, period_s=s).told_of_rounds for s in (0.0, 5.0)] == [False, True]
-
-
-def test_only_a_result_that_is_a_period_late_is_taken_in_part() -> None:
-    """And only with a momentum: without one nothing pushes on that must be damped."""
-    assert [mix_for(name, "nesterov") for name in ("blocking", "streaming", "overlap")] == [0.0, 0.0, 0.7]
-    assert mix_for("overlap", "mean") == mix_for("overlap", "sparse") == 0.0
 
 
 # ---- by the clock ------------------------------------------------------------------------------------------
