@@ -108,7 +108,7 @@ class RoundSection(_Section):
 
 class MergeSection(_Section):
     policy: Literal["robust", "mean"] = "robust"
-    clip: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
     guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
 
 

@@ -40,7 +40,7 @@ clip = 1.0                # largest gradient norm; lower it if the loss spikes
 [outer]                   # what is done with the merged result of a round
 step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2"
 lr = "auto"               # 0.7 for nesterov, else 1.0; lower it if the loss rises right after rounds
-momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 200 rounds on, less with fewer
+momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds on, less with fewer
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
@@ -63,7 +63,7 @@ keep_results = 3          # rounds that a peer may miss and still catch up with 
 
 [merge]                   # how the contributions of a round become one update
 policy = "robust"         # from 4 members on: other directions than the others' out, long ones shortened; or "mean"
-clip = 1.0                # no contribution is longer than so many times the median; raise it if peers differ much
+clip = 2.0                # no contribution is longer than so many times the median; raise it if peers differ much
 guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
                           # "robust" only
 

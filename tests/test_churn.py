@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "experiments" / "
 @pytest.fixture(scope="module")
 def churn() -> ModuleType:
     torch.set_num_threads(1)
+    sys.path.append(str(SCRIPT.parent))  # where its own helpers lie
     spec = importlib.util.spec_from_file_location("churn", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,11 +1,13 @@
 """What churn costs: a model learned by peers of which many are killed in every round, beside an undisturbed run.
 
     python examples/experiments/churn.py [--rounds 50] [--peers 10] [--killed 0.3] [--fragments 1] [--seed 0]
+        [--plot churn.svg]
 
 The machines are the program's own, driven by its simulator: the coordinator (killed too, every ten rounds), the
 peers' agents, the round, the outer step, the leases.  Time is virtual; the trainer is the demo's model in small, and
 it learns for real.  Every promise is checked at every event, P7 to the sample.  Prints a row for the disturbed run, and
-for undisturbed ones with as much data and with as many rounds, by how much its loss is above theirs.
+for undisturbed ones with as much data and with as many rounds, by how much its loss is above theirs.  With --plot it
+draws the held-out loss over the samples that were learned.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from plot import draw
 from torch import Tensor
 
 from farflung.collectives.effects import Seal
@@ -36,6 +40,7 @@ from farflung.peer.virtual_trainer import Learned, VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0
+LOOKS = 10  # at the held-out loss, for the plot
 CHUNK = (
     8192  # values of a chunk: one that counts the steps, as the simulator's checks want it, and the model's
 )
@@ -85,6 +90,9 @@ class Churn:
     seed: int = 0
 
 
+Curve = list[tuple[float, float]]  # (samples committed, held-out loss)
+
+
 @dataclass(frozen=True)
 class Outcome:
     kills: int
@@ -92,6 +100,7 @@ class Outcome:
     leases: Leases
     digests: set[bytes]  # of the last version, at every peer that sealed it
     loss: float
+    curve: Curve
 
 
 class Churning(World):
@@ -126,7 +135,8 @@ class Churning(World):
             self.model, codec_named(self.manifest.round.gather_codec), churn.fragments
         )
         self.digests: set[bytes] = set()
-        self._churn = churn
+        self.curve: Curve = []
+        self._churn, self._seen = churn, 0
         self._doomed: list[str] = []  # to be killed within the next exchange
 
     @property
@@ -136,9 +146,18 @@ class Churning(World):
     def _observe(self, what: str, details: object) -> None:
         super()._observe(what, details)
         if what == "sealed" and isinstance(details, tuple):
-            _, seal, digest, _ = details
+            peer, seal, digest, _ = details
             if isinstance(seal, Seal) and (seal.fragment, seal.version) == (0, self._churn.rounds):
                 self.digests.add(digest)
+            if isinstance(seal, Seal) and isinstance(peer, VirtualPeer) and not seal.fragment:
+                self._look(peer, seal.version)
+
+    def _look(self, peer: VirtualPeer, version: int) -> None:
+        """The held-out loss of a version that somebody holds whole, now and then."""
+        if self.coordinator is not None and version >= self._seen + max(1, self._churn.rounds // LOOKS):
+            self._seen = version
+            learned = self.coordinator.core.ledger.leases.committed_samples
+            self.curve.append((learned, held_out_loss(peer.anchor)))
 
     def _write(self, record: Record) -> None:
         super()._write(record)
@@ -177,12 +196,16 @@ def run(churn: Churn) -> Outcome:
         for peer in world.peers.values()
         if peer.machine.part is not None and peer.machine.part.version == churn.rounds
     ]
+    ledger = world.coordinator.core.ledger
+    loss = held_out_loss(newest[0].anchor)
+    return Outcome(report.kills, report.seconds, ledger.leases, world.digests, loss, world.curve)
+
+
+def held_out_loss(anchor: Tensor) -> float:
     model = build(CONFIG, SEED)
     layout = ModelLayout.of(model, CHUNK - 1)
-    layout.load(model, newest[0].anchor.view(-1, CHUNK)[:, 1:].reshape(-1))
-    ledger = world.coordinator.core.ledger
-    loss = evaluate(model, load_corpus().held_out, windows=1000, batch=100)
-    return Outcome(report.kills, report.seconds, ledger.leases, world.digests, loss)
+    layout.load(model, anchor.view(-1, CHUNK)[:, 1:].reshape(-1))
+    return evaluate(model, load_corpus().held_out, windows=1000, batch=100)
 
 
 def whole_epochs(leases: Leases) -> int:
@@ -206,7 +229,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name, kind in (("peers", int), ("rounds", int), ("killed", float), ("fragments", int), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Churn, name))
-    churn = Churn(**vars(parser.parse_args()))
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
+    asked = vars(parser.parse_args())
+    plot = asked.pop("plot")
+    churn = Churn(**asked)
     torch.set_num_threads(1)
     print(
         f"{churn.peers} peers, {churn.rounds} rounds of {STEPS} steps, {SAMPLES} samples an epoch, seed {churn.seed}"
@@ -218,8 +244,13 @@ def main() -> None:
     disturbed = show(f"{churn.killed:.0%} killed", churn, None)
     # The killed leave holes: their samples are learned by others, in later rounds.
     as_many = round(disturbed.leases.committed_samples / (churn.peers * STEPS * BATCH))
-    show("as many data", replace(churn, killed=0.0, rounds=max(1, as_many)), disturbed.loss)
-    show("as many rnds", replace(churn, killed=0.0), disturbed.loss)
+    alike = replace(churn, killed=0.0, rounds=max(1, as_many))
+    same_data = show("as many data", alike, disturbed.loss)
+    same_rounds = show("as many rnds", replace(churn, killed=0.0), disturbed.loss)
+    if plot is not None:
+        title = f"{churn.peers} peers, {churn.killed:.0%} killed in each round: held-out loss, nats per byte"
+        rows = {"killed": disturbed, "undisturbed, as many data": same_data, "as many rounds": same_rounds}
+        draw(plot, title, "samples learned", {name: each.curve for name, each in rows.items()})
 
 
 def show(name: str, churn: Churn, other: float | None) -> Outcome:

@@ -1,18 +1,21 @@
 """What a codec costs in loss: the demo's model, trained once per codec at the same tokens.
 
-    python examples/experiments/codecs.py [--rounds 30] [--steps 20] [--peers 3] [codec ...]
+    python examples/experiments/codecs.py [--rounds 30] [--steps 20] [--peers 3] [--plot codecs.svg] [codec ...]
 
 The peers live in one process and take turns, but everything that touches a pseudo-gradient is the program's own:
 the layout, the codecs with their error feedback, the owner's merge, the exact outer step, the digests.
-Prints one row per codec; fp32 is the row that the others are compared with.
+Prints one row per codec; fp32 is the row that the others are compared with.  With --plot it draws the held-out loss
+over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
+from plot import draw
 
 from farflung.collectives.effects import Merge, Roll
 from farflung.compression.codec import codec_named, codec_names
@@ -27,6 +30,8 @@ from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 16384, 0
+LOOKS = 10  # at the held-out loss, for the plot
+Curve = list[tuple[float, float]]
 
 
 class Peer:
@@ -63,8 +68,9 @@ class Peer:
         return payloads
 
 
-def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, int]:
-    """(held-out loss, bytes that one peer sent as contributions, bytes by the codec's formula)."""
+def train(codec: str, rounds: int, steps: int, count: int) -> tuple[Curve, int, int]:
+    """(round and held-out loss from time to time, bytes that one peer sent as contributions, bytes by the codec's
+    formula)."""
     corpus = load_corpus()
     data = ByteWindows(corpus.train, CONFIG.context)
     # Results come back as int8, except where everything is to be exact: it costs about nothing.
@@ -73,7 +79,7 @@ def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, 
     outer = Nesterov(lr=0.7, momentum=0.6)
     peers = [Peer(rules, outer) for _ in range(count)]
     weights = (1.0 / count,) * count
-    sent = 0
+    sent, curve = 0, []
     for number in range(rounds):
         first = number * count * steps * BATCH
         parts = [peer.learn(data, first + i * steps * BATCH, steps) for i, peer in enumerate(peers)]
@@ -86,9 +92,11 @@ def train(codec: str, rounds: int, steps: int, count: int) -> tuple[float, int, 
         for peer in peers:
             peer.state.resolve(peer.slot, used=True)
         assert len({peer.state.seal() for peer in peers}) == 1, "the peers' states differ"
-    peers[0].layout.load(peers[0].model, peers[0].anchor)
+        if (rounds - number - 1) % max(1, rounds // LOOKS) == 0:
+            peers[0].layout.load(peers[0].model, peers[0].anchor)
+            curve.append((number + 1, evaluate(peers[0].model, corpus.held_out, 128)))
     formula = rounds * peers[0].layout.chunk_count * codec_named(codec).payload_bytes(CHUNK_ELEMENTS)
-    return evaluate(peers[0].model, corpus.held_out, 128), sent, formula
+    return curve, sent, formula
 
 
 def main() -> None:
@@ -97,6 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()
     unknown = sorted(set(asked.codecs) - set(codec_names()))
     if unknown:
@@ -107,15 +116,20 @@ def main() -> None:
     )
     print(f"{'codec':6} {'loss':>7} {'vs first':>9} {'sent':>10} {'formula':>10} {'seconds':>8}")
     base: float | None = None
+    curves: dict[str, Curve] = {}
     for name in asked.codecs:
         started = time.monotonic()
-        loss, sent, formula = train(name, asked.rounds, asked.steps, asked.peers)
+        curves[name], sent, formula = train(name, asked.rounds, asked.steps, asked.peers)
+        loss = curves[name][-1][1]
         base = loss if base is None else base
         seconds = time.monotonic() - started
         print(
             f"{name:6} {loss:7.4f} {100 * (loss / base - 1):+8.2f}% {sent:10d} {formula:10d} {seconds:8.1f}",
             flush=True,
         )
+    if asked.plot is not None:
+        title = f"{asked.peers} peers, {asked.steps} steps between rounds: held-out loss, nats per byte"
+        draw(asked.plot, title, "rounds", curves)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ def schedules(base: Setting) -> Rows:
         (replace(base, name="overlap, a round late", outer=late), farflung),
         (replace(base, name="the same, mix 0.5", outer={**late, "mix": 0.5}), farflung),
         (replace(base, name="the same, plain averaging", outer={**late, "step": "mean"}), farflung),
+        (
+            replace(base, name="as published, a round late", outer=late, published=True),
+            farflung,
+        ),
     ]
 
 
@@ -119,6 +123,23 @@ def idle(base: Setting) -> Rows:
 EXPERIMENTS = {each.__name__: each for each in (room, schedules, outer, shards, slow, idle)}
 
 
+def with_words(setting: Setting, words: list[str]) -> Setting:
+    """The same row with other words in its run.toml: section.key=value."""
+    for word in words:
+        place, value = word.split("=")
+        section, key = place.split(".")
+        field = {"round": "rounds"}.get(section, section)
+        setting = replace(setting, **{field: {**getattr(setting, field), key: plain(value)}})
+    return setting
+
+
+def plain(value: str) -> float | str:
+    try:
+        return float(value) if "." in value or "e" in value else int(value)
+    except ValueError:
+        return value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", choices=EXPERIMENTS)
@@ -130,6 +151,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="windows that a peer reads at each step")
     parser.add_argument("--lr", type=float, default=6e-3, help="of the inner optimizer, at its highest")
     parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all rows, such as outer.momentum=0.9"
+    )
     parser.add_argument("--only", nargs="*", type=int, help="these rows, counted from 0")
     parser.add_argument(
         "--time-only", action="store_true", help="without a model: only the last columns mean anything"
@@ -139,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(1)
     base = Setting("", asked.steps, asked.period, lr=asked.lr, batch=asked.batch, seed=asked.seed)
     base = replace(base, merge={"policy": asked.merge})
-    rows = EXPERIMENTS[asked.experiment](base)
+    rows = [(with_words(row, asked.set), make) for row, make in EXPERIMENTS[asked.experiment](base)]
     if asked.time_only:
         rows = [(replace(setting, learns=False), make) for setting, make in rows]
     if asked.only is not None:

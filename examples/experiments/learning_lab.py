@@ -22,15 +22,16 @@ from farflung.collectives.frames import Header, Kind
 from farflung.compression.codec import codec_named
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.records import CommittedRound, Record
+from farflung.optim.outer import Nesterov
 from farflung.peer.corpus import load_corpus
 from farflung.peer.invariants import Invariants
 from farflung.peer.layout import ModelLayout
-from farflung.peer.recipes import inner_of
+from farflung.peer.recipes import inner_of, outer_of
 from farflung.peer.sampling import permuted_range
 from farflung.peer.scenario import Scenario
 from farflung.peer.simulator import World
 from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.virtual_trainer import Learned, VirtualTrainer
+from farflung.peer.virtual_trainer import Learned, Part, VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
@@ -56,6 +57,7 @@ class Setting:
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
+    published: bool = False  # with the published eager correction: see `Learner._as_published`
     learns: bool = True  # False: for experiments that are about time alone
 
     @property
@@ -114,6 +116,7 @@ class Learner(VirtualTrainer):
             at = places[name]
             parameter.data = self._local[at.offset : at.offset + at.numel].view(at.shape)
         self.inner = inner_of(host.manifest, self.model)
+        self.own_momentum: dict[int, Tensor] = {}  # by fragment
         self.steps = 0
         self.began_at = self.ended_at = self.waited_before_s = 0.0
 
@@ -132,6 +135,28 @@ class Learner(VirtualTrainer):
         self.ended_at = self.world.now()
         if setting.learns:
             self._descend(setting, samples)
+
+    def _freeze(self, due: list[int]) -> None:
+        super()._freeze(due)
+        if self.setting.published:
+            for number in due:
+                self._as_published(self.parts[number])
+
+    def _as_published(self, part: Part) -> None:
+        """Train on from where https://arxiv.org/abs/2502.12996 does, and not from where the peer stands.
+
+        There each peer steps by G(r) = d(r)/N + (mean(r-1) - d(r-1)/N): the own part is new, the others' a round old.
+        Nesterov's step is linear, and the sum of these differences is the anchor's way up to round r-1 plus the way of
+        d/N alone.  So a peer trains on from the anchor, moved by its own d/N with a momentum of its own.
+        """
+        step = outer_of(self.host.manifest)
+        assert isinstance(step, Nesterov), "the published correction is one for Nesterov's step"
+        owed = self.host.slots[part.spare][part.cells].clone()
+        own = self.own_momentum.get(part.number, torch.zeros_like(owed)) * step.momentum + owed
+        self.own_momentum[part.number] = own
+        moved = (owed + own * step.momentum) * (step.lr / self.setting.peers)
+        part.carry = owed
+        self._local[part.cells] = self._loaded[part.cells] = self.host.anchor[part.cells] - moved
 
     def _descend(self, setting: Setting, samples: Learned) -> None:
         rows = [self._window(setting.seed, epoch, sample) for epoch, sample in samples]

@@ -1,11 +1,14 @@
 """What one malicious peer of eight costs in loss, with the plain mean and with robust merging.
 
-    python examples/experiments/malicious.py [--rounds 12] [--steps 8] [--peers 8] [--codec fp32] [attack ...]
+    python examples/experiments/malicious.py [--rounds 12] [--steps 8] [--peers 8] [--codec fp32]
+        [--clip 1.0 1.5 2.0] [--plot malicious.svg] [attack ...]
 
 Attacks: none, 1000x (its pseudo-gradient times 1000), flip (times -1), nan.  The peers live in one process and take
 turns, but the rounds are the program's own: the members' and the coordinator's state machines with all their reports,
 the codecs, the dot products, the merge, the exact outer step, the digests.  Prints one row for each attack and
-policy; the first row, without an attack and with the plain mean, is what the others are compared with.
+policy; the first row, without an attack and with the plain mean, is what the others are compared with.  With --plot it
+draws the held-out loss over the rounds; a row whose loss is above what a model knows that has learned nothing is left
+out there.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import argparse
 import math
 import time
 from collections import deque
+from pathlib import Path
 
 import torch
+from plot import draw
 
 from farflung.collectives import shares
 from farflung.collectives.digests import mask_from_bytes
@@ -45,6 +50,8 @@ CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 8192, 0
 SESSION, RUN_TAG = bytes(16), bytes(8)
 ATTACKS = ("none", "1000x", "flip", "nan")
+LOOKS = 6  # at the held-out loss, for the plot
+Curve = list[tuple[float, float]]
 
 
 class Peer:
@@ -93,7 +100,7 @@ class Round:
         robust = manifest.merge.policy == "robust"
         self.peers = {peer.name: peer for peer in peers}
         self.members = {name: MemberRound(name, plan, RUN_TAG, 1.0, 0.0, compare=robust) for name in names}
-        self.reporters = {name: Reporter() for name in names}
+        self.reporters = {name: Reporter(lambda said: bytes(64)) for name in names}
         self.flight = InFlight(plan, rules_for(manifest, book, names), 0.0)
         self.reported_s = 0.0
         self.todo: deque[tuple[str, DataEffect]] = deque()
@@ -106,7 +113,7 @@ class Round:
             hashes = self.members[name].hashes()
             sent = Sent(
                 session=SESSION, seq=1, round_no=self.flight.plan.round_no, hashes=hashes, tokens=tokens, steps=1,
-                loss=None, used=(),
+                loss=None, used=(), signature=bytes(64),
             )  # fmt: skip
             self.flight.on_sent(name, sent)
         settled: Settled | None = None
@@ -155,20 +162,20 @@ class Round:
                     self.todo += [(who, each) for each in self.members[who].on_calculated(effect, made)]
 
 
-def train(attack: str, policy: str, asked: argparse.Namespace) -> tuple[float, Settled]:
-    """(held-out loss, the last decision)"""
+def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[Curve, Settled]:
+    """(round, held-out loss) from time to time, the last decision"""
     corpus = load_corpus()
     data = ByteWindows(corpus.train, CONFIG.context)
     manifest = Manifest(
         round=RoundSection.model_validate({"codec": asked.codec, "gather_codec": "fp32"}),
-        merge=MergeSection.model_validate({"policy": policy}),
+        merge=merge,
         outer={"lr": 0.7, "momentum": 0.6},  # type: ignore[arg-type]
     )
     peers = [
         Peer(f"peer{i:02}", manifest, attack if i == asked.peers - 1 else "none") for i in range(asked.peers)
     ]
     book = FragmentBook()
-    per_peer = asked.steps * BATCH
+    per_peer, curve = asked.steps * BATCH, []
     for number in range(asked.rounds):
         first = number * len(peers) * per_peer
         payloads = {
@@ -178,8 +185,10 @@ def train(attack: str, policy: str, asked: argparse.Namespace) -> tuple[float, S
         done, settled = round_.run(payloads, per_peer * CONFIG.context)
         apply(done.commit, round_)
         remember(done, round_, book)
-    peers[0].layout.load(peers[0].model, peers[0].anchor)
-    return evaluate(peers[0].model, corpus.held_out, 128), settled
+        if (asked.rounds - number - 1) % max(1, asked.rounds // LOOKS) == 0:
+            peers[0].layout.load(peers[0].model, peers[0].anchor)
+            curve.append((number + 1, evaluate(peers[0].model, corpus.held_out, 128)))
+    return curve, settled
 
 
 def remember(done: Done, round_: Round, book: FragmentBook) -> None:
@@ -190,7 +199,8 @@ def remember(done: Done, round_: Round, book: FragmentBook) -> None:
     for suspect in screening.suspects(FAR_TOO_LONG) if screening is not None else ():
         book.trust[suspect] = 0
     if done.norm is not None:
-        book.norms[done.commit.version] = done.norm
+        tokens = [said.tokens for said in round_.flight.sent.values()]
+        book.norms[done.commit.version] = (done.norm, sum(tokens) / len(tokens))
 
 
 def apply(commit: Commit, round_: Round) -> None:
@@ -208,6 +218,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--clip", nargs="+", type=float, default=[MergeSection().clip], help="[merge] clip")
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()
     if unknown := sorted(set(asked.attacks) - set(ATTACKS)):
         parser.error(f"unknown attack {unknown[0]!r}; there are: {', '.join(ATTACKS)}")
@@ -216,18 +228,27 @@ def main() -> None:
         f"{asked.peers} peers, the last one malicious; {asked.rounds} rounds of {asked.steps} steps, "
         f"{asked.codec}; held-out loss in nats per byte"
     )
-    print(f"{'attack':7} {'policy':7} {'loss':>9} {'vs first':>10} {'seconds':>8}  the last round")
+    print(f"{'attack':7} {'policy':11} {'loss':>9} {'vs first':>10} {'seconds':>8}  the last round")
     base: float | None = None
+    curves: dict[str, Curve] = {}
+    policies = {"mean": MergeSection(policy="mean")}
+    policies |= {f"robust {clip:g}": MergeSection(policy="robust", clip=clip) for clip in asked.clip}
     for attack in asked.attacks:
-        for policy in ("mean", "robust"):
+        for policy, merge in policies.items():
             started = time.monotonic()
-            loss, last = train(attack, policy, asked)
+            curve, last = train(attack, merge, asked)
+            loss = curve[-1][1]
+            if max(each for _, each in curve) <= math.log(256):
+                curves[f"{attack}, {policy}"] = curve
             base = loss if base is None else base
             change = f"{100 * (loss / base - 1):+9.2f}%" if math.isfinite(loss) else "      lost"
             reasons = "; ".join(last.decision.reasons.values())
             told = f"{last.merged or 'plain mean'}{f' ({reasons})' if reasons else ''}"
             seconds = time.monotonic() - started
-            print(f"{attack:7} {policy:7} {loss:9.4f} {change} {seconds:8.1f}  {told}", flush=True)
+            print(f"{attack:7} {policy:11} {loss:9.4f} {change} {seconds:8.1f}  {told}", flush=True)
+    if asked.plot is not None:
+        title = f"{asked.peers} peers, the last one malicious: held-out loss, nats per byte"
+        draw(asked.plot, title, "rounds", curves)
 
 
 if __name__ == "__main__":
