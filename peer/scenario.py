@@ -1,4 +1,4 @@
-"""What a simulated run is like: how many peers, how bad the network, how often somebody dies.
+"""What a simulated run is like: how many peers, how bad the network, how often somebody dies; and what came of it.
 
 Read by the simulator.  A seed draws its own scenario, so that a sweep over seeds is also one over worlds.
 """
@@ -6,10 +6,23 @@ Read by the simulator.  A seed draws its own scenario, so that a sweep over seed
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+
+
+@dataclass
+class Report:
+    seed: int
+    version: int
+    seconds: float
+    events: int
+    checks: int
+    kills: int
+    steps_committed: int
+    outcome: str  # "finished", or why the run rightly waits
+    log: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import heapq
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -31,7 +30,7 @@ from farflung.peer.departures import let_some_leave
 from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
-from farflung.peer.scenario import Scenario, manifest_for, model_for
+from farflung.peer.scenario import Report, Scenario, manifest_for, model_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
 from farflung.peer.virtual_disk import OwnDisk, VirtualDisk, can_be_resumed
 from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualPeer
@@ -43,19 +42,6 @@ TICK_S = 0.4
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
-
-
-@dataclass
-class Report:
-    seed: int
-    version: int
-    seconds: float
-    events: int
-    checks: int
-    kills: int
-    steps_committed: int
-    outcome: str  # "finished", or why the run rightly waits
-    log: list[str] = field(default_factory=list)
 
 
 class World:
@@ -108,7 +94,8 @@ class World:
 
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
-        over = what == "exit" and self.calm and all(not p.alive or p.exit_code for p in self.peers.values())
+        gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
+        over = what == "exit" and self.calm and gone  # who was asked to leave comes back
         self._ended = self._ended or over  # everybody who is left has finished
 
     @property
