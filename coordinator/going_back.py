@@ -50,7 +50,12 @@ class GoingBack:
             return False
         if min(lost_s) < min(patience_s, core.members.dead_after_s):
             return False  # some fragment's newest version is just being applied: it shall not be lost as well
-        self._go_back()
+        settled = [self._newest_held(conductor, settled=True) for conductor in self._conductors]
+        if settled != self._held and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
+            return False  # that much later the digest of a version that is held is settled, or never will be
+        if min(settled) < 0 and not self._before_the_first_checkpoint:
+            return False
+        self._go_back(settled)
         return True
 
     def is_lost(self, conductor: Conductor) -> bool:
@@ -58,7 +63,8 @@ class GoingBack:
         since = self._lost_since[conductor.fragment]
         return since is not None and self._core.now - since >= self._core.members.dead_after_s
 
-    def _newest_held(self, conductor: Conductor) -> int:
+    def _newest_held(self, conductor: Conductor, settled: bool = False) -> int:
+        """`settled`: that the run has agreed on the digest of."""
         book, newest = conductor.book, -1
         for member in self._core.members.alive.values():
             said = conductor.beat_of(member)
@@ -66,7 +72,8 @@ class GoingBack:
                 continue
             # A version whose digest is not settled yet is held; so is one that this journal does not know.
             known = book.digests.get(said.version)
-            if said.digest == known or (known is None and said.version >= book.version):
+            unknown = known is None and said.version >= book.version and not settled
+            if said.digest == known or unknown:
                 newest = said.version
         return min(newest, book.version)
 
@@ -76,10 +83,10 @@ class GoingBack:
         every = self._core.manifest.checkpoint.every_rounds
         return self._core.ledger.version < every
 
-    def _go_back(self) -> None:
+    def _go_back(self, held: list[int]) -> None:
         core = self._core
-        lost_all = min(self._held) < 0
-        versions = tuple(0 if lost_all else version for version in self._held)
+        lost_all = min(held) < 0
+        versions = tuple(0 if lost_all else version for version in held)
         now = ", ".join(str(version) for version in versions)
         was = ", ".join(str(conductor.book.version) for conductor in self._conductors)
         for conductor in self._conductors:

@@ -32,8 +32,8 @@ def ask_to_leave(world: World, peer: VirtualPeer, twice: bool = False) -> None:
 
 def _await_return(world: World, peer: VirtualPeer) -> None:
     def look() -> None:
-        if not peer.alive or peer.exit_code == "finished":
-            return
+        if not peer.alive or peer.exit_code == "finished" or world.peers.get(peer.peer) is not peer:
+            return  # or it is back already: it was asked once more before it had gone
         if peer.exit_code:
             world.start_again(peer.peer)
         else:
