@@ -284,8 +284,8 @@ class InnerLoop:
                 self._schedule.on_opened(fragment, self._clock())
             case Resume(spare=spare, fragment=fragment):
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
-            case LeasesNow(leases=leases):
-                self.leases.on_leases(leases)
+            case LeasesNow(leases=leases, unsure=unsure):
+                self.leases.on_leases(leases, unsure)
             case TakeInner() | KeepInner() | InnerHere():
                 if self.inner is not None:
                     self.inner.on_message(message)

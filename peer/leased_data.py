@@ -52,12 +52,17 @@ class LeaseBook:
         self._open: dict[int, _Open] = {}
         self._unused: list[Span] = []  # handed out, not yet in an optimizer step
         self._asked = False
+        self._unsure = False
 
     # ---- what the agent says
 
-    def on_leases(self, leases: tuple[Lease, ...]) -> None:
-        """The whole list.  A lease that is missing in it is committed to its end, somebody else's now, or in doubt."""
-        self._asked = False
+    def on_leases(self, leases: tuple[Lease, ...], unsure: bool = False) -> None:
+        """The whole list.  A lease that is missing in it is committed to its end or somebody else's now.
+
+        `unsure`: the agent itself does not know, and waits to be told.  Nothing is read then, and nothing forgotten:
+        what is told again later may be less than what was learned and is not merged yet.
+        """
+        self._asked, self._unsure = False, unsure
         for each in self._open.values():
             each.told = False
         for lease in sorted(leases, key=lambda each: each.lease):
@@ -79,6 +84,8 @@ class LeaseBook:
         self._forget()
 
     def _forget(self) -> None:
+        if self._unsure:
+            return
         self._open = {i: each for i, each in self._open.items() if not each.is_over}
 
     def _is_handed_out(self, lease: int) -> bool:

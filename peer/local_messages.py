@@ -136,6 +136,7 @@ class Opened(_Local, frozen=True, kw_only=True, tag="opened"):
 
 class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
     leases: tuple[Lease, ...]  # `upto`, `uptos`: where to go on reading
+    unsure: bool = False  # what is missing may be mine all the same: the coordinator will say
 
 
 class TakeInner(_Local, frozen=True, kw_only=True, tag="take_inner"):

@@ -207,7 +207,7 @@ class Training:
             reached = lease.reached(len(self.works))
             uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
             told.append(_moved(lease, uptos))
-        return [Tell(LeasesNow(leases=tuple(told)))]
+        return [Tell(LeasesNow(leases=tuple(told), unsure=self.unsure))]
 
 
 def _used(work: Work) -> tuple[Used, ...]:

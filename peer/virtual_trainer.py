@@ -107,8 +107,8 @@ class VirtualTrainer:
             case Resume(spare=spare, fragment=fragment):
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
                 self._go_on()
-            case LeasesNow(leases=leases):
-                self.leases.on_leases(leases)
+            case LeasesNow(leases=leases, unsure=unsure):
+                self.leases.on_leases(leases, unsure)
             case Finish():
                 self.finished = True
                 self.host.from_trainer(Bye(reason="finished"))

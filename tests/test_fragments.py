@@ -273,7 +273,7 @@ def test_P7_who_lost_track_of_a_commit_asks_anew_how_far_its_samples_are_used() 
         effects = desk.exchange.on_sealed(number, 1, b"e" * 32)
         [load] = told(effects, Load)
         assert (load.fragment, load.keep) == (number, "drop")  # type: ignore[attr-defined]
-        assert desk.training.unsure and told(effects, LeasesNow)[0] == LeasesNow(leases=())
+        assert desk.training.unsure and told(effects, LeasesNow)[0] == LeasesNow(leases=(), unsure=True)
         again = m.Lease.at(1, 0, 0, 8, (8, 8 - 4 * number))
         assert told(desk.training.on_leases((again,)), LeasesNow) == [LeasesNow(leases=(again,))]
         assert not desk.training.unsure

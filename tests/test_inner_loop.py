@@ -701,6 +701,25 @@ def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_f
     assert halves.owes() == [0.75, 0.5]
 
 
+def test_P7_while_the_agent_does_not_know_whose_a_lease_is_the_trainer_forgets_nothing() -> None:
+    """Found by the simulator, seed 4173: what is told again is less than what stands unmerged in the other fragment."""
+    book = LeaseBook(2)
+    book.on_leases((Lease(3, 0, 16, 24, 16),))
+    span = book.next_span(8)
+    assert span is not None
+    book.hand_out(span)
+    book.on_step()
+    book.on_leases((), unsure=True)
+    book.restart(0)  # what this fragment had learned is dropped; the other one keeps its work
+    assert book.next_span(8) is None
+    book.on_leases((Lease(3, 0, 16, 24, 16, (16, 20)),))
+    assert book.used(1)[0].upto == 24, "it has learned to the end, and a round will name it"
+    again = book.next_span(8)
+    assert again is not None and (again.start, again.stop) == (16, 24)
+    book.hand_out(again)
+    assert book.learners() == [0]
+
+
 def test_P7_a_step_on_samples_new_to_one_fragment_and_known_to_another_counts_where_all_are_new() -> None:
     book = LeaseBook(2)
     book.on_leases((Lease.at(1, 0, 0, 4, (2, 0)),))
