@@ -25,6 +25,7 @@ ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep o
 BUSY_RETRY_S = 5.0
 DRAINING_RETRY_S = 5.0
 FULL_RETRY_S = 30.0
+COMES_PER_MINUTE = 30.0  # one identity: each time is a line in the journal, and news for all members
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Admission:
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
         per_minute = float(self.rules.joins_per_minute)
         self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
+        self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
 
     def examine(self, passed: Passed) -> Refuse | Let:
         core, hello = self._core, passed.hello
@@ -62,7 +64,8 @@ class Admission:
         let = self._invited(hello, peer)
         if isinstance(let, Refuse):
             return let
-        return self._crowded(hello, peer) or self._rushed(peer, network_of(passed.came_from)) or let
+        network = network_of(passed.came_from)
+        return self._crowded(hello, peer) or self._rushed(peer, network) or self._restless(peer) or let
 
     def _banned(self, peer: str, network: str) -> Refuse | None:
         ban = self._core.ledger.register.ban_of(peer, network, self._core.clock_s)
@@ -149,3 +152,10 @@ class Admission:
     def _arriving(self) -> int:
         alive, since = self._core.members.alive, self._core.now - ARRIVING_S
         return sum(member.admitted_at > since and not member.has_shown for member in alive.values())
+
+    def _restless(self, peer: str) -> Refuse | None:
+        """Whoever is let in, is thrown out or goes, and comes again without end."""
+        if self._comes.take(peer, self._core.now):
+            return None
+        told = f"this identity came in more than {COMES_PER_MINUTE:g} times in a minute; waiting"
+        return refuse("rate", told, max(1.0, self._comes.wait_s(peer, self._core.now)))

@@ -235,7 +235,7 @@ class Guidance:
                 f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
             )
         if said.version >= 0 and known is not None and said.digest != known:
-            self._quarantine(member, standing)
+            self._quarantine(member, standing, said.version)
             return self._sync(
                 member, conductor, "its state differs from the run's; it takes the run's state again"
             )
@@ -261,10 +261,12 @@ class Guidance:
             return "sync", reason
         return "wait", self._going_back.reason(conductor)
 
-    def _quarantine(self, member: Member, standing: Standing) -> None:
-        if not standing.quarantined:
-            standing.quarantined = True
-            self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
+    def _quarantine(self, member: Member, standing: Standing, version: int) -> None:
+        news, standing.quarantined = not member.quarantined, True
+        if not news:
+            return  # one thing went wrong, in however many fragments it shows
+        self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
+        if version > 0:  # a version 0 may be of an earlier beginning of this run, which was nobody's fault
             self._core.strike(member.peer, "its state differs from the run's")
 
     def _genesis_is_held(self) -> bool:

@@ -13,6 +13,7 @@ from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.collectives.plan import Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import messages as m
+from farflung.coordinator.admission import COMES_PER_MINUTE
 from farflung.coordinator.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.discipline import found_useless
@@ -159,6 +160,16 @@ def test_who_comes_back_is_not_held_up_by_the_rate() -> None:
     house.join(*[Guest(guest.number, restarts=1) for guest in guests])
     house.join(Guest(3), Guest(4), Guest(5))
     house.refuses("rate", "more than 3 newcomers a minute", house.hello(Guest(6)))
+
+
+def test_one_identity_comes_in_only_so_often() -> None:
+    house, guest = House(), Guest(1)
+    for _ in range(int(COMES_PER_MINUTE)):
+        house.join(guest)
+    refusal = house.refuses("rate", "came in more than 30 times in a minute", house.hello(guest))
+    house.join(Guest(2))  # the others are not held up by it
+    house.now += refusal.retry_after_s
+    house.join(guest)
 
 
 def test_so_many_newcomers_fetch_the_model_at_the_same_time() -> None:

@@ -443,6 +443,26 @@ def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: l
     flight = hall.machine.conductors[0].round
     assert flight is not None and deviant.peer not in flight.plan.members
     assert hall.beat(deviant, version=2, digest=true).fragments[0].verified
+    assert strikes_of(hall, deviant) == 1
+
+
+def test_an_initial_state_of_an_earlier_beginning_is_replaced_and_is_no_misdeed(
+    journal: list[Record],
+) -> None:
+    founded = next(i for i, record in enumerate(journal) if isinstance(record, Genesis))
+    records = journal[: founded + 1]
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, guest, late = Hall(records), Guest(1), Guest(2)
+    hall.join(guest, late, model=model)
+    true = hall.machine.core.ledger.books[0].digests[0]
+    hall.beat(guest, version=0, digest=true)
+    assert hall.beat(late, version=0, digest=WRONG).goal == "sync"
+    assert hall.machine.core.members.members[late.peer].state == "quarantined" and strikes_of(hall, late) == 0
+
+
+def strikes_of(hall: Hall, guest: Guest) -> int:
+    core = hall.machine.core
+    return len(core.ledger.register.strikes_of(guest.peer, core.clock_s))
 
 
 # ---- hostile members ---------------------------------------------------------------------------------------
