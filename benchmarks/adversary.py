@@ -32,6 +32,7 @@ from typing import Any
 import msgspec
 import zmq
 
+import shams
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
@@ -40,13 +41,12 @@ from farflung.coordinator.keys import raw_of, text_of
 from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.orders import Ban
-from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
-MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
+MODEL = shams.model_of(os.environ)
 DATA_FOLDER = "FARFLUNG_ATTACKED"  # for whom has to be banned first: where the operator's socket is
 GOAL = 0.03
 ANSWER_MS = 3000
@@ -302,17 +302,22 @@ def median_period(arena: Any, begun: float, ended: float) -> float:
 
 
 def measure(arena: Any, name: str, options: argparse.Namespace) -> str:
+    import light_trainer  # not above: the attacker needs no torch
+    from arena import CHUNK_KB
+
     pid = arena.coordinator.process.pid
     door = JoinUrl.parse(arena.url).port
     peers = [party.process.pid for key, party in arena.parties.items() if key != "coordinator"]
     ports = [door, *[port for p in (pid, *peers) for port in listening_ports(p) if port != door]]
     quiet, hurt, total, most = [], [], Score(), rss_mb(pid)
+    model = arena.folder / "model.msgpack"
+    light_trainer.write_schema(model, CHUNK_KB)
     for _ in range(options.windows):
         begun = time.monotonic()
         time.sleep(options.seconds)
         quiet.append(median_period(arena, begun, time.monotonic()))
         words = [sys.executable, __file__, "--attack", name, arena.url, *map(str, ports)]
-        environ = os.environ | {DATA_FOLDER: str(arena.folder / "run.data")}
+        environ = os.environ | {DATA_FOLDER: str(arena.folder / "run.data"), shams.VARIABLE: str(model)}
         attacker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ)
         time.sleep(2.0)  # it imports, and gets going
         begun = time.monotonic()

@@ -23,6 +23,7 @@ from ports import free_ports
 LIGHT_TRAINER = Path(__file__).resolve().parent / "light_trainer.py"
 STOP_S = 3.0
 PATIENCE_S = 300.0  # for what takes seconds on a quiet machine
+CHUNK_KB = 16
 RUN = """
 [run]
 name = "arena"
@@ -36,7 +37,7 @@ source = ""
 batch = 4
 [round]
 sync_every = {sync_every}
-chunk_kb = 16
+chunk_kb = {chunk_kb}
 fragments = {fragments}
 deadline_s = {deadline_s}
 scatter_grace_s = 3.0
@@ -94,7 +95,7 @@ class Arena:
         self.parties: dict[str, Party] = {}
         self.url = ""
         usual = {"min_peers": 2, "sync_every": 10, "fragments": 1, "deadline_s": 5.0, "dead_after_s": 1.5}
-        usual |= {"joins_at_once": 16, "max_peers": 64, "go_back_after_s": 1.0}
+        usual |= {"chunk_kb": CHUNK_KB, "joins_at_once": 16, "max_peers": 64, "go_back_after_s": 1.0}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
         self._port = next(free_ports())

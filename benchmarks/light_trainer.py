@@ -10,12 +10,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
+import msgspec
 import torch
 
 import farflung
 from farflung.collectives.errors import FarflungError
 from farflung.peer.exit_codes import OK, code_for
+from farflung.peer.layout import ModelLayout
+
+VALUES = 65536
 
 
 class Light(torch.nn.Module):
@@ -29,9 +34,15 @@ class Light(torch.nn.Module):
         return ((self.weight - self.goal) ** 2).mean() + 0.0 * batch.float().mean()
 
 
+def write_schema(place: Path, chunk_kb: int) -> None:
+    """What a peer with this model says of it at the door, for those who only pretend to have it (shams.py)."""
+    model = Light(VALUES)
+    place.write_bytes(msgspec.msgpack.encode(ModelLayout.of(model, chunk_kb * 256).model_schema(model)))
+
+
 def main() -> int:
     torch.set_num_threads(1)
-    model = Light(int(os.environ.get("FARFLUNG_VALUES", "65536")))
+    model = Light(int(os.environ.get("FARFLUNG_VALUES", VALUES)))
     step_s = float(os.environ.get("FARFLUNG_STEP_S", "0.02"))
     try:
         with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:

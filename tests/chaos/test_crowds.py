@@ -17,13 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import light_trainer
 import shams
-from arena import Arena
-from farflung.peer.layout import ModelLayout
+from arena import CHUNK_KB, Arena
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +31,6 @@ pytestmark = [
 
 Figures = Callable[..., None]
 STANDING = ("ann", "bob", "cid")
-CHUNK_ELEMENTS = 16 * 1024 // 4  # chunk_kb of the arena's run
 SHAMS, PEERS, PEERS_AT_ONCE = 200, 16, 4
 PATIENCE_S = 180.0
 DEAD_AFTER_S, GO_BACK_AFTER_S = 5.0, 30.0  # two cores that start sixteen peers may not look like a death
@@ -43,8 +40,7 @@ DEAD_AFTER_S, GO_BACK_AFTER_S = 5.0, 30.0  # two cores that start sixteen peers 
 def crowd(arena: Arena, count: int) -> Iterator[Callable[[str], dict[str, Any]]]:
     """So many shams in one process; what is yielded says a word to it and, for "tell", hears the answer."""
     place = arena.folder / "model.msgpack"
-    model = light_trainer.Light(65536)
-    place.write_bytes(msgspec.msgpack.encode(ModelLayout.of(model, CHUNK_ELEMENTS).model_schema(model)))
+    light_trainer.write_schema(place, CHUNK_KB)
     words = [sys.executable, str(Path(shams.__file__)), arena.url, str(count), "0"]
     environ = os.environ | {shams.VARIABLE: str(place)}
     with subprocess.Popen(
