@@ -402,13 +402,17 @@ class Crowd:
         poller = zmq.Poller()
         for each in (self.at_door, self.inside, sys.stdin.fileno()):
             poller.register(each, zmq.POLLIN)
+        said = ""
         while True:
             ready = dict(poller.poll(5))
             if sys.stdin.fileno() in ready:
-                words = sys.stdin.readline().split()
-                if not words:
+                # Past Python's buffer, which would hide a second word from poll.
+                raw = os.read(sys.stdin.fileno(), 4096)
+                if not raw:
                     return
-                self._obey(words)
+                *lines, said = (said + raw.decode()).split("\n")
+                for line in lines:
+                    self._obey(line.split())
             self._read(self.at_door)
             self._read(self.inside)
             self._beats(time.monotonic())
