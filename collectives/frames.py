@@ -137,6 +137,13 @@ class Spoiled:
     header: Header | None
 
 
+def bare_answer(kind: Kind, asked: Header) -> Frame:
+    """MISSING or LATER: which question it answers, and nothing else."""
+    return Frame(
+        Header(kind, asked.run_tag, decision_no=int(asked.kind), version=asked.version, chunk=asked.chunk)
+    )
+
+
 def with_payload(header: Header, payload: Payload, payload_hash: bytes | None = None) -> Frame:
     """Complete a header with the length and hash of its payload."""
     digest = payload_hash if payload_hash is not None else hash_bytes(payload)

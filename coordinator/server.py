@@ -341,9 +341,8 @@ class Server:
             before_record(records)
             self._journal.append(records)
             after_record(records)
-            if (
-                self._journal.is_long
-            ):  # here the ledger is what the journal says: all that was asked is written
+            if self._journal.is_long:
+                # Just now the ledger is what the journal says: all that was asked is written.
                 self._journal.fold(self._machine.core.ledger.folded)
         except (OSError, sqlite3.OperationalError) as error:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.collectives.effects import SendFrame
-from farflung.collectives.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.collectives.verdicts import Verdict
 from farflung.peer import effects as do
 from farflung.peer.capture import Submit
@@ -81,15 +81,7 @@ class Answering:
             else:
                 self._carry_out(machine.on_frame(held.to, held.frame, now))
         for held in self._serving.to_put_off(now):
-            asked = held.frame.header
-            word = Header(
-                Kind.LATER,
-                asked.run_tag,
-                decision_no=int(asked.kind),
-                version=asked.version,
-                chunk=asked.chunk,
-            )
-            self._line.link.send(held.to, Frame(word))
+            self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
 
     def _line_now(self, in_round: bool) -> LineNow:
         link, rate = self._line.link, self._line.rates[0]

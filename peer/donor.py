@@ -12,22 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from blake3 import blake3
 
 from farflung.collectives.errors import UserError
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.peer import effects as do
-from farflung.peer.capture import Submit, nothing
+from farflung.peer.capture import Submit
 from farflung.peer.donating import Donating
 from farflung.peer.identity import Identity
 from farflung.peer.inheriting import DESCRIPTION, Description
-from farflung.peer.local import place_with_room, remove_folder
+from farflung.peer.inner_file import InnerFile, hash_beside
 from farflung.peer.local_messages import InnerKept, KeepInner
 
 BYTES_PER_VALUE = 24  # of the model at most: AdamW's two moments take 8, three of fp64 take 24
 MORE_BYTES = 4 << 20  # for names
 USUAL_BYTES = 8  # for each value: so much room is looked for
-HASHED_AT_ONCE = 32 << 20  # arithmetic of rounds goes in between
 
 Tell = Callable[[list[do.Effect]], None]
 
@@ -39,7 +37,7 @@ class Donor:
         self._run_id = b""
         self._elements = self._piece_bytes = 0
         self._folder: Path | None = None
-        self._place: Path | None = None  # where the copy lies, if not there
+        self._kept: InnerFile | None = None
         self._file: mmap.mmap | None = None
         self._description = b""
 
@@ -58,17 +56,12 @@ class Donor:
     def _make(self, folder: Path, now: float) -> None:
         number = self.policy.make(now)
         try:
-            self._place = place_with_room(folder, USUAL_BYTES * self._elements)
+            self._kept = InnerFile(folder, "inner.out", USUAL_BYTES * self._elements)
         except UserError as error:
             self._give_up(str(error))
             return
         most = BYTES_PER_VALUE * self._elements + MORE_BYTES
-        self._tell([do.Tell(KeepInner(number=number, path=str(self._path), most_bytes=most))])
-
-    @property
-    def _path(self) -> Path:
-        assert self._place is not None
-        return self._place / "inner.out"
+        self._tell([do.Tell(KeepInner(number=number, path=str(self._kept.path), most_bytes=most))])
 
     def on_kept(self, kept: InnerKept, now: Callable[[], float]) -> None:
         """The trainer has written it, or says why not."""
@@ -78,13 +71,10 @@ class Donor:
         if kept.problem:
             self._give_up(kept.problem)
             return
-        with open(self._path, "rb") as file:
+        assert self._kept is not None
+        with open(self._kept.path, "rb") as file:
             self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        hasher = blake3()
         whole = memoryview(self._file)
-        for at in range(0, len(whole), HASHED_AT_ONCE):
-            part = whole[at : at + HASHED_AT_ONCE]
-            self._submit(lambda part=part: hasher.update(part), nothing)  # type: ignore[misc]
 
         def sign(digest: object) -> None:
             assert isinstance(digest, bytes)
@@ -94,7 +84,7 @@ class Donor:
                 told = f"{len(whole) / 1e6:.0f} MB in {kept.took_s:.2f} s"
                 self._tell([do.Note(f"a joiner asks for my optimizer's state: copied {told}")])
 
-        self._submit(hasher.digest, sign)
+        hash_beside(self._submit, len(whole), lambda at, most: whole[at : at + most], sign)
 
     def _describe(self, size: int, digest: bytes) -> None:
         said = Description(size=size, digest=digest, public=self._identity.public)
@@ -111,14 +101,11 @@ class Donor:
         self._tell([do.Note(f"a joiner asks for my optimizer's state, and gets none: {why}")])
 
     def _drop(self) -> None:
-        """What still reads it keeps it alive; its name goes at once."""
         self.policy.drop()
         self._file, self._description = None, b""
-        if self._place is not None:
-            self._path.unlink(missing_ok=True)
-            if self._place != self._folder:
-                remove_folder(self._place)
-            self._place = None
+        if self._kept is not None:
+            self._kept.remove()
+            self._kept = None
 
     def close(self) -> None:
         self._drop()
@@ -137,18 +124,15 @@ class Donor:
         """The frame, or what makes it beside the agent's loop."""
         tag, copy, file = asked.run_tag, self.policy.copy, self._file
         at = asked.chunk * self._piece_bytes
-        missing = Header(
-            Kind.MISSING, tag, decision_no=int(asked.kind), version=asked.version, chunk=asked.chunk
-        )
         if copy is None or file is None or not copy.is_made:
-            return Frame(missing)
+            return bare_answer(Kind.MISSING, asked)
         if asked.version == 0:
             if not self.policy.may_ask(now) or not self.policy.give(to, copy.number, 0, now):
-                return Frame(missing)
+                return bare_answer(Kind.MISSING, asked)
             head = Header(Kind.INNER, tag, decision_no=DESCRIPTION, version=copy.number)
             return with_payload(head, self._description)
         size = min(self._piece_bytes, copy.size - at)
         if size <= 0 or not self.policy.give(to, asked.version, size, now):
-            return Frame(missing)
+            return bare_answer(Kind.MISSING, asked)
         head = Header(Kind.INNER, tag, version=copy.number, chunk=asked.chunk)
         return lambda: with_payload(head, file[at : at + size])

@@ -10,17 +10,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from blake3 import blake3
-
 from farflung.collectives.errors import UserError
 from farflung.collectives.frames import Frame, Kind, Spoiled
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.signing import name_of
 from farflung.peer import effects as do
 from farflung.peer.capture import Submit, nothing
-from farflung.peer.donor import HASHED_AT_ONCE
 from farflung.peer.inheriting import Inheriting, Piece, Wanted
-from farflung.peer.local import place_with_room, remove_folder
+from farflung.peer.inner_file import InnerFile, hash_beside
 from farflung.peer.local_messages import InnerHere, InnerTaken
 from farflung.peer.machine import PeerMachine
 from farflung.peer.screen_text import duration, si
@@ -32,7 +29,7 @@ class Heir:
         self._limit_s = 0.0
         self._machine: PeerMachine | None = None
         self._folder: Path | None = None
-        self._place: Path | None = None
+        self._came: InnerFile | None = None
         self._piece_bytes = 0
         self._fetch: Inheriting | None = None
         self._file = -1
@@ -58,8 +55,8 @@ class Heir:
         self._forget()
         self.waiting, self._began_at = True, now
         try:
-            self._place = place_with_room(self._folder, most_bytes)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._came = InnerFile(self._folder, "inner.in", most_bytes)
+            self._file = os.open(self._came.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         except (UserError, OSError) as error:
             self._end(f"no room for it: {error}")
             return
@@ -126,14 +123,8 @@ class Heir:
 
     def _check(self, fetch: Inheriting) -> None:
         file, self._file = self._file, -1
-        hasher, said = blake3(), fetch.description
-        assert said is not None
-
-        def read(at: int) -> None:
-            hasher.update(os.pread(file, HASHED_AT_ONCE, at))
-
-        for at in range(0, said.size, HASHED_AT_ONCE):
-            self._submit(lambda at=at: read(at), nothing)  # type: ignore[misc]
+        came, said = self._came, fetch.description
+        assert came is not None and said is not None
 
         def end(digest: object) -> None:
             os.close(file)
@@ -144,9 +135,9 @@ class Heir:
             elif digest != said.digest:
                 self._end("its bytes are not what the donor signed")
             else:
-                self._tell([do.Tell(InnerHere(path=str(self._path)))])
+                self._tell([do.Tell(InnerHere(path=str(came.path)))])
 
-        self._submit(hasher.digest, end)
+        hash_beside(self._submit, said.size, lambda at, most: os.pread(file, most, at), end)
 
     def _end(self, problem: str) -> None:
         self._tell([do.Tell(InnerHere(problem=problem))])
@@ -160,19 +151,12 @@ class Heir:
         if self._file >= 0:
             file, self._file = self._file, -1
             self._submit(lambda: os.close(file), nothing)  # after what is still to be written
-        if self._place is not None:
-            self._path.unlink(missing_ok=True)
-            if self._place != self._folder:
-                remove_folder(self._place)
-            self._place = None
+        if self._came is not None:
+            self._came.remove()
+            self._came = None
 
     def close(self) -> None:
         self._drop_file()
-
-    @property
-    def _path(self) -> Path:
-        assert self._place is not None
-        return self._place / "inner.in"
 
     # ---- in the arithmetic thread --------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from farflung.collectives.verdicts import Verdict
 from farflung.coordinator.signing import peer_id_of, verify
 
 ASKED_AT_ONCE = 4
+ASK_AGAIN_S = 2.0  # for the description, while its copy may be just being made
 ANSWER_S = 10.0  # without a word for so long, a donor counts as gone
 DESCRIPTION = 1  # decision_no of a frame that describes; a piece has 0
 DESCRIPTION_BYTES = 1024
@@ -99,13 +100,12 @@ class Inheriting:
             self._refused("it fell silent", now)
             if self.over:
                 return []
-        if self.description is None:
-            wants, self._may_ask_at = (
-                ([0] if now >= self._may_ask_at else []),
-                max(now + 2.0, self._may_ask_at),
-            )
-        else:
+        if self.description is not None:
             wants = self._wants(now)
+        elif now >= self._may_ask_at:
+            wants, self._may_ask_at = [0], now + ASK_AGAIN_S
+        else:
+            wants = []
         return [self._question(piece) for piece in wants]
 
     def _wants(self, now: float) -> list[int]:

@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.collectives.effects import Roll, SendFrame
 from farflung.collectives.errors import StoreError
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.peer import effects as do
 from farflung.peer.arriving import STALE_S
 from farflung.peer.capture import Submit, nothing
@@ -73,10 +74,9 @@ class KeepingResults:
         def look() -> None:
             kept, place = self._kept, (era, effect.fragment, effect.version, effect.chunk)
             payload = kept.get(*place) if kept is not None else None
-            wanted = int(Kind.WANT_LOGGED)
-            no = Header(Kind.MISSING, tag, decision_no=wanted, version=effect.version, chunk=effect.chunk)
-            yes = Header(Kind.LOGGED, tag, version=effect.version, chunk=effect.chunk)
-            frame = Frame(no) if payload is None else with_payload(yes, payload)
+            asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
+            yes = replace(asked, kind=Kind.LOGGED)
+            frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(yes, payload)
             self._later(lambda: self._answer(effect.to, frame))
 
         self._jobs.put(look)

@@ -15,7 +15,7 @@ from farflung.checkpoints.transfer import NO_VERSION, CatchUp
 from farflung.collectives.digests import mask_from_bytes
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
@@ -327,7 +327,4 @@ class Lane:
             return [ServeState(sender, chunk, self.version)]
         elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
             return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
-        missing = Header(
-            Kind.MISSING, self._run_tag, decision_no=int(header.kind), version=header.version, chunk=chunk
-        )
-        return [SendFrame(sender, Frame(missing))]
+        return [SendFrame(sender, bare_answer(Kind.MISSING, header))]

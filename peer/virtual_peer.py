@@ -7,13 +7,13 @@ network and in virtual time, and may be killed between any two of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, bare_answer, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
 from farflung.optim.schedule import Rules
@@ -233,10 +233,10 @@ class VirtualPeer:
 
     def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
         payload = self.own.results.get((era, effect.version, effect.chunk))
-        tag, wanted = self.machine.doorway.run_id[:8], int(Kind.WANT_LOGGED)
-        missing = Header(Kind.MISSING, tag, decision_no=wanted, version=effect.version, chunk=effect.chunk)
-        logged = Header(Kind.LOGGED, tag, version=effect.version, chunk=effect.chunk)
-        frame = Frame(missing) if payload is None else with_payload(logged, payload)
+        tag = self.machine.doorway.run_id[:8]
+        asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
+        logged = replace(asked, kind=Kind.LOGGED)
+        frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(logged, payload)
         if effect.to == self.peer:
             self.on_frame(self.peer, frame)
         else:
