@@ -63,7 +63,11 @@ class Answering:
     def turn(self, machine: PeerMachine, now: float) -> None:
         """At every turn of the agent's loop."""
         part = machine.part
-        if part is None or not self._serving.held:
+        if part is None:
+            return
+        in_round = part.in_round
+        self._serving.look(in_round, lambda: self._line_now(in_round), now)
+        if not self._serving.held:
             return
         for _ in range(self._serving.let_go(now)):
             part.counters.count(Verdict.STALE)
@@ -74,7 +78,7 @@ class Answering:
             lane = part.lane_of_chunk(frame.header.chunk)
             return lane is not None and (lane.serves or not lane.holds_state)
 
-        line = self._line_now(part.in_round)
+        line = self._line_now(in_round)
         while (held := self._serving.next(can, line, now)) is not None:
             if held.frame.header.kind == Kind.WANT_INNER:
                 part.counters.count(self._give_inner(held.to, held.frame.header, now))
@@ -87,7 +91,7 @@ class Answering:
         link, rate = self._line.link, self._line.rates[0]
         waiting = link.tcp.totals.waiting
         room = round(ROOM_S * rate) if rate else self._piece_bytes
-        if in_round and link.backlog:
+        if link.backlog:
             waiting = max(1, waiting)
         return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0)
 

@@ -2,7 +2,7 @@
 
 Owned by answering.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
-never end.  An honest peer has a few questions open per fragment (checkpoints/transfer.py); whoever asks for more gets
+never end.  They are held back as well while this peer's results still leave, and when the next round is near.  An honest peer has a few questions open per fragment (checkpoints/transfer.py); whoever asks for more gets
 what it can take and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR
 from farflung.collectives.frames import Frame, Header, Kind
+from farflung.peer.next_round import NextRound
 
 What = tuple[Kind, int]  # kind of answer, or of question, and chunk
 
@@ -24,8 +25,9 @@ def is_heavy(asked: Header) -> bool:
 
 LATER_EVERY_S = 1.0  # who waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
-IDLE_S = 1.0  # nothing has waited to leave for so long, in a round: the round waits for others
+IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: the round waits for others
 LEAST_PART, LEAST_EVERY_S = 0.02, 5.0  # of the line for joiners, in rounds that never end
+PIECES_AWAY = 4  # so many at most are in sockets and can't be called back (collectives/zmq_socket.py)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class Serving:
         self._making: dict[str, set[What]] = {}
         self._held: list[Held] = []
         self._busy_at = self._passed_at = 0.0
+        self.next_round = NextRound()
+        self._results_leave = False
+
+    def look(self, in_round: bool, line: Callable[[], LineNow], now: float) -> None:
+        """At every turn of the agent's loop, whether or not anybody waits."""
+        self.next_round.look(in_round, now)
+        # Others may lack what this peer, which has all, still has to send.
+        self._results_leave = in_round or (self._results_leave and line().waiting_bytes > 0)
 
     # ---- answers that are being made ----------------------------------------------------------------------
 
@@ -97,10 +107,14 @@ class Serving:
             self._busy_at = now
         if any(self._making.values()):
             return False
-        if not line.in_round:
+        away_s = PIECES_AWAY * line.piece_s
+        near = self.next_round.is_near(away_s, now)
+        if not line.in_round and not self._results_leave and not near:
             return line.waiting_bytes < line.room_bytes
         patience_s = max(LEAST_EVERY_S, line.piece_s / LEAST_PART)
-        return now - self._busy_at >= IDLE_S or now - self._passed_at >= patience_s
+        # Those others may be here at any moment, and this peer's next bytes wait for what it gives away now.
+        idle = line.in_round and now - self._busy_at >= max(IDLE_S, away_s)
+        return idle or now - self._passed_at >= patience_s
 
     def next(self, can: Callable[[Frame], bool], line: LineNow, now: float) -> Held | None:
         """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""

@@ -15,7 +15,8 @@ from farflung.collectives.effects import Install, SendFrame
 from farflung.collectives.errors import StoreError
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.peer.serving import HELD_MOST_S, IDLE_S, LEAST_EVERY_S, LineNow, Serving
+from farflung.peer.next_round import LATE_MOST_S
+from farflung.peer.serving import HELD_MOST_S, IDLE_S, LEAST_EVERY_S, PIECES_AWAY, LineNow, Serving
 
 TAG = bytes(8)
 CHUNKS = 12
@@ -115,6 +116,52 @@ def test_what_a_round_leaves_of_the_line_is_used() -> None:
     assert passed(serving, BUSY, 1.0) is None
     assert passed(serving, WAITS, 1.0 + 0.9 * IDLE_S) is None
     assert passed(serving, WAITS, 1.0 + 1.1 * IDLE_S) == 0
+
+
+def slept(serving: Serving, *spans: tuple[bool, float]) -> float:
+    """Rounds and pauses, of so many seconds each; returns when they ended."""
+    now = 0.0
+    for in_round, lasted_s in spans:
+        serving.look(in_round, lambda: FREE, now)
+        now += lasted_s
+    return now
+
+
+def test_nothing_large_is_given_just_before_the_next_round_and_all_is_again_if_it_does_not_come() -> None:
+    serving, lead_s = Serving(fragments=1), PIECES_AWAY * FREE.piece_s
+    ended = slept(serving, (True, 5.0), (False, 20.0), (True, 5.0))
+    serving.look(False, lambda: FREE, ended)
+    for chunk in range(3):
+        serving.hold("ann", want(chunk), ended)
+    assert passed(serving, FREE, ended + 20.0 - 1.1 * lead_s) == 0
+    assert passed(serving, FREE, ended + 20.0 - 0.9 * lead_s) is None, "it would still be on its way"
+    assert passed(serving, FREE, ended + 20.0 + 1.0) is None, "it may be a little late"
+    assert passed(serving, FREE, ended + 20.0 + LATE_MOST_S) == 1
+
+
+def test_pauses_of_several_fragments_are_all_remembered_and_short_ones_are_used_by_half() -> None:
+    serving = Serving(fragments=1)
+    ended = slept(serving, (True, 1.0), (False, 0.6), (True, 1.0), (False, 9.0), (True, 1.0))
+    serving.look(False, lambda: FREE, ended)
+    near = {
+        tenth / 10
+        for tenth in range(120)
+        if serving.next_round.is_near(PIECES_AWAY * FREE.piece_s, ended + tenth / 10)
+    }
+    assert min(near) == 0.3, "half of the short pause is used"
+    assert 0.7 not in near and 8.1 not in near and {8.3, 9.0, 9.8} < near and 10.0 not in near
+
+
+def test_a_round_s_results_leave_before_state_does() -> None:
+    serving = Serving(fragments=1)
+    serving.look(True, lambda: BUSY, 0.0)
+    serving.hold("ann", want(0), 0.0)
+    still = LineNow(in_round=False, waiting_bytes=10, room_bytes=100, piece_s=0.2)
+    serving.look(False, lambda: still, 1.0)
+    assert passed(serving, still, 1.0) is None, "others still wait for them"
+    serving.look(False, lambda: FREE, 1.1)
+    serving.look(False, lambda: still, 1.2)
+    assert passed(serving, still, 1.2) == 0, "what waits now is state"
 
 
 def test_rounds_without_end_starve_nobody_and_joiners_take_turns() -> None:
