@@ -2,8 +2,9 @@
 
 Owned by answering.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
-never end.  They are held back as well while this peer's results still leave, and when the next round is near.  An honest peer has a few questions open per fragment (checkpoints/transfer.py); whoever asks for more gets
-what it can take and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
+never end.  They are held back as well while this peer's results still leave, and when the next round is near.  An
+honest peer has a few questions open per fragment (checkpoints/transfer.py); whoever asks for more gets what it can take
+and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
 
 from __future__ import annotations
