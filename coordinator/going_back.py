@@ -116,7 +116,10 @@ class GoingBack:
         if offer >= newest:
             return f"waiting for the peers that hold version {newest}{core.of(conductor.fragment)} to show it"
         if core.finished and core.ledger.delivered:
-            return f"the run is complete, and {lost}: its model was handed out already"
+            out = (
+                "its model was handed out already; waiting for a peer with a checkpoint of it (Ctrl-C leaves)"
+            )
+            return f"the run is complete, and {lost}: {out}"
         if min(self._held) < 0 and self._before_the_first_checkpoint and patience_s:
             return (
                 f"{lost}, and no checkpoint was due before version {core.manifest.checkpoint.every_rounds}: the run "
