@@ -207,11 +207,14 @@ def say(text: str) -> None:
 
 
 def join(asked: Asked) -> list[Row]:
-    """Between two rounds, and across one, in turn; beside rounds without any joiner."""
+    """Between two rounds, and across one, in turn; beside rounds without any joiner.
+
+    Rounds differ by a tenth by themselves, so a figure of some percent wants several of each kind.
+    """
     with JoinRun(asked) as run:
         run.settle()
         between, across, joins = [], [], []
-        for kind in ("between", "across", "across", "between"):
+        for kind in ("between", "across", "across", "between", "across", "across"):
             party = run.start_joiner()
             run.wait_for_version(run.version() + 1)
             if kind == "across":  # begun so late that the donors' next round falls into it
@@ -221,7 +224,7 @@ def join(asked: Asked) -> list[Row]:
             (between if kind == "between" else across).append(end - begin)
             joins.append((begin, end))
             say(f"{kind}: {end - begin:.2f} s")
-        run.wait_for_version(run.version() + 2)
+        run.wait_for_version(run.version() + 3)
         late = run.late_ms()
         plain, with_join = [], []
         for version, (begin, end) in sorted(run.rounds().items())[2:]:
