@@ -361,10 +361,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
         arena = Arena(Path(folder) / "run", nursery, sync_every=20)
         try:
-            arena.coordinate()
-            for peer in ("ann", "bob", "cyd"):
-                arena.join(peer)
-            arena.takes_part("ann", "bob", "cyd")
+            arena.begin("ann", "bob", "cyd")
             print(HEAD, flush=True)
             rows = [measure(arena, name, options) for name in options.attacks or ATTACKS]
         finally:

@@ -127,6 +127,13 @@ class Arena:
         party.process = self._start(party, words, failpoints, environ)
         return party
 
+    def begin(self, *names: str) -> None:
+        """A run with these peers, all of whom take part."""
+        self.coordinate()
+        for name in names:
+            self.join(name)
+        self.takes_part(*names)
+
     def _party(self, name: str, journal: Path) -> Party:
         return self.parties.setdefault(name, Party(name, journal, self.folder / f"{name}.log"))
 
@@ -252,6 +259,12 @@ class Arena:
         except subprocess.TimeoutExpired:
             process.kill()
         self.reap(name)
+
+
+def is_kept(arena: Arena) -> None:
+    """Fails with what the audit says if a promise is broken."""
+    report = arena.audit()
+    assert report.kept, "\n".join(report.lines())
 
 
 def children_of(pid: int) -> list[int]:

@@ -22,6 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arena import Arena
+from nursery import Nursery
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM_UP_S = 60.0  # a process's first minute is not counted: it imports, connects and fills its buffers
 LOOK_S = 5.0
@@ -103,19 +106,13 @@ def _spread(values: list[float], unit: str) -> str:
 
 
 def watch(folder: Path, minutes: float, peers: int) -> None:
-    from arena import Arena  # not above: arena.py needs nothing of this module, and storm.py needs both
-    from nursery import Nursery
-
     prints = Footprints()
     with Nursery(folder) as nursery:
         arena = Arena(folder / "run", nursery, sync_every=2)
         arena.step_s = 0.005
         names = [f"peer{number:02}" for number in range(peers)]
         try:
-            arena.coordinate()
-            for name in names:
-                arena.join(name)
-            arena.takes_part(*names)
+            arena.begin(*names)
             begun = time.monotonic()
             while time.monotonic() - begun < 60 * minutes:
                 time.sleep(LOOK_S)

@@ -192,10 +192,7 @@ def main() -> int:
         arena.step_s = asked.step_s
         names = [f"peer{number:02}" for number in range(asked.peers)]
         try:
-            arena.coordinate()
-            for name in names:
-                arena.join(name)
-            arena.takes_part(*names)
+            arena.begin(*names)
             calm = time.monotonic()
             time.sleep(min(CALM_S, asked.minutes * 20))
             storm = Storm(arena, random.Random(asked.seed), names, asked.faults_per_hour)

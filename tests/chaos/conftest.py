@@ -40,10 +40,7 @@ def build(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def standing(build: Callable[..., Arena]) -> Arena:
     """Three peers that are not broken on purpose; each test brings its victim."""
     made = build()
-    made.coordinate()
-    for name in STANDING:
-        made.join(name)
-    made.takes_part(*STANDING)
+    made.begin(*STANDING)
     return made
 
 

@@ -21,7 +21,7 @@ import pytest
 
 import light_trainer
 import shams
-from arena import CHUNK_KB, Arena
+from arena import CHUNK_KB, Arena, is_kept
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,10 +71,7 @@ def widest_gap(arena: Arena, since: float, until: float) -> float:
 
 def standing(build: Callable[..., Arena], **rules: object) -> Arena:
     arena = build(dead_after_s=DEAD_AFTER_S, go_back_after_s=GO_BACK_AFTER_S, **rules)
-    arena.coordinate()
-    for name in STANDING:
-        arena.join(name)
-    arena.takes_part(*STANDING)
+    arena.begin(*STANDING)
     return arena
 
 
@@ -100,8 +97,7 @@ def test_two_hundred_join_at_once(build: Callable[..., Arena], figures: Figures)
         row="23", fault=f"{SHAMS} shams join at once", median_s=told[len(told) // 2], worst_s=told[-1],
         longest_without_a_commit_s=widest_gap(arena, began, there),
     )  # fmt: skip
-    report = arena.audit()
-    assert report.kept, "\n".join(report.lines())
+    is_kept(arena)
     arena.close()
 
 
@@ -121,6 +117,5 @@ def test_sixteen_peers_join_at_once(build: Callable[..., Arena], figures: Figure
         row="23", fault=f"{PEERS} peers join at once", back_s=there - began,
         longest_without_a_commit_s=widest_gap(arena, began, there),
     )  # fmt: skip
-    report = arena.audit()
-    assert report.kept, "\n".join(report.lines())
+    is_kept(arena)
     arena.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from arena import STOP_S, Arena, included
+from arena import STOP_S, Arena, included, is_kept
 from farflung.collectives.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
@@ -35,11 +35,6 @@ Figures = Callable[..., None]
 def chosen(points: object) -> list[str]:
     natural = [point for point in points if point not in SPECIAL]  # type: ignore[attr-defined]
     return natural if LONG else [point for point in natural if point in QUICK]
-
-
-def is_kept(arena: Arena) -> None:
-    report = arena.audit()
-    assert report.kept, "\n".join(report.lines())
 
 
 def wake(arena: Arena, name: str, broken_at: float) -> float:

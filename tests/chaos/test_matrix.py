@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from arena import Arena, included
+from arena import Arena, included, is_kept
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,11 +26,6 @@ pytestmark = [
 Figures = Callable[..., None]
 KILLS = int(os.environ.get("FARFLUNG_KILLS", "200"))
 SEED = int(os.environ.get("FARFLUNG_SEED", "1"))
-
-
-def is_kept(arena: Arena) -> None:
-    report = arena.audit()
-    assert report.kept, "\n".join(report.lines())
 
 
 # ---- peers -------------------------------------------------------------------------------------------------
@@ -73,10 +68,7 @@ def test_a_slow_peer_takes_part_with_what_it_has_and_holds_up_nobody_for_long(
     build: Callable[..., Arena], figures: Figures
 ) -> None:
     arena = build(deadline_s=0.5)
-    arena.coordinate()
-    for name in ("ann", "bob", "cid"):
-        arena.join(name)
-    arena.takes_part("ann", "bob", "cid")
+    arena.begin("ann", "bob", "cid")
     before = gaps(arena, 20)
     arena.step_s = 0.1
     slow = arena.join("dan")
@@ -176,11 +168,8 @@ def test_a_third_of_the_peers_is_replaced_again_and_again(
     build: Callable[..., Arena], figures: Figures
 ) -> None:
     arena, draw = build(), random.Random(SEED)
-    arena.coordinate()
     names = ["ann", "bob", "cid", "dan", "eve", "fay"]
-    for name in names:
-        arena.join(name)
-    arena.takes_part(*names)
+    arena.begin(*names)
     began = time.monotonic()
     for _ in range(10):
         gone = draw.sample(names, 2)
@@ -279,10 +268,7 @@ def test_a_second_coordinator_of_the_same_run_is_refused(arena: Arena) -> None:
 def test_the_coordinator_is_restored_from_an_old_copy(build: Callable[..., Arena]) -> None:
     """It may not make a second history: peers hold more than it knows.  With the newer journal back, all goes on."""
     arena = build()
-    arena.coordinate()
-    for name in ("ann", "bob"):
-        arena.join(name)
-    arena.takes_part("ann", "bob")
+    arena.begin("ann", "bob")
     data, old, new = (arena.folder / name for name in ("run.data", "old", "new"))
     arena.kill("coordinator")
     shutil.copytree(data, old, ignore=shutil.ignore_patterns("*.sock"))

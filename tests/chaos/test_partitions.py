@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from arena import Arena, included
+from arena import Arena, included, is_kept
 from farflung.collectives.events import Event
 from lab.emulator import HostSpec, Lab
 from lab_arena import LabArena
@@ -40,16 +40,8 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def arena(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     with LabArena(tmp_path_factory.mktemp("run"), lab) as made:
-        made.coordinate()
-        for name in PEERS:
-            made.join(name)
-        made.takes_part(*PEERS)
+        made.begin(*PEERS)
         yield made
-
-
-def is_kept(arena: Arena) -> None:
-    report = arena.audit()
-    assert report.kept, "\n".join(report.lines())
 
 
 def lost(arena: Arena, name: str, since: float) -> Event:
