@@ -88,7 +88,7 @@ class OuterSection(_Section):
     )
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
     overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    mix: Decay = 0.0
+    mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
 
 
 class RoundSection(_Section):

@@ -44,7 +44,7 @@ momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 1
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
-mix = 0.0                 # streaming, overlap: how much of its own values a peer keeps when it takes a result
+mix = "auto"              # how much of its own values a peer keeps when it takes a result: overlap 0.5, streaming 0
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart

@@ -38,6 +38,11 @@ class Rules:
         return self.schedule not in GOES_ON
 
     @property
+    def goes_ahead(self) -> bool:
+        """After a freeze, a peer goes ahead by what the momentum will do (ahead.py)."""
+        return self.schedule == "overlap"
+
+    @property
     def told_of_rounds(self) -> bool:
         """The trainer is to hear when a round opens."""
         return not self.waits or self.period_s > 0.0

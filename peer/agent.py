@@ -247,7 +247,8 @@ class Agent:
             self._handing.begin(self._machine, limit_s, self._shared, model)
             outer = outer_of(manifest, checked(outer_step()))
             mark = self._shared.mark_torn
-            self._state = OuterState(self._shared.anchor, model, manifest.round, outer, mark)
+            anchor, momentum = self._shared.anchor, self._shared.momentum
+            self._state = OuterState(anchor, model, manifest.round, outer, mark, momentum)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._results.begin(self._machine, model.hash, largest)
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)

@@ -20,8 +20,8 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
 LITTLE_DISK_BYTES = 1 << 30
-SHARED_COPIES = 4  # of the model, in shared memory: the anchor and three slots
-AGENT_COPIES = 4  # beside them: momentum, a residual, chunks on their way
+SHARED_COPIES = 5  # of the model, in shared memory: the anchor, its momentum and three slots
+AGENT_COPIES = 3  # beside them: a residual, chunks on their way
 TRAINER_COPIES = 5  # weights, gradients, two moments, a copy of what was loaded
 
 

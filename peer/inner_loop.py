@@ -50,7 +50,7 @@ from farflung.peer.local_messages import (
     TakeInner,
     ToTrainer,
 )
-from farflung.peer.recipes import rules_of
+from farflung.peer.recipes import outer_of, rules_of
 from farflung.peer.unmerged import NOT_LOADED, Unmerged
 
 log = logging.getLogger(__name__)
@@ -109,8 +109,9 @@ class InnerLoop:
         self._agent_problem = agent_problem  # why the agent is gone, or None
         self._clock = clock
         self._shared: SharedState | None = None
-        self._loaded: list[Tensor] = []  # the model, each part of it right after its last load
+        self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
         self._schedule = Schedule(rules_of(manifest), clock())
+        self._outer = outer_of(manifest)
         self._held: dict[int, Load] = {}  # results that are here before their time, by fragment
         self._before: list[Tensor] | None = None  # the model before a step that some fragments must not see
         self._samples = 0
@@ -216,6 +217,8 @@ class InnerLoop:
         for number in due:
             part = self.parts[number]
             part.write_owed(self._model, self._loaded, part.part(self.shared.slots[part.spare]))
+            if self._schedule.rules.goes_ahead:
+                part.train_on(self._model, self._loaded, self.shared, self._outer)
             part.blocked = True
             failpoints.hit("freeze.mid")
         if BOOKS_FRAGMENT in due:

@@ -6,7 +6,7 @@ Must not know what the messages mean, or who may write to the anchor when.
 
     FOLDER/lock           flock, held as long as the process that made the folder lives
     FOLDER/trainer.sock   the channel
-    PLACE/anchor slot0 slot1 slot2 progress      PLACE is FOLDER, or another such folder where there is more room
+    PLACE/anchor momentum slot0 slot1 slot2 progress    PLACE is FOLDER, or another such folder with more room
 """
 
 from __future__ import annotations
@@ -115,11 +115,12 @@ def _free_bytes(path: Path) -> int:
 
 
 class SharedState:
-    """The anchor, three delta slots and the progress counters, mapped into both processes."""
+    """The anchor, its momentum, three delta slots and the progress counters, mapped into both processes."""
 
     def __init__(self, message: Shared) -> None:
         self._message = message
         self.anchor = _mapped(message.anchor, message.elements)
+        self.momentum = _mapped(message.momentum, message.elements)
         self.slots = tuple(_mapped(path, message.elements) for path in message.slots)
         # One aligned 8-byte store per counter: a reader never sees half of one.
         self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
@@ -130,18 +131,22 @@ class SharedState:
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:
-        place = place_with_room(folder, 4 * 4 * elements + _PAGE_BYTES)
-        anchor, *slots = (str(place / name) for name in ("anchor", "slot0", "slot1", "slot2"))
+        place = place_with_room(folder, 5 * 4 * elements + _PAGE_BYTES)
+        names = ("anchor", "momentum", "slot0", "slot1", "slot2")
+        anchor, momentum, *slots = (str(place / name) for name in names)
         progress = str(place / "progress")
         for path, size in (
-            (anchor, 4 * elements),
-            *((slot, 4 * elements) for slot in slots),
+            *((path, 4 * elements) for path in (anchor, momentum, *slots)),
             (progress, _PAGE_BYTES),
         ):
             with open(path, "wb") as file:
                 file.truncate(size)
         message = Shared(
-            anchor=anchor, slots=(slots[0], slots[1], slots[2]), progress=progress, elements=elements
+            anchor=anchor,
+            momentum=momentum,
+            slots=(slots[0], slots[1], slots[2]),
+            progress=progress,
+            elements=elements,
         )
         state = cls(message)
         state.write_progress(0, 0, None)

@@ -22,13 +22,14 @@ def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
 
 def rules_of(manifest: Manifest) -> Rules:
     outer, rounds = manifest.outer, manifest.round
+    mix = (0.5 if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
     return Rules(
         outer.schedule,
         rounds.sync_every,
         rounds.fragments,
         rounds.period_s,
         outer.overlap_steps,
-        outer.mix,
+        mix,
     )
 
 

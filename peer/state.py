@@ -1,7 +1,7 @@
 """The outer state of a peer: parameters and momentum in fp32, and the arithmetic on them, fragment by fragment.
 
 Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
-after the other.  The parameters live in the anchor that the trainer maps too; the momentum is the agent's own.
+after the other.  Both live in memory that the trainer maps too, and only reads.
 Knows nothing of the network, of rounds, or of who decided what.
 """
 
@@ -40,8 +40,9 @@ class OuterState:
         rules: RoundSection,
         outer: OuterStep,
         mark_torn: Callable[[bool], None] = lambda torn: None,
+        momentum: Tensor | None = None,
     ) -> None:
-        """`anchor`: fp32, model.chunk_count * model.chunk_elements values.
+        """`anchor`, and `momentum` if it is not to be this object's own: fp32, of chunk_count * chunk_elements values.
 
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
         """
@@ -53,7 +54,8 @@ class OuterState:
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
-        self._momentum = torch.zeros_like(self._anchor)
+        own = torch.zeros_like(anchor) if momentum is None else momentum
+        self._momentum = own.view(model.chunk_count, model.chunk_elements)
         self._delta_n = torch.empty(
             model.chunk_elements
         )  # kept: memory that is new each time costs page faults

@@ -6,6 +6,8 @@ Must not know messages but `Load`, when to freeze, or data.
 
     learned = loaded - now           since the last load; rounding the anchor to bf16 is in neither
     owed    = carry + learned        everything that no commit has used; this is frozen into a slot
+
+`loaded` is what the model was set to last, by a load or by `train_on`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 
 from farflung.collectives import failpoints
 from farflung.collectives.fragments import Fragment
+from farflung.optim.ahead import ahead
+from farflung.optim.outer import OuterStep
 from farflung.peer.layout import ModelLayout
 from farflung.peer.local import SharedState
 from farflung.peer.local_messages import Load
@@ -51,6 +55,21 @@ class Unmerged:
     def write_owed(self, model: nn.Module, loaded: Sequence[Tensor], out: Tensor) -> None:
         """`loaded`: the model right after the last loads; `out`: the fragment's part of a slot."""
         self._layout.write_delta(model, loaded, self._carry, out, self._start)
+
+    def train_on(
+        self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep
+    ) -> None:
+        """Go ahead by what the momentum will do (optim/ahead.py).  All that is owed is carried meanwhile.
+
+        Should the agent be applying a newer version just now, some values go ahead from that: no less good.
+        """
+        owed = self.part(shared.slots[self.spare])
+        learned = self._layout.first_plain_chunk * self._layout.chunk_elements - self._start
+        place = (self.part(shared.anchor), self.part(shared.momentum), owed)
+        values = ahead(outer, *place, max(0, learned))
+        self._carry = _none_if_zero(owed.clone())
+        self._layout.load(model, values, self._start)
+        self._layout.refresh(model, loaded, self._start, self._count)
 
     def owed(self, model: nn.Module, loaded: Sequence[Tensor]) -> Tensor:
         owed = torch.empty(self._count)

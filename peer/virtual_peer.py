@@ -62,10 +62,13 @@ class VirtualPeer:
 
     def __post_init__(self) -> None:
         elements = self.model.chunk_count * self.model.chunk_elements
-        self.anchor = torch.zeros(elements)
+        self.anchor, self.momentum = torch.zeros(elements), torch.zeros(elements)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
-        self.state = OuterState(self.anchor, self.model, self.manifest.round, outer_of(self.manifest))
+        self.outer = outer_of(self.manifest)
+        self.state = OuterState(
+            self.anchor, self.model, self.manifest.round, self.outer, momentum=self.momentum
+        )
         self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
         self.machine.recalling.enabled = True
         self.machine.log.on_disk = self.own.results_on_disk

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from farflung.collectives.fragments import BOOKS_FRAGMENT
+from farflung.optim.ahead import ahead
 from farflung.optim.schedule import Rules, Schedule
 from farflung.peer.leased_data import LeaseBook
 from farflung.peer.local_messages import (
@@ -71,6 +72,7 @@ class VirtualTrainer:
             Part(each.number, slice(each.first * size, (each.first + each.count) * size))
             for each in host.fragments
         ]
+        self._parameters = host.model.first_plain_chunk * size  # the values after them are buffers
         self._schedule = Schedule(rules, world.now())
         self._held: dict[int, Load] = {}
         self._local = torch.zeros_like(host.anchor)
@@ -239,6 +241,8 @@ class VirtualTrainer:
             self.host.slots[part.spare][part.cells] = self.delta(part)
             self.host.keep_work(part.spare, part.number, (list(part.work), part.mixed))
             part.blocked = True
+            if self._schedule.rules.goes_ahead:
+                self._train_on(part)
         for part in [self.parts[number] for number in due]:
             frozen = Frozen(
                 slot=part.spare,
@@ -250,6 +254,14 @@ class VirtualTrainer:
                 more=part.number != due[-1],
             )
             self.host.from_trainer(frozen)
+
+    def _train_on(self, part: Part) -> None:
+        """See `Unmerged.train_on`."""
+        host, cells = self.host, part.cells
+        part.carry = host.slots[part.spare][cells].clone()
+        place = (host.anchor[cells], host.momentum[cells], part.carry)
+        learned = max(0, self._parameters - cells.start)
+        self._local[cells] = self._loaded[cells] = ahead(host.outer, *place, learned)
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

@@ -78,7 +78,7 @@ def test_a_good_machine_gets_ok_on_every_line() -> None:
         ("GPU", WARN, "60.0GB of 85.5GB used", {"gpus": gpus_in(GPU.replace("34000", "57220"))}),
         ("CPU", WARN, "1 core", {"cores": 1}),
         ("memory", FAIL, "about 4.8GB needed", {"memory_bytes": 2 * GIB}),
-        ("shared memory", WARN, "2.4GB needed", {"shared_bytes": GIB}),
+        ("shared memory", WARN, "3.0GB needed", {"shared_bytes": GIB}),
         ("disk", WARN, "free at /home/a", {"disk_bytes": GIB // 2}),
         ("coordinator", FAIL, "no answer", {"unreachable": "no answer"} | ALONE),
         ("coordinator", FAIL, "protocol version is 2", {"refused": "protocol version is 2"} | ALONE),

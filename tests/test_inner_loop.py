@@ -40,6 +40,7 @@ from farflung.peer.local_messages import (
     to_trainer,
 )
 from farflung.peer.optimizer import RunOptimizer
+from farflung.peer.recipes import rules_of
 
 SYNC_EVERY = 3
 MANIFEST = Manifest.model_validate(
@@ -745,7 +746,7 @@ def test_a_model_with_fewer_chunks_than_fragments_is_refused() -> None:
 
 
 def going_on(folder: Path, **outer: object) -> Trainer:
-    content = MANIFEST.model_dump() | {"outer": {"schedule": "overlap", **outer}}
+    content = MANIFEST.model_dump() | {"outer": {"schedule": "overlap", "mix": 0.0, **outer}}
     content["round"] = {"sync_every": SYNC_EVERY, "chunk_kb": 1}
     trainer = Trainer(folder, manifest=Manifest.model_validate(content))
     return trainer.attach(load(0))
@@ -770,7 +771,51 @@ def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is
     [second] = frozen_by(trainer, 1)
     assert (second.slot, second.steps, second.tokens) == (1, SYNC_EVERY, 10 * SYNC_EVERY)
     assert torch.allclose(trainer.owed(), torch.full((15,), 0.25 * SYNC_EVERY))
-    assert torch.allclose(trainer.used_cells(trainer.flat()), trainer.shared.anchor[:15] - 0.25 * SYNC_EVERY)
+    assert torch.allclose(trainer.used_cells(trainer.flat()), place_of(trainer, 0.25 * SYNC_EVERY))
+
+
+def pushed(folder: Path, **outer: object) -> Trainer:
+    """With a momentum as in the middle of a run, which a joiner has from its donor."""
+    trainer = going_on(folder, momentum=0.9, **outer)
+    trainer.shared.momentum[:15] = torch.randn(15, generator=torch.Generator().manual_seed(5))
+    return trainer
+
+
+def place_of(trainer: Trainer, owed: float) -> Tensor:
+    """Where a peer that owes so much of each value trains on."""
+    used = trainer.shared.anchor[:15], trainer.shared.momentum[:15]
+    return used[0] - owed - 0.7 * 0.81 * used[1]
+
+
+def test_with_overlap_a_peer_goes_ahead_by_what_the_momentum_will_do(tmp_path: Path) -> None:
+    trainer = pushed(tmp_path)
+    momentum = trainer.shared.momentum.clone()
+    frozen_by(trainer, SYNC_EVERY)
+    assert torch.equal(trainer.used_cells(trainer.shared.slots[0]), torch.full((15,), 0.75))
+    assert torch.allclose(trainer.used_cells(trainer.flat()), place_of(trainer, 0.75), atol=1e-6)
+    assert torch.equal(trainer.owed(), torch.full((15,), 0.75)), "going there is not learning"
+    assert torch.equal(trainer.shared.momentum, momentum)
+
+
+def test_P6_going_ahead_is_undone_exactly_when_the_round_fails(tmp_path: Path) -> None:
+    trainer = pushed(tmp_path)
+    frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
+    [second] = frozen_by(trainer, SYNC_EVERY)
+    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
+    assert torch.allclose(trainer.used_cells(trainer.shared.slots[1]), torch.full((15,), 1.5), atol=1e-5)
+    assert torch.allclose(trainer.used_cells(trainer.flat()), place_of(trainer, 1.5), atol=1e-5)
+    anchor = new_anchor(trainer)  # the run went on without this peer
+    trainer.channel.will_say(load(2, "all", spare=2))
+    trainer.step(by=0.0)
+    assert torch.allclose(trainer.used_cells(trainer.flat()), anchor[:15] - 1.5, atol=1e-5)
+    assert torch.allclose(trainer.owed(), torch.full((15,), 1.5), atol=1e-5)
+
+
+def test_with_blocking_nobody_goes_ahead(tmp_path: Path) -> None:
+    trainer = pushed(tmp_path, schedule="blocking")
+    trainer.freeze(Resume(spare=1))
+    assert torch.equal(trainer.used_cells(trainer.flat()), trainer.shared.anchor[:15] - 0.75)
 
 
 def test_with_overlap_a_round_longer_than_a_period_is_waited_for_and_that_is_said(
@@ -839,6 +884,12 @@ def test_mixing_moves_the_model_alone_and_what_it_moved_is_owed(tmp_path: Path) 
     assert torch.allclose(now, (before + trainer.shared.anchor[:15]) / 2)
     assert torch.allclose(trainer.owed(), trainer.shared.anchor[:15] - now)
     assert trainer.loop.parts[0].steps == 1, "counts are of steps alone"
+
+
+@pytest.mark.parametrize(("schedule", "mix"), [("blocking", 0.0), ("overlap", 0.5), ("streaming", 0.0)])
+def test_how_much_a_peer_keeps_follows_from_the_schedule_unless_it_is_said(schedule: str, mix: float) -> None:
+    assert rules_of(Manifest.model_validate({"outer": {"schedule": schedule}})).mix == mix
+    assert rules_of(Manifest.model_validate({"outer": {"schedule": schedule, "mix": 0.25}})).mix == 0.25
 
 
 def test_by_the_clock_a_period_ends_by_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression.native import outer_step
+from farflung.optim.ahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean, checked, outer_step_for
 
 
@@ -127,3 +128,26 @@ def test_short_runs_remember_less(rounds: int, mu: float) -> None:
     assert isinstance(step, Nesterov) and step.momentum == pytest.approx(mu)
     named = outer_step_for("nesterov", "auto", 0.9, rounds)
     assert isinstance(named, Nesterov) and named.momentum == 0.9
+
+
+# ---- where a peer trains on: optim/ahead.py -----------------------------------------------------------------------
+
+
+@every_step
+def test_ahead_is_where_a_peer_stands_and_what_the_momentum_alone_will_do(step: OuterStep) -> None:
+    theta, m, owed = values(1)
+    before = theta.clone(), m.clone(), owed.clone()
+    there = ahead(step, theta, m, owed, theta.numel())
+    assert all(torch.equal(a, b) for a, b in zip((theta, m, owed), before, strict=True)), "all are only read"
+    step.step(theta, m, torch.zeros_like(m))
+    assert torch.allclose(there, theta - owed, rtol=1e-5, atol=1e-3)  # values are up to some dozens
+    if isinstance(step, PlainMean):
+        assert torch.equal(there, before[0] - owed), "where the peer stands"
+
+
+def test_buffers_know_no_momentum_and_stay() -> None:
+    theta, m, owed = values(1)
+    there = ahead(STEPS["nesterov"], theta, m, owed, 200)
+    assert torch.equal(there[200:], theta[200:] - owed[200:])
+    assert torch.equal(there[:200], ahead(STEPS["nesterov"], theta, m, owed, 999)[:200])
+    assert torch.equal(ahead(STEPS["nesterov"], theta, m, owed, 0), theta - owed)

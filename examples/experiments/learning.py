@@ -59,10 +59,17 @@ def schedules(base: Setting) -> Rows:
         (replace(base, name="streaming", outer=streaming, rounds=two), farflung),
         (replace(base, name="streaming, mix 0.5", outer={**streaming, "mix": 0.5}, rounds=two), farflung),
         (replace(base, name="overlap, a round late", outer=late), farflung),
-        (replace(base, name="the same, mix 0.5", outer={**late, "mix": 0.5}), farflung),
-        (replace(base, name="the same, plain averaging", outer={**late, "step": "mean"}), farflung),
+        (replace(base, name="the same, mix 0", outer={**late, "mix": 0.0}), farflung),
         (
-            replace(base, name="as published, a round late", outer=late, published=True),
+            replace(base, name="the same, plain averaging", outer={**late, "step": "mean", "mix": 0.0}),
+            farflung,
+        ),
+        (
+            replace(base, name="as published, a round late", outer={**late, "mix": 0.0}, eager="published"),
+            farflung,
+        ),
+        (
+            replace(base, name="from where it stands, mix 0.5", outer={**late, "mix": 0.5}, eager="stay"),
             farflung,
         ),
     ]

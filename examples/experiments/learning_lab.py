@@ -57,7 +57,7 @@ class Setting:
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
-    published: bool = False  # with the published eager correction: see `Learner._as_published`
+    eager: str = ""  # another place to train on from: "stay", or "published": see `Learner._as_published`
     learns: bool = True  # False: for experiments that are about time alone
 
     @property
@@ -136,11 +136,11 @@ class Learner(VirtualTrainer):
         if setting.learns:
             self._descend(setting, samples)
 
-    def _freeze(self, due: list[int]) -> None:
-        super()._freeze(due)
-        if self.setting.published:
-            for number in due:
-                self._as_published(self.parts[number])
+    def _train_on(self, part: Part) -> None:
+        if self.setting.eager == "published":
+            self._as_published(part)
+        elif self.setting.eager != "stay":
+            super()._train_on(part)
 
     def _as_published(self, part: Part) -> None:
         """Train on from where https://arxiv.org/abs/2502.12996 does, and not from where the peer stands.
