@@ -28,7 +28,9 @@ LATER_EVERY_S = 1.0  # who waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
 IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: the round waits for others
 LEAST_PART, LEAST_EVERY_S = 0.02, 5.0  # of the line for joiners, in rounds that never end
-PIECES_AWAY = 4  # so many at most are in sockets and can't be called back (collectives/zmq_socket.py)
+# What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since
+# several donors share a joiner's line.
+PIECES_AWAY = 2 * ASKED_OF_ONE_DONOR
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_pauses_of_several_fragments_are_all_remembered_and_short_ones_are_used_
         if serving.next_round.is_near(PIECES_AWAY * FREE.piece_s, ended + tenth / 10)
     }
     assert min(near) == 0.3, "half of the short pause is used"
-    assert 0.7 not in near and 8.1 not in near and {8.3, 9.0, 9.8} < near and 10.0 not in near
+    assert 0.7 not in near and 7.3 not in near and {7.5, 9.0, 9.8} < near and 10.0 not in near
 
 
 def test_a_round_s_results_leave_before_state_does() -> None:
