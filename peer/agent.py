@@ -49,6 +49,7 @@ from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Sto
 from farflung.peer.log_lines import Say
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
+from farflung.peer.own_memory import let_go_of_text
 from farflung.peer.peer_metrics import PeerMetrics
 from farflung.peer.pulse import Pulse
 from farflung.peer.recipes import outer_of
@@ -248,7 +249,9 @@ class Agent:
             outer = outer_of(manifest, checked(outer_step()))
             mark = self._shared.mark_torn
             anchor, momentum = self._shared.anchor, self._shared.momentum
-            self._state = OuterState(anchor, model, manifest.round, outer, mark, momentum)
+            self._state = state = OuterState(anchor, model, manifest.round, outer, mark, momentum)
+            self._arithmetic.submit(state.choose_paths, nothing)
+            self._arithmetic.submit(let_go_of_text, nothing)
             largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
             self._results.begin(self._machine, model.hash, largest)
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)

@@ -48,6 +48,7 @@ class OuterState:
         """
         self._model = model
         self._gather = codec_named(rules.gather_codec)
+        self._own = [codec_named(name) for name in _own_codecs(rules)]
         self._outer = outer
         self._fragments = fragments_of(model.chunk_count, rules.fragments)
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
@@ -62,6 +63,11 @@ class OuterState:
         self.hashes: list[bytes] = [b""] * model.chunk_count
         self._hashed: set[int] = set()  # chunks that have not changed since `hashes` was made of them
         self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
+
+    def choose_paths(self) -> None:
+        """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
+        for codec in {self._gather, *self._own}:
+            codec.decode(codec.encode(self._delta_n.zero_()), self._model.chunk_elements, self._delta_n)
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
@@ -184,5 +190,11 @@ class OuterState:
 
 def payload_bytes_most(rules: RoundSection, elements: int) -> int:
     """The longest payload of a chunk in this run, either way; UserError if this version lacks a codec of it."""
-    names = LADDER if rules.codec == AUTO else (rules.codec,)
-    return max(codec_named(name).payload_bytes(elements) for name in (*names, rules.gather_codec))
+    return max(
+        codec_named(name).payload_bytes(elements) for name in (*_own_codecs(rules), rules.gather_codec)
+    )
+
+
+def _own_codecs(rules: RoundSection) -> tuple[str, ...]:
+    """In which contributions may travel."""
+    return LADDER if rules.codec == AUTO else (rules.codec,)
