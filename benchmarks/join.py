@@ -298,6 +298,7 @@ def killed(asked: Asked) -> list[Row]:
 
 
 def corrupt(asked: Asked) -> list[Row]:
+    asked = replace(asked, pause_s=1.5 * asked.pause_s)  # from two donors it takes so much longer
     with JoinRun(asked, liar=DONORS[1]) as run:
         run.settle()
         party = run.start_joiner()

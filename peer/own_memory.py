@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 _MADV_DONTNEED = 4
-_TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* ")  # private, of a file
+# Of a shared library, which stays where it is: what lies at the place of a file that another thread closes meanwhile
+# would be lost.
+_TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* .*\.so\b")
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
 if _madvise is not None:

@@ -351,13 +351,17 @@ class World:
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive]
-        if not finished and (all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)):
+        can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
+        if not finished and can_go_on:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
         left_behind = [p.peer for p in self._waited_for if p.alive and not p.exit_code]
-        if finished and left_behind:
+        if finished and left_behind and can_go_on:
             raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
+        if finished and left_behind:
+            # One fragment was done and lost with everybody, the other came to its end after that.
+            outcome = "complete, and its last version is lost: go_back_after_s = 0"
         return Report(
             self.seed,
             ledger.version,

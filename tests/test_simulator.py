@@ -43,7 +43,7 @@ def run_seed(seed: int, **options: object) -> str:
 # What they showed: a run that went back to a version whose digest was not settled; a world that ended, and one that
 # started a peer twice, while somebody who had been asked to leave was to come back; a trainer that forgot how far a
 # fragment had learned from a lease while its agent did not know whose it was.
-REGRESSIONS = (198, 2534, 2546, 4173)
+REGRESSIONS = (198, 2534, 2546, 4173, 30451)
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
