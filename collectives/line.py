@@ -16,6 +16,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.frames import ANSWERS, Frame, Kind, Payload
+from farflung.collectives.on_the_way import OnTheWay
 from farflung.collectives.plan import Contact
 from farflung.collectives.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
 from farflung.collectives.zmq_socket import Socket
@@ -38,6 +39,7 @@ class Connection:
     up: bool = False  # connected, and the other side proved its key
     descriptor: int = -1  # of the TCP connection
     silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
+    on_the_way: OnTheWay = field(default_factory=OnTheWay)
     _crossed: Crossed = NOTHING
     _listened_at: float = float("-inf")
 
@@ -54,6 +56,7 @@ class Connection:
             self.tcp.on_news(news["event"], news["value"])
             if news["event"] == zmq.EVENT_CONNECTED:
                 self.descriptor = news["value"]
+                self.on_the_way.forget()
             else:
                 self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return self.up and not was_up
@@ -61,11 +64,19 @@ class Connection:
     def listen(self, now: float) -> None:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
         before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
+        self.on_the_way.on_tick(self._crossed.sent, not self._crossed.flying and not self._crossed.waiting)
         asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
         if asleep or not self._crossed.flying or self._crossed.sent != before.sent:
             self.silent_since = None
         elif self.silent_since is None:
             self.silent_since = now
+
+    def carries(self, header: bytes) -> bool:
+        """It took this frame, and the frame has not arrived."""
+        if not self.up or not self.on_the_way.may_have(header):
+            return False
+        crossed = self.tcp.of(self.descriptor)
+        return crossed != NOTHING and self.on_the_way.has(header, crossed.sent)
 
     def close(self) -> None:
         self.tcp.forget(self.descriptor)
@@ -121,8 +132,8 @@ class Line:
 
     def put(self, frame: Frame) -> None:
         header = frame.header.pack()
-        if header in self._named:
-            return  # asked for again while it still waits: once is enough
+        if header in self._named or any(each.carries(header) for each in self.opened):
+            return  # asked for again while it still waits, or is on its way: once is enough
         answer = not frame.header.round_no and frame.header.kind in _ANSWERS
         item = Waiting(frame.header.round_no, header, frame.payload, answer)
         if answer:
@@ -163,6 +174,7 @@ class Line:
             # In turn, so that all of them are kept busy when more than one is needed.
             self._turn = (self._turn + 1) % len(self.opened)
             if _offer(self.opened[self._turn].socket, parts):
+                self.opened[self._turn].on_the_way.take(bytes(parts[0]), sum(map(len, parts)))
                 return True
         return False
 

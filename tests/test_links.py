@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 from zmq.utils import z85
 
 from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.collectives.line import Connection, Line
+from farflung.collectives.on_the_way import OnTheWay
 from farflung.collectives.plan import Contact
 from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
@@ -244,6 +247,51 @@ def test_P3_what_nobody_acknowledges_shows_a_cut_line() -> None:
     assert since(4.0, NOTHING._replace(sent=13), flying._replace(sent=11)) is None
     assert since(4.5, flying, flying) is None and since(5.0, flying, flying) == 5.0
     assert since(9.0, flying, flying) is None, "we slept and heard nothing of what came"
+
+
+def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
+    told = Told(Crossed(700, 700, 0, 0))  # the handshake
+    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), [connection])
+    large, small = frame(payload=bytes(100_000)), frame(Kind.RESULT, payload=b"little")
+
+    def is_put(asked: Frame) -> bool:
+        line.put(asked)
+        put = line.waits
+        line.forget_rounds_before(99)
+        return put
+
+    connection.listen(0.0)
+    for each in (large, small):
+        connection.on_the_way.take(each.header.pack(), 96 + len(each.payload))
+    assert not is_put(large), "the line is slow, and it will arrive"
+    assert is_put(small), "a second copy does no harm"
+    told.crossed = Crossed(90_000, 700, 5_000, 3)
+    connection.listen(0.1)
+    assert not is_put(large)
+    told.crossed = Crossed(101_000, 700, 0, 0)
+    assert is_put(large), "it arrived, and was not what it should be"
+
+
+def test_what_was_on_its_way_over_a_connection_that_broke_is_sent_again() -> None:
+    way, header = OnTheWay(), frame().header.pack()
+    way.take(header, 100_000)
+    assert way.has(header, 0)
+    way.forget()
+    assert not way.has(header, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 400_000), st.booleans()), max_size=40))
+def test_nothing_is_on_its_way_for_ever(turns: list[tuple[int, int, bool]]) -> None:
+    """Whatever encryption adds: when all is acknowledged, nothing is held back."""
+    way, taken, acknowledged = OnTheWay(), 0, 700
+    for number, (size, more, looks) in enumerate(turns):
+        way.take(number.to_bytes(2), size)
+        taken += size + size // 3000 + 33
+        acknowledged = min(700 + taken, acknowledged + more)
+        if looks:
+            way.on_tick(acknowledged, acknowledged == 700 + taken)
+    assert not any(way.has(number.to_bytes(2), 700 + taken) for number in range(len(turns)))
 
 
 @pytest.mark.slow
