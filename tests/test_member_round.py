@@ -380,8 +380,8 @@ class Short(OuterState):
     made = 0
     fault = ""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         Short.made += 1
         self.liar = Short.made == 1
 
