@@ -357,11 +357,11 @@ class World:
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
         left_behind = [p.peer for p in self._waited_for if p.alive and not p.exit_code]
-        if finished and left_behind and can_go_on:
-            raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
         if finished and left_behind:
+            if can_go_on:
+                raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
             # One fragment was done and lost with everybody, the other came to its end after that.
-            outcome = "complete, and its last version is lost: go_back_after_s = 0"
+            outcome = "complete, and its last version is lost"
         return Report(
             self.seed,
             ledger.version,

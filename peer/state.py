@@ -48,7 +48,7 @@ class OuterState:
         """
         self._model = model
         self._gather = codec_named(rules.gather_codec)
-        self._own = [codec_named(name) for name in _own_codecs(rules)]
+        self._codecs = {codec_named(name) for name in _codecs_of(rules)}
         self._outer = outer
         self._fragments = fragments_of(model.chunk_count, rules.fragments)
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
@@ -66,7 +66,7 @@ class OuterState:
 
     def choose_paths(self) -> None:
         """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
-        for codec in {self._gather, *self._own}:
+        for codec in self._codecs:
             codec.decode(codec.encode(self._delta_n.zero_()), self._model.chunk_elements, self._delta_n)
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
@@ -190,11 +190,9 @@ class OuterState:
 
 def payload_bytes_most(rules: RoundSection, elements: int) -> int:
     """The longest payload of a chunk in this run, either way; UserError if this version lacks a codec of it."""
-    return max(
-        codec_named(name).payload_bytes(elements) for name in (*_own_codecs(rules), rules.gather_codec)
-    )
+    return max(codec_named(name).payload_bytes(elements) for name in _codecs_of(rules))
 
 
-def _own_codecs(rules: RoundSection) -> tuple[str, ...]:
-    """In which contributions may travel."""
-    return LADDER if rules.codec == AUTO else (rules.codec,)
+def _codecs_of(rules: RoundSection) -> tuple[str, ...]:
+    """Those of contributions, and that of results."""
+    return (*(LADDER if rules.codec == AUTO else (rules.codec,)), rules.gather_codec)

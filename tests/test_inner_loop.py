@@ -759,6 +759,14 @@ def frozen_by(trainer: Trainer, steps: int) -> list[Frozen]:
     return [m for m in trainer.channel.said if isinstance(m, Frozen)]
 
 
+def fail_a_round(trainer: Trainer) -> None:
+    """The work that it had is in the next freeze, and in another slot."""
+    frozen_by(trainer, SYNC_EVERY)
+    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
+    [second] = frozen_by(trainer, SYNC_EVERY)
+    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
+
+
 def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is_kept(tmp_path: Path) -> None:
     trainer = going_on(tmp_path)
     [first] = frozen_by(trainer, SYNC_EVERY)
@@ -799,10 +807,7 @@ def test_with_overlap_a_peer_goes_ahead_by_what_the_momentum_will_do(tmp_path: P
 
 def test_P6_going_ahead_is_undone_exactly_when_the_round_fails(tmp_path: Path) -> None:
     trainer = pushed(tmp_path)
-    frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
-    [second] = frozen_by(trainer, SYNC_EVERY)
-    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
+    fail_a_round(trainer)
     assert torch.allclose(trainer.used_cells(trainer.shared.slots[1]), torch.full((15,), 1.5), atol=1e-5)
     assert torch.allclose(trainer.used_cells(trainer.flat()), place_of(trainer, 1.5), atol=1e-5)
     anchor = new_anchor(trainer)  # the run went on without this peer
@@ -834,10 +839,7 @@ def test_with_overlap_a_round_longer_than_a_period_is_waited_for_and_that_is_sai
 
 def test_P6_with_overlap_a_failed_round_leaves_all_its_work_in_the_next_freeze(tmp_path: Path) -> None:
     trainer = going_on(tmp_path)
-    frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
-    [second] = frozen_by(trainer, SYNC_EVERY)
-    assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
+    fail_a_round(trainer)
     assert torch.allclose(trainer.owed(), torch.full((15,), 0.25 * 2 * SYNC_EVERY))
 
 
