@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 
+from farflung.collectives.asking import Asking
 from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
@@ -29,9 +30,7 @@ from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
 from farflung.collectives.weighing import Weighing
 
-ASK_BACKOFF_MOST = 4  # doublings of the patience
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
-ASKED_IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
@@ -60,13 +59,12 @@ class MemberRound:
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
         self.refused: dict[str, Verdict] = {}  # members that sent bytes of no use, and why
-        self.unreached: set[str] = set()  # the data plane's word: something waits for them and can't leave
+        self.unreached: set[str] = set()  # something waits for them and can't leave
         self._faulty: set[str] = set()  # owners whose results do not match their hash
         self._spoiled: dict[str, int] = {}
         self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
-        self._heard_at: dict[str, float] = dict.fromkeys(plan.members, now)
-        self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
+        self._asking = Asking(plan.members, quiet_s, now)
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -77,8 +75,7 @@ class MemberRound:
         before, self.plan = self.plan, plan
         self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
-        self._heard_at = dict.fromkeys(plan.members, now)
-        self._asked_times.clear()
+        self._asking.begin_anew(plan.members, now)
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
@@ -106,7 +103,7 @@ class MemberRound:
         self.merged.clear()
         self._merging.clear()
         self._answered_at.clear()
-        self._heard_at = dict.fromkeys(self.plan.members, now)
+        self._asking.begin(self.plan.members, now)
         return self._merge_ready()
 
     # ---- my own arithmetic -------------------------------------------------------------------------
@@ -204,8 +201,7 @@ class MemberRound:
         chunk = frame.header.chunk - self.first_chunk
         if self.plan.owner_of(chunk) != self.me:
             return Verdict.STALE, []
-        self._heard_at[sender] = now
-        self._asked_times.pop(sender, None)
+        self._asking.on_heard(sender, now)
         shelf = self.held.setdefault(chunk, {})
         if sender in self.refused:
             return Verdict.UNAUTHORISED, []
@@ -218,8 +214,7 @@ class MemberRound:
     def on_missing(self, sender: str, now: float) -> None:
         """It has not got it yet, but it answers."""
         if sender in self.plan.members:
-            self._heard_at[sender] = now
-            self._asked_times.pop(sender, None)
+            self._asking.on_heard(sender, now)
 
     def refuse(self, sender: str, why: Verdict) -> None:
         """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
@@ -251,25 +246,26 @@ class MemberRound:
             return Verdict.STALE, []
         if sender != self.plan.owner_of(chunk):
             return Verdict.STALE, []
-        self._heard_at[sender] = now
-        self._asked_times.pop(sender, None)
+        self._asking.on_heard(sender, now)
         if chunk in self.results:
             return Verdict.DUPLICATE, []
         self.results[chunk] = Piece(frame.payload, frame.header.hash)
         return Verdict.ACCEPTED, []
 
-    # ---- time --------------------------------------------------------------------------------------
+    # ---- the data plane's word, and time -----------------------------------------------------------
+
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        self.unreached = unreached
+        self._asking.on_arriving(arriving, now)
 
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._weigh_ready() if self.weighing.changed else []
         for member in self.plan.members:
-            patience_s = self._quiet_s * 2 ** min(self._asked_times.get(member, 0), ASK_BACKOFF_MOST)
-            if member != self.me and now - self._heard_at[member] >= patience_s:
+            if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
                 if wants:
-                    self._heard_at[member] = now
-                    self._asked_times[member] = self._asked_times.get(member, 0) + 1
+                    self._asking.on_asked(member, now)
                     effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
         return effects
 
@@ -311,8 +307,7 @@ class MemberRound:
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
-        in_vain = {member for member, times in self._asked_times.items() if times >= ASKED_IN_VAIN}
-        return (self.unreached | self._faulty | in_vain) & set(self.plan.members)
+        return (self.unreached | self._faulty | self._asking.in_vain) & set(self.plan.members)
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:

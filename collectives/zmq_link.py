@@ -18,6 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from farflung.collectives.arrivals import Arrivals
 from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
@@ -66,6 +67,7 @@ class ZmqLink:
         self.stalls = 0
         self.pings = Pings(bytes(8), 0)
         self.tcp = TcpCounts()
+        self.arrivals = Arrivals(self.tcp)
         self._clock = self.settings.clock
         self._context = context
         self._public, self._secret = keys
@@ -299,6 +301,7 @@ class ZmqLink:
             if not peer:
                 self.counters.count(Verdict.UNAUTHORISED)
                 continue
+            self.arrivals.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
             arrived = self._accept(peer, parts, dialled is None)
             if arrived is not None:
                 yield peer, arrived

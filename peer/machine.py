@@ -231,10 +231,10 @@ class PeerMachine:
         self._now = now
         return self.part.on_spoiled(sender, spoiled) + self._move_on() if self.part is not None else []
 
-    def on_unreached(self, peers: set[str]) -> None:
-        """The data plane's word, at every tick: for whom something waits that can't leave."""
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        """The data plane's word, at every tick: for whom something waits that can't leave, of whom bytes came in."""
         if self.part is not None:
-            self.part.on_unreached(peers)
+            self.part.on_lines(unreached, arriving, now)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 

@@ -134,10 +134,10 @@ class Participation:
                 effects += lane.round.on_spoiled(sender, spoiled)
         return effects
 
-    def on_unreached(self, peers: set[str]) -> None:
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         for lane in self.lanes:
             if lane.round is not None:
-                lane.round.unreached = peers
+                lane.round.on_lines(unreached, arriving, now)
 
     @property
     def in_round(self) -> bool:

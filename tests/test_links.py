@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
+from farflung.collectives.arrivals import NEWS_BYTES, Arrivals
 from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.collectives.line import Connection, Line
@@ -247,6 +248,54 @@ def test_P3_what_nobody_acknowledges_shows_a_cut_line() -> None:
     assert since(4.0, NOTHING._replace(sent=13), flying._replace(sent=11)) is None
     assert since(4.5, flying, flying) is None and since(5.0, flying, flying) == 5.0
     assert since(9.0, flying, flying) is None, "we slept and heard nothing of what came"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what arrived of a frame")
+@pytest.mark.parametrize("dialable", [True, False])
+def test_bytes_of_a_frame_that_is_not_whole_yet_are_news_of_its_sender(dialable: bool) -> None:
+    """On a slow line it takes seconds, and who hears nothing asks for it once more."""
+    ann, bob = End("ann"), End("bob", dialable)
+    both = [ann, bob]
+    for end in both:
+        end.link.set_contacts([ann.contact, bob.contact])
+    until(both, lambda: bool(bob.link.pings.rtt_s), "they have greeted each other")
+    bob.link.arrivals.news()
+    ann.link.send("bob", frame(payload=b"small"))
+    until(both, lambda: len(bob.got) == 1, "a small frame")
+    assert bob.link.arrivals.news() == set(), "questions and answers are no news"
+    ann.link.tcp.pace(200_000)
+    ann.link.send("bob", frame(Kind.RESULT, payload=os.urandom(PAYLOAD_MAX)))
+    named: list[bool] = []
+    until(both, lambda: named.append("ann" in bob.link.arrivals.news()) or len(bob.got) == 2, "a large frame")  # type: ignore[func-returns-value]
+    assert any(named[:-1]), "told before it was whole"
+    assert ann.link.arrivals.news() == set()
+    for end in both:
+        end.close()
+
+
+def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
+    told = {3: NOTHING._replace(received=100), 4: NOTHING}
+
+    class Kernel:
+        def of(self, descriptor: int) -> Crossed:
+            return told.get(descriptor, NOTHING)
+
+    arrivals = Arrivals(Kernel())
+    arrivals.came_over(3, "ann")
+    arrivals.came_over(4, "bob")  # nothing is known of it, as where the kernel tells nothing
+    assert arrivals.news() == set(), "from now on"
+    told[3] = NOTHING._replace(received=100 + NEWS_BYTES - 1)
+    assert arrivals.news() == set()
+    told[3] = NOTHING._replace(received=100 + NEWS_BYTES)
+    assert arrivals.news() == {"ann"} and arrivals.news() == set()
+    arrivals.came_over(3, "cyd")
+    assert arrivals.news() == set()
+    told[3] = NOTHING._replace(received=told[3].received + NEWS_BYTES)
+    assert arrivals.news() == {"cyd"}
+    told[3] = NOTHING._replace(received=5)  # closed, and opened anew by nobody knows whom
+    assert arrivals.news() == set()
+    told[3] = NOTHING._replace(received=9 * NEWS_BYTES)
+    assert arrivals.news() == set()
 
 
 def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from farflung.collectives.asking import ARRIVING_PATIENCE
 from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
@@ -289,6 +290,24 @@ def test_after_a_quiet_spell_exactly_what_is_missing_is_asked_for() -> None:
     net.deliver()
     assert wants(net, before) == [("bob", "cyd", Kind.WANT_RESULT, 3)]
     assert net.results() == dict.fromkeys(NAMES[:3], expected(NAMES[:3], decision_of(NAMES[:3]), 4))
+
+
+def test_while_bytes_of_a_member_come_in_nothing_is_asked_of_it_but_not_without_end() -> None:
+    net = Network(plan_of(("ann", "bob"), (0, 1)), lost=lambda *_: True)
+    net.scatter()
+    ann = net.members["ann"]
+    asked: list[float] = []
+    for tick in range(1, 100):
+        now = tick * QUIET_S / 4
+        ann.on_lines(set(), {"bob", "somebody else"} if now <= 30.0 else set(), now)
+        asked += [now for _ in ann.on_timer(now)]
+    # A large frame of its own may take so long; one that is lost while others come in is asked for at last.
+    assert asked[0] == ARRIVING_PATIENCE * QUIET_S and asked[1] == asked[0] + ARRIVING_PATIENCE * 2 * QUIET_S
+
+    quiet = MemberRound("ann", plan_of(("ann", "bob"), (0, 1)), TAG, QUIET_S, 0.0)
+    quiet.on_lines(set(), {"bob"}, 2.0)
+    assert quiet.on_timer(2.9) == [], "the rest of a frame may come any moment"
+    assert len(quiet.on_timer(3.0)) == 1
 
 
 def test_a_repair_asks_for_a_few_chunks_at_a_time_and_not_in_a_hurry() -> None:

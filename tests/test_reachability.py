@@ -7,9 +7,10 @@ import zmq
 from msgspec.structs import replace
 from zmq.utils import z85
 
+from farflung.collectives.asking import IN_VAIN
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled
 from farflung.collectives.plan import Contact, Decision, Plan
-from farflung.collectives.round import ASKED_IN_VAIN, MemberRound
+from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
 from farflung.collectives.zmq_link import ZAP_DOMAIN
 from farflung.coordinator.dialer import DIAL_S, Dialer, Target
@@ -135,14 +136,14 @@ def test_P3_who_never_answers_is_named_and_who_answers_that_it_is_not_ready_is_n
         ann.on_missing("bob", now)
         ann.on_timer(now)
     assert ann.progress().cut_off == ("cyd", "dan")
-    assert ASKED_IN_VAIN > 1
+    assert IN_VAIN > 1
 
 
 def test_what_the_data_plane_cannot_reach_is_named_as_long_as_that_lasts() -> None:
     ann = member()
-    ann.unreached = {"dan", "a former member"}
+    ann.on_lines({"dan", "a former member"}, set(), 0.0)
     assert ann.progress().cut_off == ("dan",)
-    ann.unreached = set()
+    ann.on_lines(set(), set(), 0.0)
     assert ann.progress().cut_off == ()
 
 
