@@ -104,6 +104,7 @@ class Line:
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
     sent_bytes: int = 0
+    served_no: int = 0  # which frame of all lines was its last one
     # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
     stuck_since: float | None = None
     wanted: int = 1  # connections

@@ -79,6 +79,7 @@ class ZmqLink:
         self._payload_max = 0
         self._me = ""
         self._widen_at = 0.0
+        self._served_no = 0
         self._sent_before: dict[str, int] = {}
 
     # ---- life ----------------------------------------------------------------------------------------------
@@ -251,7 +252,10 @@ class ZmqLink:
             return False
         line.put(frame)
         self._dial(line)
-        self._flush_lines([line])
+        if self.settings.upload.bytes_per_s is None:
+            self._flush_lines([line])
+        else:
+            self.flush()  # what may leave now is not for whoever asked last
         return True
 
     def forget_rounds_before(self, round_no: int) -> None:
@@ -263,8 +267,9 @@ class ZmqLink:
         self._flush_lines([line for line in self._lines.values() if line.waits])
 
     def _flush_lines(self, lines: list[Line]) -> None:
-        """A frame of each line in turn, so that a cap is shared by all of them."""
+        """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
         upload = self.settings.upload
+        lines.sort(key=lambda line: line.served_no)
         while lines:
             for line in list(lines):
                 now = self._clock()
@@ -273,6 +278,9 @@ class ZmqLink:
                 sent = line.send_one(self._router, now)
                 upload.take(now, sent)
                 self.tx_bytes += sent
+                if sent:
+                    self._served_no += 1
+                    line.served_no = self._served_no
                 if not sent or not line.waits:
                     lines.remove(line)
 

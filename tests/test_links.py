@@ -198,6 +198,33 @@ def test_P10_a_capped_upload_lets_a_frame_go_when_all_before_it_is_paid() -> Non
         end.close()
 
 
+def test_under_a_cap_every_line_has_its_turn() -> None:
+    """One frame may leave at a time: it must not be the first line's for as long as that has one."""
+    now = [100.0]
+    ann = End("ann", settings=LinkSettings(upload=Pacer(1000), clock=lambda: now[0]))
+    others = [End(name) for name in ("bob", "cyd", "dan")]
+    both = [ann, *others]
+    for end in both:
+        end.link.set_contacts([each.contact for each in both])
+
+    def greeted() -> bool:
+        now[0] += 1.0
+        return len(ann.link.pings.rtt_s) == 3
+
+    until(both, greeted, "everybody is connected")
+    for number in range(4):
+        for name in ("bob", "cyd", "dan"):
+            ann.link.send(name, frame(payload=bytes([number]) * 904))
+    before = [line.sent_bytes for line in ann.link._lines.values()]
+    for _ in range(6):
+        now[0] += 1.0
+        ann.turn()
+    sent = [line.sent_bytes - at for line, at in zip(ann.link._lines.values(), before, strict=True)]
+    assert max(sent) - min(sent) <= 1200 and sum(sent) >= 4000, "a frame, and answers to greetings"
+    for end in both:
+        end.close()
+
+
 def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_waits() -> None:
     now = [0.0]
     ann, bob = End("ann", settings=LinkSettings(clock=lambda: now[0])), End("bob")
