@@ -15,7 +15,7 @@ fetched too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from farflung.checkpoints.donors import Asked, Donors
 from farflung.collectives.digests import root_of, split_hashes
@@ -181,8 +181,11 @@ class CatchUp:
             effects.append(Seal(reached, self.fragment.number))
         return effects
 
-    def ask(self, now: float) -> list[DataEffect]:
-        """Requests for what is missing, spread over the donors, at most a few in flight per donor."""
+    def ask(self, now: float, coming: Set[tuple[int, int]] = frozenset()) -> list[DataEffect]:
+        """Requests for what is missing, spread over the donors, at most a few in flight per donor.
+
+        `coming`: (version, chunk) of results that are not missed yet.
+        """
         self._now = now
         late = self._of.late(self._asked.values(), now)
         for key, asked in list(self._asked.items()):
@@ -197,7 +200,7 @@ class CatchUp:
             load[asked.donor] += 1
         most = {donor: self._of.window(donor, ASKED_OF_ONE_DONOR) for donor in trusted}
         effects: list[DataEffect] = []
-        for key in self._missing():
+        for key in self._missing(coming):
             free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
             if not free:
                 continue
@@ -242,7 +245,7 @@ class CatchUp:
                     # The donors themselves came later: none kept this result, but they hold what it led to.
                     self._stuck.add(key[2])
 
-    def _missing(self) -> list[Key]:
+    def _missing(self, coming: Set[tuple[int, int]]) -> list[Key]:
         keys: list[Key] = []
         held = list(zip(self.fragment.chunks, self.versions, strict=True))
         whole = [c for c, v in held if v == NO_VERSION or (c in self._stuck and v < self.target)]
@@ -255,7 +258,7 @@ class CatchUp:
                 keys += [
                     (Kind.WANT_LOGGED, v, chunk)
                     for v in range(version + 1, self.target + 1)
-                    if v in self.commits and (v, chunk) not in self._results
+                    if v in self.commits and (v, chunk) not in self._results and (v, chunk) not in coming
                 ]
         return [
             key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now

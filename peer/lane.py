@@ -16,6 +16,7 @@ from farflung.collectives.digests import mask_from_bytes
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, bare_answer, with_payload
+from farflung.collectives.late_results import LateResults
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict
@@ -63,6 +64,7 @@ class Lane:
         self._resolved: list[Resolve] = []
         self._void_seal = False  # what is being hashed is a version that the run has gone back from
         self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
+        self._late: LateResults | None = None  # of that round, if I was in it
 
     # ---- questions --------------------------------------------------------------------------------------------
 
@@ -131,10 +133,11 @@ class Lane:
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
         return [*self.round.on_decision(decision, now)] if self.round is not None else []
 
-    def on_commit(self, commit: Commit) -> None:
+    def on_commit(self, commit: Commit, now: float) -> None:
         if commit.version <= self.version:
             return
         self.catch.on_commit(commit)
+        self._late = None
         self._committed_round = (commit.round_no, commit.version)
         mine = self.contribution
         if mine is not None and commit.version == mine.version + 1:
@@ -145,6 +148,7 @@ class Lane:
             if commit.round_no == self.round.plan.round_no:
                 for index, piece in self.round.results.items():
                     self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
+                self._late = LateResults(self.round.plan, self.fragment.first, QUIET_S, now)
             self.round = None
 
     def on_aborted(self, round_no: int) -> None:
@@ -229,7 +233,7 @@ class Lane:
         keep = self.whole and (self.version, self.digest) == (version, digest)
         self.catch.go_back(version, keep)
         self.log.forget(self.fragment.number)
-        self._committed_round = (0, 0)
+        self._committed_round, self._late = (0, 0), None
         self.verified_version = NO_VERSION
         if not keep:
             self.lost_track = self.lost_track or self.version != NO_VERSION
@@ -272,7 +276,7 @@ class Lane:
                 self.sealing = True
         own = self._own_results()
         if not self.catch.done:
-            effects += self.catch.ask(now)
+            effects += self.catch.ask(now, self._late.coming(now) if self._late is not None else frozenset())
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
         notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
         if news := self.log.news():
@@ -286,6 +290,13 @@ class Lane:
             return []
         mine, number = self.log.take_found(version, self.fragment.chunks), self.fragment.number
         return [ServeLogged(self.me, chunk, version, number) for chunk in mine]
+
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        """The data plane's word: for whom something waits that can't leave, and of whom bytes came in."""
+        if self.round is not None:
+            self.round.on_lines(unreached, arriving, now)
+        elif self._late is not None:
+            self._late.on_arriving(arriving, now)
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []
@@ -306,6 +317,8 @@ class Lane:
             return verdict, [*moved]
         if header.kind == Kind.RESULT and header.round_no == self._committed_round[0]:
             if self.catch.offer(self._committed_round[1], header.chunk, frame.payload, header.hash):
+                if self._late is not None:
+                    self._late.on_result(sender, now)
                 return Verdict.ACCEPTED, []
         return Verdict.STALE, []
 

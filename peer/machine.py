@@ -149,7 +149,7 @@ class PeerMachine:
                 effects = part.on_decision(decision, now)
             case Committed(commit=commit):
                 if commit.fragment < len(part.lanes):
-                    part.lanes[commit.fragment].on_commit(commit)
+                    part.lanes[commit.fragment].on_commit(commit, now)
                 effects = []
             case Aborted(round_no=round_no):
                 part.on_aborted(round_no)

@@ -136,8 +136,7 @@ class Participation:
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         for lane in self.lanes:
-            if lane.round is not None:
-                lane.round.on_lines(unreached, arriving, now)
+            lane.on_lines(unreached, arriving, now)
 
     @property
     def in_round(self) -> bool:

@@ -209,7 +209,9 @@ class Desk:
         version = lane.version + 1
         assert lane.round is not None
         members, weights = ("ann", "bob"), (float(included), 1.0)
-        lane.on_commit(Commit(version, lane.round.plan.round_no, members, weights, bytes(64), "fp32", number))
+        lane.on_commit(
+            Commit(version, lane.round.plan.round_no, members, weights, bytes(64), "fp32", number), 0.0
+        )
         lane.catch.versions = [version, version]
         lane.catch.sealed = version
         return self.exchange.on_sealed(number, version, b"e" * 32)

@@ -156,7 +156,8 @@ class AppliesBeforeCommit(PeerMachine):
                     hashes,
                     plan.codecs[0],
                     plan.fragment,
-                )
+                ),
+                self._now,
             )
         return self._move_on()
 
