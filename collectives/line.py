@@ -4,7 +4,9 @@ Owned by collectives/zmq_link.py, which opens the sockets and says which peer a 
 and bytes, and nothing of rounds, contacts or keys.
 
 A line may have several connections: those that we opened, and those that the other side opened (routes of our own
-ROUTER).  Any of them will do, since frames carry all that is needed to place them and may arrive in any order.
+ROUTER).  Any of them will do, since frames carry all that is needed to place them and may arrive in any order.  But a
+route is used only where nothing that we opened brings anything away: a frame that was given to the slower of two
+connections comes last, and a round waits for its last frame.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from farflung.collectives.zmq_socket import Socket
 ANSWERS_WAITING = 256
 ANSWER_BYTES_WAITING = 128 * 1024 * 1024
 _ANSWERS = ANSWERS | {Kind.INNER, Kind.MISSING, Kind.PONG, Kind.LATER}
+HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
 LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
@@ -107,6 +110,7 @@ class Line:
     served_no: int = 0  # which frame of all lines was its last one
     # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
     stuck_since: float | None = None
+    refused_since: float | None = None  # by what we opened
     wanted: int = 1  # connections
     answers: int = 0  # of what waits
     answer_bytes: int = 0
@@ -121,6 +125,11 @@ class Line:
     @property
     def is_up(self) -> bool:
         return bool(self.routes) or any(connection.up for connection in self.opened)
+
+    def needs_routes(self, now: float) -> bool:
+        """Nothing that we opened takes what waits."""
+        slow = self.refused_since is not None and now - self.refused_since >= HELP_AFTER_S
+        return slow or not any(connection.up for connection in self.opened)
 
     def unreached_since(self) -> float | None:
         """Since then something is on its way to the other side and no connection brings it there."""
@@ -150,7 +159,8 @@ class Line:
         kept = [item for item in self._waiting if item.round_no == 0 or item.round_no >= round_no]
         if len(kept) < len(self._waiting):
             self._waiting, self._named = deque(kept), {item.header for item in kept}
-            self.stuck_since = self.stuck_since if kept else None
+            if not kept:
+                self.stuck_since = self.refused_since = None
 
     def send_one(self, router: Socket | None, now: float) -> int:
         """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
@@ -158,15 +168,20 @@ class Line:
             return 0
         item = self._waiting[0]
         parts: list[Payload] = [item.header, item.payload]
-        if not (self._over_opened(parts) or self._over_routes(router, parts)):
-            self.stuck_since = now if self.stuck_since is None else self.stuck_since
-            return 0
+        if self._over_opened(parts):
+            self.refused_since = None
+        else:
+            self.refused_since = now if self.refused_since is None else self.refused_since
+            if not (self.needs_routes(now) and self._over_routes(router, parts)):
+                self.stuck_since = now if self.stuck_since is None else self.stuck_since
+                return 0
         self._waiting.popleft()
         self._named.discard(item.header)
         if item.answer:
             self.answers -= 1
             self.answer_bytes -= item.size
         self.stuck_since = None
+        self.refused_since = self.refused_since if self._waiting else None
         self.sent_bytes += item.size
         return item.size
 

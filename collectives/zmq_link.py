@@ -188,7 +188,7 @@ class ZmqLink:
             paced_s = self.settings.upload.wait_s(now)
             if paced_s > 0:
                 waits.append(paced_s)
-            elif any(line.waits and line.routes and not line.opened for line in self._lines.values()):
+            elif any(line.waits and line.routes and line.needs_routes(now) for line in self._lines.values()):
                 waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
         return min(waits, default=60.0)
 

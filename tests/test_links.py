@@ -18,7 +18,7 @@ from zmq.utils import z85
 from farflung.collectives.arrivals import NEWS_BYTES, Arrivals
 from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.collectives.line import Connection, Line
+from farflung.collectives.line import HELP_AFTER_S, Connection, Line
 from farflung.collectives.on_the_way import OnTheWay
 from farflung.collectives.plan import Contact
 from farflung.collectives.tcp_counts import NOTHING, Crossed
@@ -221,6 +221,42 @@ def test_under_a_cap_every_line_has_its_turn() -> None:
         ann.turn()
     sent = [line.sent_bytes - at for line, at in zip(ann.link._lines.values(), before, strict=True)]
     assert max(sent) - min(sent) <= 1200 and sum(sent) >= 4000, "a frame, and answers to greetings"
+    for end in both:
+        end.close()
+
+
+def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a_while() -> None:
+    """A frame that was given to the slower of two connections comes last."""
+    now = [100.0]
+    ann, bob = End("ann", settings=LinkSettings(clock=lambda: now[0])), End("bob")
+    both = [ann, bob]
+    for end in both:
+        end.link.set_contacts([ann.contact, bob.contact])
+    line = ann.link._lines["bob"]
+    until(both, lambda: bool(line.routes) and line.opened[0].up, "both have dialled")
+
+    def filled() -> int:
+        """Frames that left, bob reading nothing, until no connection takes another."""
+        number, before, still = 0, line.sent_bytes, Patience()
+        while not line.waits or number < 100:
+            assert not still.is_over
+            number += 1
+            header = Header(Kind.CONTRIBUTION, RUN, round_no=1, chunk=next(chunks))
+            ann.link.send("bob", with_payload(header, os.urandom(PAYLOAD_MAX)))
+            ann.link.on_tick()
+        return line.sent_bytes - before
+
+    chunks = iter(range(1_000_000))
+    assert filled() > 0 and line.refused_since == now[0]
+    now[0] += HELP_AFTER_S - 0.01
+    waiting = len(line._waiting)
+    ann.link.flush()
+    own = line.sent_bytes
+    now[0] += 0.02
+    ann.link.flush()
+    assert len(line._waiting) < waiting and line.sent_bytes >= own + PAYLOAD_MAX, "now the route takes some"
+    until(both, lambda: not line.waits, "all of it leaves once bob reads")
+    assert line.refused_since is None
     for end in both:
         end.close()
 
