@@ -31,7 +31,14 @@ SAMPLE_S = 0.05
 LOOK_S, AIM_S = 0.05, 0.002
 PORT = 29870
 COORDINATOR = "coordinator"
-SET_CONGESTION = "import sys; open('/proc/sys/net/ipv4/tcp_congestion_control', 'w').write(sys.argv[1])"
+CONGESTION_FILE = "/proc/sys/net/ipv4/tcp_congestion_control"
+# Written at once: what a file object still holds when it is dropped fails without a word.
+SET_CONGESTION = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), sys.argv[2].encode())"
+
+
+def allowed_congestion() -> list[str]:
+    """What a host of the lab may use; the machine itself may have more."""
+    return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
 
 
 @dataclass(frozen=True)
@@ -146,9 +153,11 @@ class LabRun:
     # ---- starting --------------------------------------------------------------------------------------------
 
     def _set_congestion(self, host: Host) -> None:
-        done = host.popen([sys.executable, "-S", "-c", SET_CONGESTION, self.setting.congestion])
+        wanted, script = self.setting.congestion, [sys.executable, "-S", "-c", SET_CONGESTION]
+        done = host.popen([*script, CONGESTION_FILE, wanted], stderr=subprocess.DEVNULL)
         if done.wait(30):
-            raise FarflungError(f"this kernel does not let a host use {self.setting.congestion}")
+            allowed = ", ".join(allowed_congestion())
+            raise FarflungError(f"this kernel does not let a host use {wanted}, but: {allowed}")
 
     def _start(
         self, host: Host, name: str, words: list[str], more: Mapping[str, str]

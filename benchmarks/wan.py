@@ -1,6 +1,6 @@
 """The data plane over long lines, in the lab: what rounds take, beside what the lines alone would take.
 
-    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--congestion cubic] [--buffers] [--json]
+    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--congestion reno] [--buffers] [--json]
     python benchmarks/wan.py --list
 
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 
 from farflung.peer.bench import BenchOptions
 from lab.emulator import HostSpec
-from lab_run import Found, Setting, run
+from lab_run import Found, Setting, allowed_congestion, run
 
 RTT_MS = 100.0
 FAST_MBIT = 1000.0
@@ -126,7 +126,7 @@ def share_row(name: str, of: Setting) -> list[Row]:
 
 def loss(asked: Asked) -> list[Row]:
     rows: list[Row] = []
-    for congestion in [asked.congestion] if asked.congestion else ["bbr", "cubic"]:
+    for congestion in [asked.congestion] if asked.congestion else allowed_congestion():
         clean = replace(setting(asked, equal(asked, 2, 200), 200), congestion=congestion)
         lossy = replace(clean, hosts=[replace(spec, loss=0.0025) for spec in clean.hosts])
         medians = []
@@ -195,7 +195,7 @@ def cap(name: str, asked: Asked, way: int) -> list[Row]:
 
 def control(asked: Asked) -> list[Row]:
     rows = []
-    for congestion in [asked.congestion] if asked.congestion else ["bbr", "cubic"]:
+    for congestion in [asked.congestion] if asked.congestion else allowed_congestion():
         for queue_s in (0.1, 1.0):
             hosts = equal(asked, 3, 10, queue_kb=queue_s * 1250)
             of = replace(setting(replace(asked, rounds=3 * asked.rounds), hosts, 6), congestion=congestion)
@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="to measure; one more warms up")
     parser.add_argument("--mb", type=int, help="of fp32 a peer, instead of the row's own")
     parser.add_argument("--peers", type=int, help="instead of the row's own")
-    parser.add_argument("--congestion", default="", help="of TCP in every host, such as cubic")
+    parser.add_argument("--congestion", default="", help="of TCP in every host, such as reno")
     parser.add_argument("--buffers", action="store_true", help="keep the kernel's own bounds of TCP buffers")
     parser.add_argument("--json", action="store_true")
     words = parser.parse_args()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
+from farflung.collectives.errors import FarflungError
 from farflung.peer.bench import BenchOptions
 from lab.emulator import HostSpec, Lab
-from lab_run import Found, LabRun, Setting
-from waiting import LONG_S
+from lab_run import CONGESTION_FILE, Found, LabRun, Setting
+from waiting import LONG_S, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lab")]
 
@@ -37,6 +39,17 @@ def setting(
         environ or {},
         timeout_s=LONG_S,
     )
+
+
+def test_a_congestion_control_that_hosts_may_not_use_is_refused_and_another_holds() -> None:
+    with (
+        pytest.raises(FarflungError, match=r"use nonsense, but: .*reno"),
+        LabRun(replace(setting(2, 50), congestion="nonsense")),
+    ):
+        pass
+    with LabRun(replace(setting(2, 50), congestion="reno")) as running:
+        told = running.lab.hosts["peer-0"].popen(["cat", CONGESTION_FILE], stdout=subprocess.PIPE, text=True)
+        assert told.communicate(timeout=PATIENCE_S)[0] == "reno\n"
 
 
 def plans(found: Found, host: str) -> Iterator[dict[str, int]]:
