@@ -1,6 +1,6 @@
 """The data plane over long lines, in the lab: what rounds take, beside what the lines alone would take.
 
-    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--congestion reno] [--buffers] [--json]
+    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--codec fp32] [--congestion reno] [--buffers] [--json]
     python benchmarks/wan.py --list
 
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
@@ -36,6 +36,7 @@ class Asked:
     peers: int | None
     congestion: str
     kernel_buffers: bool
+    codec: str = ""
 
 
 @dataclass
@@ -54,7 +55,7 @@ def setting(
     asked: Asked, hosts: list[HostSpec], mb: int, codec: str = "int8", kill_at: float | None = None
 ) -> Setting:
     options = BenchOptions(
-        peers=len(hosts), mb=asked.mb or mb, rounds=asked.rounds, codec=codec, kill_at=kill_at
+        peers=len(hosts), mb=asked.mb or mb, rounds=asked.rounds, codec=asked.codec or codec, kill_at=kill_at
     )
     buffers = None if asked.kernel_buffers else 64 << 20
     return Setting(options, hosts, COORDINATOR, congestion=asked.congestion, tcp_buffer_bytes=buffers)
@@ -258,16 +259,19 @@ def main() -> None:
     parser.add_argument("--mb", type=int, help="of fp32 a peer, instead of the row's own")
     parser.add_argument("--peers", type=int, help="instead of the row's own")
     parser.add_argument("--congestion", default="", help="of TCP in every host, such as reno")
+    parser.add_argument("--codec", default="", help="instead of the row's own: int8 or fp32")
     parser.add_argument("--buffers", action="store_true", help="keep the kernel's own bounds of TCP buffers")
     parser.add_argument("--json", action="store_true")
     words = parser.parse_args()
     unknown = set(words.rows) - set(ROWS)
     if unknown:
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    if words.codec and words.codec not in BYTES_A_VALUE:
+        raise SystemExit(f"--codec {words.codec}: there are {', '.join(BYTES_A_VALUE)}")
     if words.list:
         print("\n".join(ROWS))
         return
-    asked = Asked(words.rounds, words.mb, words.peers, words.congestion, words.buffers)
+    asked = Asked(words.rounds, words.mb, words.peers, words.congestion, words.buffers, words.codec)
     rows: list[Row] = []
     for name in words.rows or ROWS:
         rows += ROWS[name](asked)

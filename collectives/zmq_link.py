@@ -18,10 +18,10 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.arrivals import Arrivals
 from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
+from farflung.collectives.incoming import Incoming
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.line import Connection, Line
 from farflung.collectives.pings import Pings
@@ -67,7 +67,7 @@ class ZmqLink:
         self.stalls = 0
         self.pings = Pings(bytes(8), 0)
         self.tcp = TcpCounts()
-        self.arrivals = Arrivals(self.tcp)
+        self.incoming = Incoming(self.tcp)
         self._clock = self.settings.clock
         self._context = context
         self._public, self._secret = keys
@@ -309,7 +309,7 @@ class ZmqLink:
             if not peer:
                 self.counters.count(Verdict.UNAUTHORISED)
                 continue
-            self.arrivals.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
+            self.incoming.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
             arrived = self._accept(peer, parts, dialled is None)
             if arrived is not None:
                 yield peer, arrived

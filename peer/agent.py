@@ -200,7 +200,7 @@ class Agent:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
             self._look_at_trainer(now, vitals.step)
         self._line.on_tick(now, machine.part)
-        machine.on_lines(self._link.unreached(), self._link.arrivals.news(), now)
+        machine.on_lines(self._link.unreached(), self._link.incoming.news(), now)
         self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates

@@ -114,7 +114,7 @@ class Honest:
                 self.do(self.part.on_spoiled(sender, came))
             self.is_bounded()
         self.link.on_tick()
-        self.part.on_lines(self.link.unreached(), self.link.arrivals.news(), time.monotonic())
+        self.part.on_lines(self.link.unreached(), self.link.incoming.news(), time.monotonic())
         self.do(self.part.on_timer(time.monotonic()))
         if self.lane.round is not None:
             for said in self.reports.maybe_progress(self.lane.round, time.monotonic()):

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from farflung.collectives.arrivals import NEWS_BYTES, Arrivals
 from farflung.collectives.caps import Pacer
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.collectives.incoming import NEWS_BYTES, Incoming
 from farflung.collectives.line import HELP_AFTER_S, Connection, Line
 from farflung.collectives.on_the_way import OnTheWay
 from farflung.collectives.plan import Contact
@@ -322,16 +322,16 @@ def test_bytes_of_a_frame_that_is_not_whole_yet_are_news_of_its_sender(dialable:
     for end in both:
         end.link.set_contacts([ann.contact, bob.contact])
     until(both, lambda: bool(bob.link.pings.rtt_s), "they have greeted each other")
-    bob.link.arrivals.news()
+    bob.link.incoming.news()
     ann.link.send("bob", frame(payload=b"small"))
     until(both, lambda: len(bob.got) == 1, "a small frame")
-    assert bob.link.arrivals.news() == set(), "questions and answers are no news"
+    assert bob.link.incoming.news() == set(), "questions and answers are no news"
     ann.link.tcp.pace(200_000)
     ann.link.send("bob", frame(Kind.RESULT, payload=os.urandom(PAYLOAD_MAX)))
     named: list[bool] = []
-    until(both, lambda: named.append("ann" in bob.link.arrivals.news()) or len(bob.got) == 2, "a large frame")  # type: ignore[func-returns-value]
+    until(both, lambda: named.append("ann" in bob.link.incoming.news()) or len(bob.got) == 2, "a large frame")  # type: ignore[func-returns-value]
     assert any(named[:-1]), "told before it was whole"
-    assert ann.link.arrivals.news() == set()
+    assert ann.link.incoming.news() == set()
     for end in both:
         end.close()
 
@@ -343,22 +343,22 @@ def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
         def of(self, descriptor: int) -> Crossed:
             return told.get(descriptor, NOTHING)
 
-    arrivals = Arrivals(Kernel())
-    arrivals.came_over(3, "ann")
-    arrivals.came_over(4, "bob")  # nothing is known of it, as where the kernel tells nothing
-    assert arrivals.news() == set(), "from now on"
+    incoming = Incoming(Kernel())
+    incoming.came_over(3, "ann")
+    incoming.came_over(4, "bob")  # nothing is known of it, as where the kernel tells nothing
+    assert incoming.news() == set(), "from now on"
     told[3] = NOTHING._replace(received=100 + NEWS_BYTES - 1)
-    assert arrivals.news() == set()
+    assert incoming.news() == set()
     told[3] = NOTHING._replace(received=100 + NEWS_BYTES)
-    assert arrivals.news() == {"ann"} and arrivals.news() == set()
-    arrivals.came_over(3, "cyd")
-    assert arrivals.news() == set()
+    assert incoming.news() == {"ann"} and incoming.news() == set()
+    incoming.came_over(3, "cyd")
+    assert incoming.news() == set()
     told[3] = NOTHING._replace(received=told[3].received + NEWS_BYTES)
-    assert arrivals.news() == {"cyd"}
+    assert incoming.news() == {"cyd"}
     told[3] = NOTHING._replace(received=5)  # closed, and opened anew by nobody knows whom
-    assert arrivals.news() == set()
+    assert incoming.news() == set()
     told[3] = NOTHING._replace(received=9 * NEWS_BYTES)
-    assert arrivals.news() == set()
+    assert incoming.news() == set()
 
 
 def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:

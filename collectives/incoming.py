@@ -17,7 +17,7 @@ class Counts(Protocol):
     def of(self, descriptor: int) -> Crossed: ...
 
 
-class Arrivals:
+class Incoming:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._peer_of: dict[int, str] = {}
