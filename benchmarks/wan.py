@@ -1,7 +1,7 @@
 """The data plane over long lines, in the lab: what rounds take, beside what the lines alone would take.
 
-    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--codec fp32] [--congestion reno] [--buffers] [--json]
-    python benchmarks/wan.py --list
+    python benchmarks/wan.py [ROW ...] [--rounds 4] [--mb N] [--peers N] [--codec fp32] [--congestion reno] [--json]
+    python benchmarks/wan.py --list; --buffers keeps the kernel's own bounds of TCP buffers
 
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
 left out.  `ideal` is 2 (n - 1) / n times the payload over the rate; the goal of a round is 1.15 times that and six
