@@ -74,6 +74,11 @@ class Connection:
         elif self.silent_since is None:
             self.silent_since = now
 
+    @property
+    def waits(self) -> bool:
+        """More than the line takes at once, when it was listened to."""
+        return self._crossed.waiting > 0
+
     def carries(self, header: bytes) -> bool:
         """It took this frame, and the frame has not arrived."""
         if not self.up or not self.on_the_way.may_have(header):

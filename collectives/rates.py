@@ -9,7 +9,9 @@ connection has not yet gained its speed.  Busy time is cut into windows, from on
 long: when a lost packet comes at last, all that had to wait for it counts at once, and that may be half a second of
 the line.
 
-Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.  So
+Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.  While
+bytes for most of the others wait, that is unlikely; once only one slow peer is left to be served, it is its line that
+is measured (is_mine).  Small rounds on a fast line may never tell, and not to know is better than a tenth of it.  So
 the best of the last windows is the estimate, never their mean.  A mean would feed on itself: who was measured too
 low is given less to carry, carries less, and is measured lower still.
 """
@@ -24,6 +26,12 @@ FULL_WINDOW_S = 5.0  # a longer busy time is cut
 WINDOW_MOVES = 3
 WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line
 WINDOWS_A_GENERATION = 6  # the best of this generation and of the one before it counts
+SPAN_S = 0.5
+
+
+def is_mine(busy_peers: int, others: int) -> bool:
+    """Whether it is this peer's own line that bytes wait for: they wait for, or from, more than half of the others."""
+    return others > 0 and 2 * busy_peers > others
 
 
 class RateMeter:
@@ -94,3 +102,22 @@ class RateMeter:
         self._windows += 1
         if self._windows == WINDOWS_A_GENERATION:
             self._windows, self._best_before, self._best = 0, self._best, 0.0
+
+
+class AtLeast:
+    """What one direction has carried in some half second, busy or not: so much it can carry, whatever held it back."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+        self._since: float | None = None
+        self._bytes = 0
+
+    def feed(self, now: float, moved_bytes: int) -> None:
+        if self._since is None:
+            self._since = now
+            return  # over what time these moved is not known
+        self._bytes += moved_bytes
+        span_s = now - self._since
+        if span_s >= SPAN_S:
+            self.bytes_per_s = max(self.bytes_per_s or 0.0, self._bytes / span_s) or None
+            self._since, self._bytes = now, 0

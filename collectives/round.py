@@ -324,10 +324,12 @@ class MemberRound:
         return self._shelved, due, len(self.results), len(self.plan.owners)
 
     @property
-    def awaits_bytes(self) -> bool:
-        """Others are sending to me now, or should be."""
-        held, due, got, chunks = self.counts
-        return held < due or (self.decision is not None and got < chunks)
+    def owing(self) -> set[str]:
+        """Members that are sending to me now, or should be."""
+        if self.decision is not None:
+            return {self.plan.owner_of(chunk) for chunk in self.missing_results()} - {self.me}
+        heard = set(self.plan.members) - {self.me, *self.refused}
+        return {m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)}
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))

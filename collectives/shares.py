@@ -47,7 +47,9 @@ class Rates:
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
     scatter_bits: float = 8.0  # per value, of this member's contribution
-    rough: bool = False  # from no round yet, but from a probe, which may be wrong by a factor
+    rough: bool = (
+        False  # the way up, which no round has shown: from a probe, or at least so much; wrong by a factor
+    )
 
 
 def smoothed(rates: Sequence[Rates]) -> list[Rates]:
@@ -62,13 +64,13 @@ def smoothed(rates: Sequence[Rates]) -> list[Rates]:
         replace(
             line,
             up_bytes_per_s=_near(_known(line.up_bytes_per_s), usual_up, line.rough),
-            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down, line.rough),
+            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down),
         )
         for line in rates
     ]
 
 
-def _near(rate: float | None, usual: float | None, rough: bool) -> float | None:
+def _near(rate: float | None, usual: float | None, rough: bool = False) -> float | None:
     if rate is None or usual is None:
         return rate
     if rough:

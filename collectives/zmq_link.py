@@ -240,6 +240,11 @@ class ZmqLink:
         return line.answers if line is not None else 0
 
     @property
+    def peers_waiting(self) -> int:
+        """For how many peers bytes wait, here or in the kernel."""
+        return sum(line.waits or any(each.waits for each in line.opened) for line in self._lines.values())
+
+    @property
     def backlog(self) -> bool:
         return any(line.waits for line in self._lines.values())
 

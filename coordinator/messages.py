@@ -163,7 +163,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     have: LeaseIds
     want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine; UNKNOWN_LENGTH: it is a stream
-    rough: bool  # the rates come from no round yet: from a probe, or from limits
+    rough: bool  # the rate up comes from no round yet: from a probe, from limits, or it is at least so much
     era: Count  # what I say of versions is meant in this era: see RolledBack in records.py
     saved: Version  # the newest version of which I wrote a checkpoint
     unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed

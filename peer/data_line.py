@@ -15,7 +15,7 @@ import zmq
 from farflung.collectives.caps import parse_cap, strictest
 from farflung.collectives.courtesy import Courtesy
 from farflung.collectives.errors import UserError
-from farflung.collectives.rates import RateMeter
+from farflung.collectives.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import LinkSettings, ZmqLink
@@ -41,6 +41,7 @@ class DataLine:
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
         self._up, self._down = RateMeter(), RateMeter()
+        self._up_at_least = AtLeast()
         self._courtesy = Courtesy()
         self._moved = NOTHING  # bytes when the meters were fed last
         self._has_more = False  # bytes wait to leave
@@ -72,15 +73,17 @@ class DataLine:
         received = crossed.received - self._moved.received
         self._moved = crossed if sent else crossed._replace(sent=self._moved.sent)
         self._has_more = link.backlog or crossed.waiting > 0
-        self._up.feed(now, sent, self._has_more and part is not None and part.in_round)
-        self._down.feed(now, received, part is not None and part.awaits_bytes)
+        others, owing = (part.others_in_round, part.owing_in_round) if part is not None else (0, 0)
+        self._up.feed(now, sent, is_mine(link.peers_waiting, others))
+        self._down.feed(now, received, is_mine(owing, others))
+        self._up_at_least.feed(now, sent)
         if not (self._has_more or (part is not None and part.expects_bytes)):
             link.probe()
         self._keep_limits(now)
 
     def on_answer(self, now: float, took: Took) -> None:
         """The coordinator answered a beat: how long that took shows how full the line is."""
-        line = self._up_bytes_per_s if self._has_more else None
+        line = self._up.bytes_per_s if self._has_more else None
         self._courtesy.on_answer(now, took.both_ways_s, took.there, line)
         self._keep_limits(now)
 
@@ -89,12 +92,11 @@ class DataLine:
         self._courtesy.forget_way()
 
     @property
-    def _up_bytes_per_s(self) -> float | None:
-        """Measured in rounds; before the first one, what the probe showed of a slow line."""
-        if self._up.bytes_per_s is None and self.link.pings.probed is not None:
-            sent_bytes, took_s = self.link.pings.probed
-            return sent_bytes / took_s
-        return self._up.bytes_per_s
+    def _up_roughly(self) -> float | None:
+        """Before a round has told: what the probe showed of a slow line.  It may have met a busy peer."""
+        probed = self.link.pings.probed
+        known = [self._up_at_least.bytes_per_s, probed[0] / probed[1] if probed is not None else None]
+        return max((rate for rate in known if rate is not None), default=None)
 
     @property
     def rates(self) -> tuple[int, int, bool]:
@@ -103,7 +105,8 @@ class DataLine:
         What a limit allows is never exceeded.
         """
         found = []
-        for rate, limit in zip((self._up_bytes_per_s, self._down.bytes_per_s), self._limits(), strict=True):
+        measured = (self._up.bytes_per_s or self._up_roughly, self._down.bytes_per_s)
+        for rate, limit in zip(measured, self._limits(), strict=True):
             known = [each for each in (rate, limit) if each is not None]
             found.append(round(min(known, default=0)))
         return found[0], found[1], self._up.bytes_per_s is None

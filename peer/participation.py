@@ -143,9 +143,16 @@ class Participation:
         return any(lane.round is not None for lane in self.lanes)
 
     @property
-    def awaits_bytes(self) -> bool:
-        """Between its phases a round brings nothing, and that tells nothing of the line."""
-        return any(lane.round is not None and lane.round.awaits_bytes for lane in self.lanes)
+    def others_in_round(self) -> int:
+        """Of the round with most members, if there is one."""
+        return max(
+            (len(lane.round.plan.members) - 1 for lane in self.lanes if lane.round is not None), default=0
+        )
+
+    @property
+    def owing_in_round(self) -> int:
+        """Members whose bytes are due here.  Between its phases a round brings nothing."""
+        return len(set().union(*(lane.round.owing for lane in self.lanes if lane.round is not None)))
 
     @property
     def early_count(self) -> int:

@@ -139,6 +139,28 @@ def test_whatever_the_order_of_arrival_all_end_with_the_same_bytes(
     assert all(member.missing_results() == [] for member in net.members.values())
 
 
+def test_it_is_known_at_any_time_who_owes_bytes() -> None:
+    """By this a line's rate is measured only while most of the others use it."""
+    net = Network(plan_of(NAMES[:4], (0, 1, 2, 0)))
+    first = net.members[NAMES[0]]
+    owing = [set(first.owing)]
+    for name in NAMES[:3]:
+        net.do(name, net.members[name].on_encoded(contribution(name, 4)))
+    net.deliver()
+    owing.append(first.owing)
+    net.decide(decision_of(NAMES[:4], out=[NAMES[3]]))
+    owing.append(first.owing)
+    net.deliver()
+    assert owing == [set(NAMES[1:4]), {NAMES[3]}, {NAMES[1], NAMES[2]}]
+    assert first.owing == set()
+
+
+def test_who_was_refused_owes_nothing() -> None:
+    first = Network(plan_of(NAMES[:3], (0, 1, 2))).members[NAMES[0]]
+    first.refuse(NAMES[1], Verdict.MALFORMED)
+    assert first.owing == {NAMES[2]}
+
+
 def test_who_is_out_by_the_decision_is_in_no_sum_and_gets_the_result_all_the_same() -> None:
     net = Network(plan_of(NAMES[:3], (0, 1, 2)))
     decision = decision_of(NAMES[:3], out=["bob"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from farflung.collectives.rates import RateMeter
+from farflung.collectives.rates import AtLeast, RateMeter, is_mine
 
 MBIT = 125_000.0  # bytes/s
 MIB = 1 << 20
@@ -166,3 +166,55 @@ def test_a_trickle_tells_nothing_of_the_line() -> None:
     for second in range(100):
         meter.feed(float(second), 200, backlog=True)
     assert meter.bytes_per_s is None
+
+
+# ---- whose line it is ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mbit, known", [(200, None), (20, 20)])
+def test_what_a_slow_receiver_lets_pass_is_not_taken_for_the_senders_own_line(
+    mbit: float, known: float | None
+) -> None:
+    """Rounds of eight: 1.5 MB for each of the seven others, the last of which takes in 3 Mbit/s from everybody."""
+    meter, now, step_s = RateMeter(), 0.0, 0.05
+    for _ in range(4):
+        left = dict.fromkeys(range(7), 1_500_000.0)
+        while left:
+            share = mbit * MBIT * step_s / len(left)
+            rates = {peer: min(share, 3 * MBIT * step_s) if peer == 6 else share for peer in left}
+            moved = {peer: min(left[peer], rates[peer]) for peer in left}
+            left = {peer: left[peer] - moved[peer] for peer in left if left[peer] - moved[peer] > 1}
+            now += step_s
+            meter.feed(now, round(sum(moved.values())), is_mine(len(left), others=7))
+        now += 1.0
+        meter.feed(now, 0, is_mine(0, others=7))
+    assert meter.bytes_per_s == (None if known is None else pytest.approx(known * MBIT, rel=0.15))
+
+
+@pytest.mark.parametrize(
+    "busy, others, mine", [(1, 1, 1), (1, 2, 0), (2, 2, 1), (2, 3, 1), (3, 7, 0), (0, 0, 0)]
+)
+def test_more_than_half_of_the_others_wait_for_a_line_that_is_the_narrow_one(
+    busy: int, others: int, mine: int
+) -> None:
+    assert is_mine(busy, others) == bool(mine)
+
+
+def test_what_a_line_carried_once_it_can_carry_at_least() -> None:
+    found, now = AtLeast(), 100.0
+    found.feed(now, 10_000_000)
+    assert found.bytes_per_s is None, "nobody knows for how long these bytes were on their way"
+    for _ in range(4):
+        now += 0.125
+        found.feed(now, 250_000)
+    for _ in range(100):
+        now += 0.125
+        found.feed(now, 10)
+    assert found.bytes_per_s == pytest.approx(2_000_000)
+
+
+def test_a_line_that_never_carried_anything_is_not_known() -> None:
+    found = AtLeast()
+    for second in range(10):
+        found.feed(float(second), 0)
+    assert found.bytes_per_s is None

@@ -194,13 +194,18 @@ def test_a_line_that_is_clearly_slower_or_faster_keeps_its_rate() -> None:
 
 
 def test_rough_rates_count_only_where_they_are_far_below_the_others() -> None:
-    """As measured in the lab on four equal lines of 200 Mbit/s, by probes and while the state was fetched."""
-    seen = mbit((261, 0), (183, 116), (52, 117), (2097, 353))
+    """As measured in the lab on four equal lines of 200 Mbit/s, by probes and while the state was given away."""
+    seen = mbit((261, 0), (183, 0), (52, 0), (2097, 0))
     rough = [dataclasses.replace(line, rough=True) for line in seen]
     assert owned(96, smoothed(seen)) != [24, 24, 24, 24]
     assert owned(96, smoothed(rough)) == [24, 24, 24, 24]
-    thin = [*rough[:3], dataclasses.replace(mbit((8, 117))[0], rough=True)]
+    thin = [*rough[:3], dataclasses.replace(mbit((8, 0))[0], rough=True)]
     assert owned(96, smoothed(thin))[3] <= 2, "but a way up that is thin even for a probe is spared"
+
+
+def test_a_way_down_that_was_measured_counts_also_where_the_way_up_is_not_known() -> None:
+    seen = [Rates(None, 100e6, rough=True)] * 3 + [Rates(None, 50e6, rough=True)]
+    assert [line.down_bytes_per_s for line in smoothed(seen)] == [100e6, 100e6, 100e6, 50e6]
 
 
 def test_unknown_rates_stay_unknown() -> None:
