@@ -36,7 +36,7 @@ class Asked:
     peers: int | None
     congestion: str
     kernel_buffers: bool
-    codec: str = ""
+    codec: str
 
 
 @dataclass

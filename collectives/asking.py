@@ -1,7 +1,7 @@
 """When a member is asked for what is missing of it: after it was quiet for too long.  Pure.
 
-Owned by a member's round (round.py), which tells it of every frame of use and knows what is missing.  Must not know
-frames, chunks or sockets.
+Owned by a member's round (round.py), and after its commit by what is still on its way (late_results.py): they tell it
+of every frame of use and know what is missing.  Must not know frames, chunks or sockets.
 
 A large frame takes seconds on a slow line, and several wait for each other there.  While bytes of a member keep coming
 in, what is missing is most likely among them: to ask would only draw a second copy.  Not without end, though: a frame

@@ -14,6 +14,8 @@ from farflung.optim.inner import muon
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
 from farflung.optim.schedule import Rules
 
+OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result, if run.toml does not say
+
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
     outer = manifest.outer
@@ -22,7 +24,7 @@ def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
 
 def rules_of(manifest: Manifest) -> Rules:
     outer, rounds = manifest.outer, manifest.round
-    mix = (0.5 if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
+    mix = (OVERLAP_MIX if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
     return Rules(
         outer.schedule,
         rounds.sync_every,
