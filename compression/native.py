@@ -22,12 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.compression.native_build import NoLibrary, library
+from farflung.compression.native_build import SWITCH, NoLibrary, library
 from farflung.compression.native_check import first_difference
 from farflung.compression.tiles import scratch, span_length, spans
 from farflung.compression.wire import HEADER_BYTES, Bytes, Format
 
-SWITCH = "FARFLUNG_NATIVE"
 _CPU = torch.device("cpu")
 _GROUP = 1024  # values that the library decodes at a time
 _ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64

@@ -1,7 +1,8 @@
-"""Turns kernels.c into a shared library, once, in a folder that only its user can write to.
+"""Turns kernels.c, or another file of C, into a shared library, once, in a folder that only its user can write to.
 
 Owns: the choice of compiler, the flags, the cache folder and its checks.  Every way to fail has a reason in words.
-Called by: native.py.  Must not know: tensors, codecs, whether the library is used.
+Called by: native.py, and by the lab of the benchmarks for its router.  Must not know: tensors, codecs, whether the
+library is used.
 
 The library's name is a hash of all that its bytes depend on: source, flags, compiler and processor, because code for
 one processor may not run on another, and a home folder may be shared by both.  It is written beside its place and
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+SWITCH = "FARFLUNG_NATIVE"  # set to 0, nothing compiled is used
 SOURCE = Path(__file__).with_name("kernels.c")
 # The second line keeps every bit: no fused operations and no other order.  The third only allows that errno and the
 # processor's exception flags are not kept, which nobody reads.
@@ -38,24 +40,25 @@ class NoLibrary(Exception):
     """There is no compiled library, and this is why."""
 
 
-def library(environ: Mapping[str, str]) -> Path:
+def library(environ: Mapping[str, str], source: Path | None = None) -> Path:
     """The library for this machine, compiled now if no earlier run has done it.  Raises NoLibrary."""
+    source = source or SOURCE
     compiler = _compiler(environ)
     folder = cache_folder(environ)
-    identity = [_source(), *FLAGS, *compiler, _version(compiler), _processor()]
+    identity = [_text(source), *FLAGS, *compiler, _version(compiler), _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
-    place = folder / f"kernels-{key}.so"
+    place = folder / f"{source.stem}-{key}.so"
     if not place.exists():
-        _compile(compiler, place)
+        _compile(compiler, source, place)
     refuse_unless_ours(place)
     return place
 
 
-def _source() -> str:
+def _text(source: Path) -> str:
     try:
-        return SOURCE.read_text(encoding="utf-8")
+        return source.read_text(encoding="utf-8")
     except OSError as error:
-        raise NoLibrary(f"cannot read {SOURCE}: {error.strerror}") from error
+        raise NoLibrary(f"cannot read {source}: {error.strerror}") from error
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -115,7 +118,7 @@ def _version(compiler: list[str]) -> str:
     return _output([*compiler, "--version"], VERSION_LIMIT_S)
 
 
-def _compile(compiler: list[str], place: Path) -> None:
+def _compile(compiler: list[str], source: Path, place: Path) -> None:
     try:
         handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=place.parent)
     except OSError as error:
@@ -123,7 +126,7 @@ def _compile(compiler: list[str], place: Path) -> None:
     os.close(handle)
     unfinished = Path(name)
     try:
-        _output([*compiler, *FLAGS, "-o", name, str(SOURCE), "-lm"], COMPILE_LIMIT_S)
+        _output([*compiler, *FLAGS, "-o", name, str(source), "-lm"], COMPILE_LIMIT_S)
         unfinished.chmod(0o700)  # a compiler makes it as the umask says
         unfinished.replace(place)
     except OSError as error:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.compression.native import SWITCH, Layout
+from farflung.compression.native import Layout
+from farflung.compression.native_build import SWITCH
 from farflung.compression.native_check import first_difference
 from farflung.compression.tiles import from_bytes
 from farflung.compression.wire import HEADER_BYTES, Bytes

@@ -21,7 +21,8 @@ from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
-from farflung.compression.native import SWITCH, path_in_use
+from farflung.compression.native import path_in_use
+from farflung.compression.native_build import SWITCH
 from farflung.compression.native_check import awkward_vectors
 from farflung.compression.topk import _largest_places_numpy, largest_places_sorting
 from farflung.compression.wire import HEADER_BYTES

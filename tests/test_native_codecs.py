@@ -230,7 +230,7 @@ def script(path: Path, text: str) -> str:
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = codec_named("int8")
     assert isinstance(codec, BlockCodec)
-    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setenv(native_build.SWITCH, "0")
     assert native.compiled_for(codec) is None
     assert native.path_in_use(codec) == ("torch", "FARFLUNG_NATIVE=0 is set")
 
@@ -239,7 +239,7 @@ def test_without_a_library_the_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -
     codec = codec_named("int8")
     assert isinstance(codec, BlockCodec)
     monkeypatch.setattr(native, "_choices", native._Choices())
-    monkeypatch.setenv(native.SWITCH, "1")
+    monkeypatch.setenv(native_build.SWITCH, "1")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     used, reason = native.path_in_use(codec)
     assert used == "torch" and "XDG_CACHE_HOME" in reason

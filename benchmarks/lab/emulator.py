@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.collectives.errors import UserError
+from farflung.compression.native_build import SWITCH, NoLibrary, library
 from lab.shaping import Counters, LineSpec
 
 MESSAGE_BYTES = 1 << 17
@@ -106,6 +107,17 @@ class Host:
         for process in self._started:
             process.kill()  # the router has done so, with all children; this is for a router that was killed itself
             process.wait()
+
+
+@functools.cache
+def compiled() -> str:
+    """The router's inner part as a library, or "" where there is no compiler: then the same goes on in Python."""
+    if os.environ.get(SWITCH) == "0":
+        return ""
+    try:
+        return str(library(os.environ, Path(__file__).with_name("fast.c")))
+    except NoLibrary:
+        return ""
 
 
 class Lab:
@@ -217,6 +229,7 @@ class Lab:
             "lines": lines,
             "seed": self._seed,
             "tcp_buffer_bytes": self._tcp_buffer_bytes,
+            "library": compiled(),
         }
         answer = self._ask(order)
         files = [f"/proc/{os.getpid()}/fd/{fd}" for fd in self._namespace_fds]

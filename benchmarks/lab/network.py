@@ -2,7 +2,7 @@
 
 A parcel from a to b goes through a's line up, then b's line down; both add their delay, jitter and loss.  Cuts apply
 where a host's line begins or where two lines meet.  router.py gives it parcels and the time, and carries out what it
-says; tests do the same on virtual time.  It must not know sockets, devices or a clock.
+says; tests do the same on virtual time.  fast.py is the same, compiled.  It must not know sockets, devices or a clock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from lab.packets import Parcel
 from lab.shaping import Counters, Line, LineSpec
 
 
+def chance_of(seed: int, host: int, way: str) -> random.Random:
+    """Of one line, `way` being up or down: what happens on it depends on no other."""
+    return random.Random(f"{seed}/{host}/{way}")
+
+
 class Network:
     def __init__(self, specs: list[tuple[LineSpec, LineSpec]], seed: int) -> None:
         """`specs` holds (up, down) of each host; hosts are known by their place in this list."""
-        self._up = [Line(up, random.Random(f"{seed}/{no}/up")) for no, (up, _) in enumerate(specs)]
-        self._down = [Line(down, random.Random(f"{seed}/{no}/down")) for no, (_, down) in enumerate(specs)]
+        self._up = [Line(up, chance_of(seed, no, "up")) for no, (up, _) in enumerate(specs)]
+        self._down = [Line(down, chance_of(seed, no, "down")) for no, (_, down) in enumerate(specs)]
         self._mute: set[int] = set()  # hosts whose line up is cut
         self._deaf: set[int] = set()  # hosts whose line down is cut
         self._cut_pairs: set[tuple[int, int]] = set()  # (from, to)
-        self.worst_late_s = 0.0  # how long a parcel lay finished before `deliver` was called
+        self._worst_late_s = 0.0  # how long a parcel lay finished before `deliver` was called
 
     def send(self, source: int, parcel: Parcel, now_s: float) -> None:
         """The host `source` sends to `parcel.target`."""
@@ -39,7 +44,7 @@ class Network:
         delivered = []
         for line in self._down:
             for due_s, parcel in line.pop(now_s):
-                self.worst_late_s = max(self.worst_late_s, now_s - due_s)
+                self._worst_late_s = max(self._worst_late_s, now_s - due_s)
                 delivered.append(parcel)
         return delivered
 
@@ -83,6 +88,11 @@ class Network:
         self._cross(now_s)
         self._up[host].set_rate(up.rate_bit_s, up.queue_bytes, now_s)
         self._down[host].set_rate(down.rate_bit_s, down.queue_bytes, now_s)
+
+    def take_worst_late_s(self) -> float:
+        """Since it was asked last."""
+        worst_s, self._worst_late_s = self._worst_late_s, 0.0
+        return worst_s
 
     def counters(self) -> list[tuple[Counters, Counters]]:
         """(up, down) of each host."""

@@ -2,11 +2,12 @@
 
 emulator.py starts it and talks to it over a socket: one JSON map per message, one answer to each.  It ends, and ends
 whatever runs in its hosts, when it is told to, when the socket closes, or when the process that started it dies.
-It decides nothing about the lines; network.py does.
+It decides nothing about the lines; network.py does, or fast.c, which is the same and has this loop too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from lab.fast import FastNetwork
 from lab.namespaces import (
     CannotBuild,
     Device,
@@ -32,40 +34,53 @@ from lab.shaping import LineSpec
 MESSAGE_BYTES = 1 << 17
 PACKET_BYTES = 65_535 + VNET_BYTES
 # Under load the router looks at its devices this often and not at every packet: many packets for one wake-up.
+# As in fast.c, like the number below.
 TURN_S = 0.0005
 READS_IN_A_ROW = 64  # then the other hosts get their turn
 
 
 class Router:
     def __init__(
-        self, control: socket.socket, parent_fd: int, network: Network, hosts: dict[str, Device]
+        self, control: socket.socket, parent_fd: int, network: Network | FastNetwork, hosts: dict[str, Device]
     ) -> None:
         self._control, self._parent_fd, self._network = control, parent_fd, network
+        self._addresses = list(hosts)
         self._tun_fds = [device.tun_fd for device in hosts.values()]
         self._host_of_fd = {fd: host for host, fd in enumerate(self._tun_fds)}
         self._host_of_address = {socket.inet_aton(address): host for host, address in enumerate(hosts)}
         self._stopping = False
 
     def run(self) -> None:
-        inputs = [*self._tun_fds, self._control.fileno(), self._parent_fd]
-        turned_s = 0.0
+        watched = [self._control.fileno(), self._parent_fd]
         while not self._stopping:
-            rest_s = turned_s + TURN_S - time.monotonic()
-            if rest_s > 0:
-                time.sleep(rest_s)
-            due_s = self._network.due_s()
+            if isinstance(self._network, FastNetwork):
+                self._network.carry(self._tun_fds, self._addresses, watched)
+            else:
+                self._carry(self._network, watched)
+            called, _, _ = select.select(watched, [], [], 0)
+            if self._parent_fd in called:
+                self._stopping = True  # a process's file is readable once it is dead
+            elif called:
+                self._obey()
+
+    def _carry(self, network: Network, watched: list[int]) -> None:
+        """Packets between the hosts' devices, until one of the watched files can be read."""
+        called = False
+        while not called:
+            due_s = network.due_s()
             wait_s = None if due_s == float("inf") else max(0.0, due_s - time.monotonic())
-            ready, _, _ = select.select(inputs, [], [], wait_s)
+            ready, _, _ = select.select([*self._tun_fds, *watched], [], [], wait_s)
             turned_s = time.monotonic()
             for fd in ready:
                 if fd in self._host_of_fd:
                     self._read(fd)
-                elif fd == self._parent_fd:
-                    self._stopping = True  # a process's file is readable once it is dead
                 else:
-                    self._obey()
-            for parcel in self._network.deliver(time.monotonic()):
+                    called = True
+            for parcel in network.deliver(time.monotonic()):
                 os.write(self._tun_fds[parcel.target], parcel.data)
+            rest_s = turned_s + TURN_S - time.monotonic()
+            if rest_s > 0 and not called:
+                time.sleep(rest_s)
 
     def _read(self, fd: int) -> None:
         source, now_s = self._host_of_fd[fd], time.monotonic()
@@ -100,8 +115,8 @@ class Router:
                 return {"hosts": [[asdict(up), asdict(down)] for up, down in self._network.counters()]}
             case "effort":
                 used = resource.getrusage(resource.RUSAGE_SELF)
-                late_s, self._network.worst_late_s = self._network.worst_late_s, 0.0
-                return {"cpu_s": used.ru_utime + used.ru_stime, "worst_late_s": late_s}
+                worst_late_s = self._network.take_worst_late_s()
+                return {"cpu_s": used.ru_utime + used.ru_stime, "worst_late_s": worst_late_s}
         return {}
 
 
@@ -110,6 +125,12 @@ def build(order: dict[str, Any]) -> tuple[bool, dict[str, Device]]:
     in_user_namespace = enter_user_namespace_if_needed()
     hosts = {address: build_host(address, order["tcp_buffer_bytes"]) for address in order["addresses"]}
     return in_user_namespace, hosts
+
+
+def keep_its_time() -> None:
+    """A network does not wait for the hosts' processors.  Where this may not be asked for, lateness tells."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def main(control_fd: int, parent_fd: int) -> None:
@@ -126,9 +147,12 @@ def main(control_fd: int, parent_fd: int) -> None:
     answer = {"user_namespace": in_user_namespace}
     socket.send_fds(control, [json.dumps(answer).encode()], fds)
     specs = [(LineSpec(**up), LineSpec(**down)) for up, down in order["lines"]]
+    library, seed = order["library"], order["seed"]
+    network = FastNetwork(library, specs, seed) if library else Network(specs, seed)
+    keep_its_time()
     gc.disable()  # parcels form no cycles, and a pause would be a delay on every line
     try:
-        Router(control, parent_fd, Network(specs, order["seed"]), hosts).run()
+        Router(control, parent_fd, network, hosts).run()
     finally:
         kill_everything_in({device.namespace_id for device in hosts.values()})
 

@@ -3,6 +3,7 @@
 `push` works out at once when a parcel will have left the queue and when it will arrive, so nothing here waits and a
 late caller loses no capacity: the next parcel still starts where the one before it ended.  There is no burst
 allowance: a parcel takes its full time on the wire, and one that would take longer than `BURST_S` goes in pieces.
+fast.c does the same where it can be compiled; whoever changes one side changes the other.
 
 network.py joins the lines of all hosts; tests drive a line on virtual time.  It must not know a clock, or bytes.
 """
@@ -67,9 +68,28 @@ class Jitter:
         return self._from_s + share * (self._to_s - self._from_s)
 
 
+class Losses:
+    """How many packets pass before one is lost: one draw for each loss instead of one for each packet."""
+
+    def __init__(self, loss: float, rng: random.Random) -> None:
+        self._loss, self._rng = loss, rng
+
+    def draw(self) -> float:
+        if self._loss <= 0:
+            return math.inf
+        if self._loss >= 1:
+            return 0
+        return math.floor(math.log(1 - self._rng.random()) / math.log(1 - self._loss))
+
+
+def packets_at_once(rate_bit_s: float) -> int:
+    """The most that a parcel may hold without being split."""
+    return max(1, int(BURST_S * (rate_bit_s / 8) / PACKET_BYTES))
+
+
 class Line:
     def __init__(self, spec: LineSpec, rng: random.Random) -> None:
-        self._spec, self._rng = spec, rng
+        self._spec, self._losses = spec, Losses(spec.loss, rng)
         self._jitter = Jitter(spec.jitter_s, rng) if spec.jitter_s else None
         self.counters = Counters()
         self.least_delay_s = spec.delay_s
@@ -77,7 +97,7 @@ class Line:
         self._flying = deque[tuple[float, float, Parcel]]()
         self._busy_until_s = 0.0
         self._take_rate(spec.rate_bit_s, spec.queue_bytes)
-        self._until_loss = self._draw_until_loss()
+        self._until_loss = self._losses.draw()
 
     def push(self, parcel: Parcel, now_s: float) -> None:
         """A parcel comes to the line's sending end."""
@@ -129,15 +149,7 @@ class Line:
     def _take_rate(self, rate_bit_s: float, queue_bytes: int) -> None:
         self._byte_s = rate_bit_s / 8
         self._queue_bytes = max(queue_bytes, PACKET_BYTES)
-        self._at_once = max(1, int(BURST_S * self._byte_s / PACKET_BYTES))
-
-    def _draw_until_loss(self) -> float:
-        """How many packets pass before one is lost: one draw for each loss instead of one for each packet."""
-        if self._spec.loss <= 0:
-            return math.inf
-        if self._spec.loss >= 1:
-            return 0
-        return math.floor(math.log(1 - self._rng.random()) / math.log(1 - self._spec.loss))
+        self._at_once = packets_at_once(rate_bit_s)
 
     def _push_in_pieces(self, parcel: Parcel, now_s: float) -> None:
         start = 0
@@ -149,7 +161,7 @@ class Line:
                 start += count
             else:
                 self.counters.lost += 1
-                self._until_loss = self._draw_until_loss()
+                self._until_loss = self._losses.draw()
                 start += 1
 
     def _enqueue(self, parcel: Parcel, now_s: float) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import lab.emulator
 from farflung.collectives.errors import UserError
 from lab.emulator import Host, HostSpec, Lab
 from waiting import LONG_S, eventually, is_running
@@ -116,15 +117,20 @@ def test_a_cut_stops_traffic_and_healing_resumes_it(far: Lab) -> None:
     assert is_reached(far, "7003")
 
 
-def test_single_packets_of_large_ones_are_lost_and_the_stream_is_whole() -> None:
+@pytest.mark.parametrize("router", ["compiled, if there is a compiler", "python"])
+def test_single_packets_of_large_ones_are_lost_and_the_stream_is_whole(
+    router: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A piece with wrong numbers would spoil the bytes, or stop the stream for good."""
-    with Lab([HostSpec("a", loss=0.01, delay_ms=1), HostSpec("b", 50, 50)], seed=3) as lab:
-        a, b = lab.hosts.values()
+    if router == "python":
+        monkeypatch.setattr(lab.emulator, "compiled", lambda: "")
+    with Lab([HostSpec("a", loss=0.01, delay_ms=1), HostSpec("b", 50, 50)], seed=3) as net:
+        a, b = net.hosts.values()
         taker = b.popen([sys.executable, "-S", "-c", TAKE], stdout=subprocess.PIPE, text=True)
         assert taker.stdout is not None and taker.stdout.readline() == "ready\n"
         giver = a.popen([sys.executable, "-S", "-c", GIVE, b.address], stdout=subprocess.PIPE, text=True)
         assert giver.communicate(timeout=LONG_S)[0] == taker.communicate(timeout=LONG_S)[0] != ""
-        up, _ = lab.counters()["a"]
+        up, _ = net.counters()["a"]
         assert up.lost > 5
         assert up.delivered > 2500
 
