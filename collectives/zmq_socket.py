@@ -25,8 +25,9 @@ def bulk_socket(
     frames = min(MOST_FRAMES, max(LEAST_FRAMES, BYTES_IN_SOCKET // max(1, payload_max)))
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, frames)
-    # Under a cap, what has arrived unread is what the cap did not hold back: as little as possible.
-    socket.setsockopt(zmq.RCVHWM, 1 if capped else frames)
+    # Under a cap, what has arrived unread is what the cap did not hold back: as little as possible.  But with 1 a
+    # ROUTER of libzmq 4.3.5 never receives anything from those whom a ZAP handler let in.
+    socket.setsockopt(zmq.RCVHWM, LEAST_FRAMES if capped else frames)
     if capped:
         socket.setsockopt(zmq.RCVBUF, CAPPED_RECEIVE_BYTES)
     socket.setsockopt(zmq.MAXMSGSIZE, payload_max + BULK_SLACK_BYTES)

@@ -207,6 +207,17 @@ def test_P10_a_capped_upload_lets_a_frame_go_when_all_before_it_is_paid() -> Non
     until(both, lambda: [len(f.payload) for _, f in bob.got].count(5000) == 3, "and the third")
 
 
+def test_who_limits_the_download_is_reached_over_the_connections_of_others() -> None:
+    """Nobody can dial ann: bob, whose download is limited, has nothing but what she opened."""
+    ann, bob = End("ann", dialable=False), End("bob", settings=LinkSettings(download=Pacer(1e6)))
+    for end in (ann, bob):
+        end.link.set_contacts([ann.contact, bob.contact])
+    for chunk in range(20):
+        header = Header(Kind.CONTRIBUTION, RUN, round_no=1, chunk=chunk)
+        ann.link.send("bob", with_payload(header, os.urandom(PAYLOAD_MAX)))
+    until([ann, bob], lambda: len(bob.got) == 20, "bob has all of it")
+
+
 def test_under_a_cap_every_line_has_its_turn() -> None:
     """One frame may leave at a time: it must not be the first line's for as long as that has one."""
     now = [100.0]
@@ -224,6 +235,7 @@ def test_under_a_cap_every_line_has_its_turn() -> None:
     for number in range(4):
         for name in ("bob", "cyd", "dan"):
             ann.link.send(name, frame(payload=bytes([number]) * 904))
+    assert ann.link.peers_waiting == 3
     before = [line.sent_bytes for line in ann.link._lines.values()]
     for _ in range(6):
         now[0] += 1.0
@@ -249,7 +261,7 @@ def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a
         ann.link.send("bob", with_payload(header, os.urandom(PAYLOAD_MAX)))
         ann.link.on_tick()
         number += 1
-    assert line.sent_bytes > 0 and line.refused_since == now[0]
+    assert line.sent_bytes > 0 and line.refused_since == now[0] and ann.link.peers_waiting == 1
     now[0] += HELP_AFTER_S - 0.01
     waiting = len(line._waiting)
     ann.link.flush()
@@ -259,6 +271,7 @@ def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a
     assert len(line._waiting) < waiting and line.sent_bytes >= own + PAYLOAD_MAX, "now the route takes some"
     until(both, lambda: not line.waits, "all of it leaves once bob reads")
     assert line.refused_since is None
+    until(both, lambda: not ann.link.peers_waiting, "nor does the kernel hold anything")
 
 
 def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_waits() -> None:
