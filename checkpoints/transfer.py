@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 from farflung.checkpoints.donors import Asked, Donors
-from farflung.collectives.digests import root_of, split_hashes
+from farflung.collectives.digests import is_piece, root_of, split_hashes
 from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, Payload
@@ -350,7 +350,7 @@ class CatchUp:
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
             return Verdict.STALE, []
-        if header.hash != manifest[index]:
+        if not is_piece(manifest[index], payload, header.hash):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH, []
         self._asked.pop(key, None)  # a late answer is as good as one in time

@@ -20,6 +20,11 @@ def hash_bytes(*parts: bytes | bytearray | memoryview) -> bytes:
     return hasher.digest()
 
 
+def is_piece(expected: bytes, payload: bytes | bytearray | memoryview, payload_hash: bytes) -> bool:
+    """Whether these bytes are the chunk of state with this hash: all of it, or all but a second half of zeros."""
+    return payload_hash == expected or hash_bytes(payload, bytes(len(payload))) == expected
+
+
 def root_of(hashes: Iterable[bytes]) -> bytes:
     """One name for a list of hashes: the digest of a state is the root of its chunks' hashes."""
     return hash_bytes(b"".join(hashes))

@@ -102,7 +102,7 @@ class Answering:
 
         def make() -> Payload:
             if isinstance(effect, do.ServeState):
-                return state.chunk_bytes(effect.chunk)
+                return state.piece_bytes(effect.chunk)
             return state.manifest_bytes(effect.fragment)
 
         kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST

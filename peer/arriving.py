@@ -88,13 +88,10 @@ class Arriving:
     def _keep(self, effect: Install | Roll, arrived: Arrived, state: OuterState) -> None:
         if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):
             return
-        if isinstance(effect, Install):
-            # It has just been hashed, and the sooner it lies there, the less is fetched twice.
-            body, known = effect.payload, state.hashes[effect.chunk]
-        else:
-            body, known = state.chunk_bytes(effect.chunk), b""
+        # What was installed has just been hashed, and the sooner it lies there, the less is fetched twice.
+        known = state.hashes[effect.chunk] if isinstance(effect, Install) else b""
         try:
-            self._opened().put(effect.chunk, arrived, body, known)
+            self._opened().put(effect.chunk, arrived, state.chunk_bytes(effect.chunk), known)
             self._there.add(effect.chunk)
         except StoreError as error:
             self._give_up(error)

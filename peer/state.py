@@ -72,15 +72,18 @@ class OuterState:
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
     def install(self, effect: Install) -> None:
-        count = self._model.chunk_elements
-        if len(effect.payload) != 8 * count:
+        count, size = self._model.chunk_elements, len(effect.payload)
+        if size not in (4 * count, 8 * count):
             raise FrameError(
-                Verdict.MALFORMED, f"a state chunk of {len(effect.payload)} bytes, not {8 * count}"
+                Verdict.MALFORMED, f"a state chunk of {size} bytes, neither {8 * count} nor {4 * count}"
             )
         self._tear(effect.chunk)
-        both = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
-        self._anchor[effect.chunk].copy_(both[:count])
-        self._momentum[effect.chunk].copy_(both[count:])
+        values = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
+        self._anchor[effect.chunk].copy_(values[:count])
+        if size == 4 * count:
+            self._momentum[effect.chunk].zero_()
+        else:
+            self._momentum[effect.chunk].copy_(values[count:])
         # While the line brings the next one: a joiner that has all of it then need not hash it at once.
         self.hashes[effect.chunk] = self._hash_of(effect.chunk)
         self._hashed.add(effect.chunk)
@@ -124,8 +127,15 @@ class OuterState:
         self._hashed.clear()
 
     def chunk_bytes(self, chunk: int) -> bytes:
-        """Parameters, then momentum, little-endian: what is hashed and what a joiner receives."""
+        """Parameters, then momentum, little-endian: what is hashed."""
         return self._anchor[chunk].numpy().tobytes() + self._momentum[chunk].numpy().tobytes()
+
+    def piece_bytes(self, chunk: int) -> bytes:
+        """What a joiner receives: the same without a momentum of zeros, such as every one is when a run begins."""
+        # Looked at as integers: a zero below zero is not the zero that the joiner would fill in.
+        if self._momentum[chunk].view(torch.int32).any():
+            return self.chunk_bytes(chunk)
+        return self._anchor[chunk].numpy().tobytes()
 
     def manifest_bytes(self, fragment: int = 0) -> bytes:
         chunks = self._fragments[fragment].chunks

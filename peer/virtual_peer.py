@@ -228,7 +228,7 @@ class VirtualPeer:
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
-        payload = self.state.chunk_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
+        payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
         self.world.observe("serve", (self, fragment, version, era))
         tag = self.machine.doorway.run_id[:8]
         frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)

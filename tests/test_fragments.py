@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farflung.collectives import limits
 from farflung.collectives.digests import hash_bytes, root_of
 from farflung.collectives.effects import Install, Merge, Roll, SendFrame
-from farflung.collectives.errors import UserError
+from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.fragments import fragments_of
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 from farflung.collectives.plan import Commit, Contact, Decision, Plan
@@ -138,6 +138,32 @@ def test_P4_a_digest_is_of_what_stands_in_memory_now_also_where_pieces_were_hash
     joiner.install(Install(1, 1, donor.chunk_bytes(1)))
     joiner.restart_momentum()  # and whatever a trainer wrote
     assert joiner.seal(0) != digests[0] and joiner.seal(1) == digests[1]
+
+
+def test_P4_a_momentum_of_zeros_is_not_sent_and_the_joiners_state_is_the_same_to_the_last_bit() -> None:
+    """All of it at version 0; later a chunk whose momentum is a zero below zero goes as a whole."""
+    donor, joiner = outer_state("fp32", 1), outer_state("fp32", 1)
+    donor.seal()
+    joiner.install(Install(0, 0, donor.chunk_bytes(1)))
+    joiner.roll(Roll(2, 1, codec_named("fp32").encode(torch.ones(4))))  # its momentum is not zero
+    pieces = [donor.piece_bytes(chunk) for chunk in range(5)]
+    assert {len(piece) for piece in pieces} == {16}
+    for chunk, piece in enumerate(pieces):
+        joiner.install(Install(chunk, 0, piece))
+    assert joiner.seal() == donor.digests[0]
+    donor._momentum[3] = -0.0
+    donor.roll(Roll(4, 1, codec_named("fp32").encode(torch.ones(4))))
+    digest, pieces = donor.seal(), [donor.piece_bytes(chunk) for chunk in range(5)]
+    assert [len(piece) for piece in pieces] == [16, 16, 16, 32, 32]
+    for chunk, piece in enumerate(pieces):
+        joiner.install(Install(chunk, 1, piece))
+    assert joiner.seal() == digest
+
+
+@pytest.mark.parametrize("size", [0, 4, 15, 20, 31, 33, 64])
+def test_a_piece_of_another_size_is_no_state(size: int) -> None:
+    with pytest.raises(FrameError, match=f"a state chunk of {size} bytes, neither 32 nor 16"):
+        outer_state("fp32", 1).install(Install(0, 0, bytes(size)))
 
 
 def made(state: OuterState, slot: torch.Tensor, codec: str, fragment: int, chunks: int) -> list[object]:

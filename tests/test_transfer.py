@@ -191,6 +191,24 @@ def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then
     assert joiner.arrived and joiner.bytes == states(4)
 
 
+def test_P4_a_piece_may_come_without_a_second_half_of_zeros_and_its_hash_is_that_of_all_of_it() -> None:
+    halves = [b"anchor %d" % chunk for chunk in range(CHUNKS)]
+    hashes = [hash_bytes(half, bytes(len(half))) for half in halves]
+    catch = CatchUp(WHOLE, TAG, RETRY_S)
+    catch.on_run_state(0, {0: root_of(hashes)}, ("ann",), KEEP)
+    catch.ask(0.0)
+    listed = with_payload(Header(Kind.MANIFEST, TAG, chunk=0), b"".join(hashes))
+    assert catch.on_frame("ann", listed)[0] == Verdict.ACCEPTED
+
+    def come(chunk: int, payload: bytes) -> tuple[Verdict, list[DataEffect]]:
+        return catch.on_frame("ann", with_payload(Header(Kind.STATE, TAG, chunk=chunk), payload))
+
+    assert come(0, halves[0]) == (Verdict.ACCEPTED, [Install(0, 0, halves[0])])
+    assert come(1, halves[1] + bytes(len(halves[1])))[0] == Verdict.ACCEPTED, "or with it"
+    for wrong in (halves[3], halves[2] + b"\0", halves[2][:-1], b"", halves[2] + b"another"):
+        assert come(2, wrong) == (Verdict.BAD_HASH, [])
+
+
 def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_have() -> None:
     """Seen in the lab: the founder is cut off from the joiner, and the third peer has its state a little later."""
     count = 40
