@@ -195,7 +195,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 4
+    assert limits.PROTOCOL_VERSION == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
