@@ -143,8 +143,8 @@ class ZmqLink:
         line.close()
 
     def _socket(self, kind: int) -> Socket:
-        capped = self.settings.download.bytes_per_s is not None
-        return bulk_socket(self._context, kind, (self._public, self._secret), self._payload_max, capped)
+        limit = self.settings.download.bytes_per_s
+        return bulk_socket(self._context, kind, (self._public, self._secret), self._payload_max, limit)
 
     def _dial(self, line: Line) -> None:
         """Open what the line needs, if the other side can be dialled."""

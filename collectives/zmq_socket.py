@@ -11,15 +11,23 @@ from farflung.collectives.limits import BULK_SLACK_BYTES
 
 BYTES_IN_SOCKET = 1024 * 1024  # per connection and direction, in frames of the largest size, but ...
 LEAST_FRAMES, MOST_FRAMES = 2, 64  # ... at least and at most so many
-CAPPED_RECEIVE_BYTES = 128 * 1024
+# Of what a limit on the download lets through: the window of a line with a round trip of so long, and not more, since
+# what waits unread has crossed the line already.  Of a high limit Linux's own buffers (6 MB) are under a second, and
+# few may ask for so much.
+CAPPED_RECEIVE_S, CAPPED_RECEIVE_LEAST_BYTES = 0.2, 128 * 1024
+HIGH_LIMIT_BYTES_PER_S = 6_250_000  # 50 Mbit/s
 
 Socket = zmq.Socket[bytes]
 
 
 def bulk_socket(
-    context: zmq.Context[Socket], kind: int, keys: tuple[bytes, bytes], payload_max: int, capped: bool
+    context: zmq.Context[Socket],
+    kind: int,
+    keys: tuple[bytes, bytes],
+    payload_max: int,
+    download_bytes_per_s: float | None,
 ) -> Socket:
-    """`keys`: CURVE public and secret key, z85.  `capped`: received at a limited rate."""
+    """`keys`: CURVE public and secret key, z85.  `download_bytes_per_s`: the limit on what is received."""
     socket = context.socket(kind)
     socket.curve_publickey, socket.curve_secretkey = keys
     frames = min(MOST_FRAMES, max(LEAST_FRAMES, BYTES_IN_SOCKET // max(1, payload_max)))
@@ -27,9 +35,10 @@ def bulk_socket(
     socket.setsockopt(zmq.SNDHWM, frames)
     # Under a cap, what has arrived unread is what the cap did not hold back: as little as possible.  But with 1 a
     # ROUTER of libzmq 4.3.5 never receives anything from those whom a ZAP handler let in.
-    socket.setsockopt(zmq.RCVHWM, LEAST_FRAMES if capped else frames)
-    if capped:
-        socket.setsockopt(zmq.RCVBUF, CAPPED_RECEIVE_BYTES)
+    socket.setsockopt(zmq.RCVHWM, frames if download_bytes_per_s is None else LEAST_FRAMES)
+    if download_bytes_per_s is not None and download_bytes_per_s < HIGH_LIMIT_BYTES_PER_S:
+        window_bytes = int(CAPPED_RECEIVE_S * download_bytes_per_s)
+        socket.setsockopt(zmq.RCVBUF, max(CAPPED_RECEIVE_LEAST_BYTES, window_bytes))
     socket.setsockopt(zmq.MAXMSGSIZE, payload_max + BULK_SLACK_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
     # No ZMTP heartbeats: libzmq 4.3.5 aborts the whole process when a heartbeat is due on a connection that

@@ -24,6 +24,7 @@ from farflung.collectives.plan import Contact
 from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
+from farflung.collectives.zmq_socket import bulk_socket
 from farflung.coordinator.zap import ZapHandler
 from waiting import PATIENCE_S, Patience
 
@@ -216,6 +217,20 @@ def test_who_limits_the_download_is_reached_over_the_connections_of_others() -> 
         header = Header(Kind.CONTRIBUTION, RUN, round_no=1, chunk=chunk)
         ann.link.send("bob", with_payload(header, os.urandom(PAYLOAD_MAX)))
     until([ann, bob], lambda: len(bob.got) == 20, "bob has all of it")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others count buffers otherwise")
+def test_under_a_download_limit_buffers_hold_a_fifth_of_a_second_of_it() -> None:
+    """Less, and a line with a long round trip stays below the limit; more, and it crosses the line unasked."""
+
+    def buffer_bytes(limit: float | None) -> int:
+        socket = bulk_socket(context, zmq.DEALER, zmq.curve_keypair(), PAYLOAD_MAX, limit)
+        with socket:
+            return int(socket.getsockopt(zmq.RCVBUF))
+
+    with zmq.Context() as context:
+        found = [buffer_bytes(limit) for limit in (1e5, 1e6, 2.5e6, 6e6, 7e6, None)]
+    assert found == [128 * 1024, 200_000, 500_000, 1_200_000, -1, -1]
 
 
 def test_under_a_cap_every_line_has_its_turn() -> None:
