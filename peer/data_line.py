@@ -93,7 +93,10 @@ class DataLine:
 
     @property
     def _up_roughly(self) -> float | None:
-        """Before a round has told: what the probe showed of a slow line.  It may have met a busy peer."""
+        """Before a round has told: what the probe showed of a slow line, or what has left in the best half second.
+
+        The probe may have met a busy peer, so the greater of both.
+        """
         probed = self.link.pings.probed
         known = [self._up_at_least.bytes_per_s, probed[0] / probed[1] if probed is not None else None]
         return max((rate for rate in known if rate is not None), default=None)

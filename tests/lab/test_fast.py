@@ -109,6 +109,17 @@ def test_both_networks_do_the_same(
         fast.close()
 
 
+def test_what_arrives_at_the_same_moment_goes_on_in_the_order_of_its_senders(compiled: str) -> None:
+    spec, draw = LineSpec(1e9, 1 << 30, 0.01), random.Random(1)
+    late, early = packet(100, draw, 1), packet(100, draw, 1)
+    fast = FastNetwork(compiled, [(spec, spec)] * HOSTS, 1)
+    for net in (fast, Network([(spec, spec)] * HOSTS, 1)):
+        net.send(2, late, 5.0)
+        net.send(0, early, 5.0)
+        assert [parcel.data for parcel in net.deliver(9.0)] == [early.data, late.data]
+    fast.close()
+
+
 def test_more_than_a_ring_holds_at_first_comes_in_order(compiled: str) -> None:
     spec = LineSpec(1e9, 1 << 30, 0.01)
     fast, draw = FastNetwork(compiled, [(spec, spec)] * HOSTS, 1), random.Random(1)
