@@ -6,22 +6,21 @@ Called by status.py for each member.  Must not know how a status is shown.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from farflung.collectives.digests import root_of
+from farflung.coordinator.conductor import Conductor
+from farflung.coordinator.core import Core
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import PREPARES, STUCK
-
-if TYPE_CHECKING:
-    from farflung.coordinator.conductor import Conductor
-    from farflung.coordinator.core import Core
-    from farflung.coordinator.rounds import InFlight
+from farflung.coordinator.rounds import InFlight
 
 WHY_CHARS = 200
 
 
 def member_status(
-    core: Core, conductors: list[Conductor], flight: InFlight | None, member: Member
+    core: Core, conductors: Sequence[Conductor], flight: InFlight | None, member: Member
 ) -> dict[str, Any]:
     """`flight`: the oldest round, the one that the status tells of."""
     beat, pace = member.beat, member.pace
@@ -68,7 +67,7 @@ def _in_round(flight: InFlight, peer: str) -> dict[str, Any]:
     return {"sent": round(sent, 3), "got": round(got, 3)} | ({"out": out[:WHY_CHARS]} if out else {})
 
 
-def why_not(core: Core, conductors: list[Conductor], member: Member) -> str:
+def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
     """Why the next round will not have this member in it, or the last one had not; empty if it takes part."""
     if not member.alive:
         return member.gone_because
@@ -95,7 +94,7 @@ def one_digest(digests: list[bytes]) -> bytes:
     return root_of(digests) if all(digests) else b""
 
 
-def _same_digest(conductors: list[Conductor], member: Member) -> bool | None:
+def _same_digest(conductors: Sequence[Conductor], member: Member) -> bool | None:
     """Does it hold the run's state, bit for bit, at its own version?  None: that cannot be said."""
     found = []
     for conductor in conductors:

@@ -7,9 +7,10 @@ runs the coordinator can open.  Who is named by a name, an id or the beginning o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from farflung.collectives.errors import UserError
+from farflung.coordinator.core import Core
+from farflung.coordinator.discipline import Discipline
 from farflung.coordinator.inviting import Inviting
 from farflung.coordinator.orders import (
     Ban,
@@ -27,15 +28,12 @@ from farflung.coordinator.orders import (
 )
 from farflung.coordinator.records import Paused, Resumed
 
-if TYPE_CHECKING:
-    from farflung.coordinator.run import RunMachine
-
 
 class Operating:
-    def __init__(self, machine: RunMachine, random: Callable[[int], bytes]) -> None:
-        self._machine = machine
-        self._core = machine.core
-        self._inviting = Inviting(machine.core, random, machine.discipline.kick)
+    def __init__(self, core: Core, discipline: Discipline, random: Callable[[int], bytes]) -> None:
+        self._core = core
+        self._discipline = discipline
+        self._inviting = Inviting(core, random, discipline.kick)
 
     def obey(self, order: Order) -> Reply:
         try:
@@ -56,7 +54,7 @@ class Operating:
                 member = self._core.members.alive.get(peer)
                 if member is None:
                     raise UserError(f"{self._named(peer)} is not here now; to keep it out: farflung ban")
-                self._machine.discipline.kick(member, reason)
+                self._discipline.kick(member, reason)
                 return Reply(
                     text=f"sent {self._named(peer)} away; it may come again: farflung ban keeps it out"
                 )
@@ -77,7 +75,7 @@ class Operating:
         network = member.network if member is not None and order.network else ""
         if order.network and not network:
             raise UserError(f"the network of {self._named(peer)} is not known; ban it without --network")
-        self._machine.discipline.ban(peer, order.reason, order.lasts_s, network)
+        self._discipline.ban(peer, order.reason, order.lasts_s, network)
         also = f" and everybody from {network}" if network else ""
         return Reply(text=f"banned {self._named(peer)}{also} for {order.lasts_s / 3600:.1f} h")
 
@@ -86,7 +84,7 @@ class Operating:
         known = [peer for peer in {**register.bans, **register.strikes} if self._is(peer, who)]
         if len(known) != 1:
             raise UserError(_which(who, [self._named(peer) for peer in known], "is banned or has strikes"))
-        self._machine.discipline.unban(known[0])
+        self._discipline.unban(known[0])
         return Reply(text=f"{self._named(known[0])} may come in again, without strikes")
 
     def _bans(self) -> Reply:

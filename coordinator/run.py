@@ -81,13 +81,12 @@ class RunMachine:
         self.discipline = Discipline(
             self.core, lambda member, state, why: self._lose(member, state, why, True)
         )
-        self._operating = Operating(self, random)
+        self._operating = Operating(self.core, self.discipline, random)
         self.counters = Counters()
         self.member_port = 0
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
-        self.started_at = 0.0
 
     # ---- events --------------------------------------------------------------------------------------
 
@@ -96,7 +95,7 @@ class RunMachine:
     ) -> list[Effect]:
         """`restored`: from a copy of the journal, which may lack the last starts of the original."""
         core, register = self.core, self.core.ledger.register
-        core.now = core.began_at = self.started_at = now
+        core.now = core.began_at = now
         self.member_port = member_port
         clock_s = register.clock_at_start(wall_s)
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
@@ -138,7 +137,7 @@ class RunMachine:
         """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
         made_at, raw = self._shown
         if not raw or len(self.core.members.alive) <= MEMBERS_PER_ROUND or now - made_at >= STATUS_CROWD_S:
-            self._shown = now, status_json(self, now)
+            self._shown = now, status_json(self.core, self.conductors, self.counters, now)
         return self._shown[1]
 
     def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:

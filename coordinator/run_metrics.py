@@ -1,4 +1,4 @@
-"""What a coordinator tells Prometheus of its run.  Reads the run machine, changes nothing.
+"""What a coordinator tells Prometheus of its run.  Reads what the run machine knows, changes nothing.
 
 Called by the server about once a second, in its own loop: so it costs no more than a pass over the members.  Must
 not know how the text is handed out.
@@ -7,24 +7,27 @@ not know how the text is handed out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from farflung import __version__
+from farflung.coordinator.conductor import Conductor
+from farflung.coordinator.core import Core
 from farflung.coordinator.metrics import Family, by_label, counter, gauge, of_process, text_of
-from farflung.coordinator.run import RunMachine
 
 
-def run_metrics(machine: RunMachine, counts: dict[str, Any], slowest_turn_s: float) -> bytes:
+def run_metrics(
+    core: Core, conductors: Sequence[Conductor], counts: dict[str, Any], slowest_turn_s: float
+) -> bytes:
     """`counts`: the server's own; `slowest_turn_s`: of its loop since the last time."""
-    core = machine.core
     families = [
         *of_process(__version__, core.manifest.run.name, "coordinator"),
         gauge(
             "loop_turn_seconds_max", "The slowest turn of the main loop since the last look.", slowest_turn_s
         ),
-        *_of_run(machine),
-        *_of_members(machine),
-        *_of_rounds(machine),
+        *_of_run(core),
+        *_of_members(core),
+        *_of_rounds(core, conductors),
         by_label("frames_total", "Frames by what became of them.", "verdict", counts["counters"]),
         counter("frames_arrived_total", "Frames, and connections that were never let in.", counts["arrived"]),
         counter("answers_undelivered_total", "Answers whose reader was gone.", counts["undelivered"]),
@@ -32,8 +35,8 @@ def run_metrics(machine: RunMachine, counts: dict[str, Any], slowest_turn_s: flo
     return text_of(families).encode()
 
 
-def _of_run(machine: RunMachine) -> list[Family]:
-    core, ledger = machine.core, machine.core.ledger
+def _of_run(core: Core) -> list[Family]:
+    ledger = core.ledger
     return [
         gauge("version", "Committed versions, of the least advanced fragment.", ledger.version),
         gauge("rounds_wanted", "Versions after which the run is complete.", core.manifest.run.rounds),
@@ -41,13 +44,12 @@ def _of_run(machine: RunMachine) -> list[Family]:
         gauge("finished", "1 when the run is complete.", int(core.finished)),
         counter("tokens_total", "Tokens in commits.", ledger.tokens),
         gauge("loss", "Of the last commit.", ledger.loss),
-        gauge("uptime_seconds", "Since this process took the run over.", core.now - machine.started_at),
+        gauge("uptime_seconds", "Since this process took the run over.", core.now - core.began_at),
         counter("incarnations_total", "Coordinator processes that this run has had.", ledger.incarnation),
     ]
 
 
-def _of_members(machine: RunMachine) -> list[Family]:
-    core = machine.core
+def _of_members(core: Core) -> list[Family]:
     alive = list(core.members.alive.values())
     states = Counter(member.state for member in alive)
     return [
@@ -64,10 +66,10 @@ def _of_members(machine: RunMachine) -> list[Family]:
     ]
 
 
-def _of_rounds(machine: RunMachine) -> list[Family]:
-    ledger = machine.core.ledger
+def _of_rounds(core: Core, conductors: Sequence[Conductor]) -> list[Family]:
+    ledger = core.ledger
     last = ledger.rounds[-1] if ledger.rounds else None
-    flights = [each.round for each in machine.conductors if each.round is not None]
+    flights = [each.round for each in conductors if each.round is not None]
     families = [
         counter("rounds_total", "Rounds that were opened.", ledger.round_no),
         gauge("rounds_in_flight", "Rounds that are going on now.", len(flights)),

@@ -188,7 +188,9 @@ class Server:
     def _tell_metrics(self, now: float) -> None:
         if self.exporter is not None and self.exporter.is_due(now):
             counts = self.counts | {"undelivered": self.undelivered}
-            self.exporter.tell(run_metrics(self._machine, counts, self._slowest_turn_s))
+            self.exporter.tell(
+                run_metrics(self._machine.core, self._machine.conductors, counts, self._slowest_turn_s)
+            )
             self._slowest_turn_s = 0.0
 
     def _start(self) -> list[Effect]:

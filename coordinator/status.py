@@ -6,23 +6,22 @@ Bounded: it must fit into one control message, so it lists the last rounds and e
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from farflung import __version__
 from farflung.collectives.limits import CONTROL_BIN_BYTES
+from farflung.collectives.verdicts import Counters
+from farflung.coordinator.conductor import Conductor
+from farflung.coordinator.core import Core
 from farflung.coordinator.leases import Leases
 from farflung.coordinator.member_status import finite, member_status, one_digest
 from farflung.coordinator.messages import UNKNOWN_LENGTH
-
-if TYPE_CHECKING:
-    from farflung.coordinator.conductor import Conductor
-    from farflung.coordinator.core import Core
-    from farflung.coordinator.rounds import InFlight
-    from farflung.coordinator.run import RunMachine
+from farflung.coordinator.rounds import InFlight
 
 
-def status_json(machine: RunMachine, now: float) -> bytes:
-    status = build_status(machine, now)
+def status_json(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> bytes:
+    status = build_status(core, conductors, frames, now)
     raw = _dump(status)
     while len(raw) > CONTROL_BIN_BYTES:
         # Many members and long reasons: the oldest history goes first, then the members at the end (the lost ones).
@@ -41,17 +40,18 @@ def _dump(status: dict[str, Any]) -> bytes:
     return json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
 
 
-def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
-    core, ledger = machine.core, machine.core.ledger
-    flight = _oldest_round(machine)
+def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> dict[str, Any]:
+    """`frames`: those of members and strangers, by what became of them."""
+    ledger = core.ledger
+    flight = _oldest_round(conductors)
     members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
     status = {
         "software": __version__,
         "run": core.manifest.run.name,
         "run_id": core.run_id.hex(),
-        "phase": _phase(machine),
-        "reason": core.named(_reason(machine)),
-        "phase_left_s": _phase_left_s(machine, flight),
+        "phase": _phase(core, conductors),
+        "reason": core.named(_reason(core, conductors)),
+        "phase_left_s": _phase_left_s(core, conductors, flight),
         "version": ledger.version,
         "era": ledger.era,
         "target": core.manifest.run.rounds,
@@ -62,19 +62,19 @@ def build_status(machine: RunMachine, now: float) -> dict[str, Any]:
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "sync_every": core.manifest.round.sync_every,
-        "elapsed_s": round(now - machine.started_at, 3),
-        "parity": _parity(machine),
+        "elapsed_s": round(now - core.began_at, 3),
+        "parity": _parity(core, conductors),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
-        "members": [member_status(core, machine.conductors, flight, m) for m in members],
+        "members": [member_status(core, conductors, flight, m) for m in members],
         "members_not_shown": 0,
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
-        "events": [{"at_s": round(at - machine.started_at, 2), "text": text} for at, text in core.events],
+        "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
-        "frames": machine.counters.as_dict(),
+        "frames": frames.as_dict(),
     }
     if ledger.fragments > 1:
-        status["fragments"] = [_fragment(conductor) for conductor in machine.conductors]
+        status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status
 
 
@@ -91,38 +91,38 @@ def _leases(leases: Leases) -> dict[str, Any]:
     }
 
 
-def _least_advanced(machine: RunMachine) -> Conductor:
-    return min(machine.conductors, key=lambda conductor: conductor.book.version)
+def _least_advanced(conductors: Sequence[Conductor]) -> Conductor:
+    return min(conductors, key=lambda conductor: conductor.book.version)
 
 
-def _oldest_round(machine: RunMachine) -> InFlight | None:
-    flights = [conductor.round for conductor in machine.conductors if conductor.round is not None]
+def _oldest_round(conductors: Sequence[Conductor]) -> InFlight | None:
+    flights = [conductor.round for conductor in conductors if conductor.round is not None]
     return min(flights, key=lambda flight: flight.plan.round_no, default=None)
 
 
-def _phase(machine: RunMachine) -> str:
-    if machine.core.finished:
+def _phase(core: Core, conductors: Sequence[Conductor]) -> str:
+    if core.finished:
         return "finished"
-    flight = _oldest_round(machine)
+    flight = _oldest_round(conductors)
     if flight is not None:
         return "scatter" if flight.decision is None else "gather"
-    if any(book.version and book.version not in book.digests for book in machine.core.ledger.books):
+    if any(book.version and book.version not in book.digests for book in core.ledger.books):
         return "apply"
-    least = machine.core.manifest.run.min_peers
-    return "inner" if all(len(conductor.able) >= least for conductor in machine.conductors) else "waiting"
+    least = core.manifest.run.min_peers
+    return "inner" if all(len(conductor.able) >= least for conductor in conductors) else "waiting"
 
 
-def _reason(machine: RunMachine) -> str:
-    return "the run is complete" if machine.core.finished else _least_advanced(machine).reason
+def _reason(core: Core, conductors: Sequence[Conductor]) -> str:
+    return "the run is complete" if core.finished else _least_advanced(conductors).reason
 
 
-def _phase_left_s(machine: RunMachine, flight: InFlight | None) -> float | None:
+def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight | None) -> float | None:
     """Until somebody is left out: the end of scatter, of the round, or of the wait for those not ready."""
-    now = machine.core.now
-    if machine.core.finished:
+    now = core.now
+    if core.finished:
         return None
     if flight is None:
-        left = [conductor.opens_in_s for conductor in machine.conductors]
+        left = [conductor.opens_in_s for conductor in conductors]
         return _rounded(min((each for each in left if each is not None), default=None))
     most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
     return _rounded(max(0.0, flight.opened_at + most_s - now))
@@ -132,11 +132,11 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _parity(machine: RunMachine) -> bool | None:
+def _parity(core: Core, conductors: Sequence[Conductor]) -> bool | None:
     """True if all living peers at a fragment's version show one digest of it; None if nobody has shown one."""
     found = []
-    for conductor in machine.conductors:
-        beats = [conductor.beat_of(m) for m in machine.core.members.alive.values()]
+    for conductor in conductors:
+        beats = [conductor.beat_of(m) for m in core.members.alive.values()]
         version = conductor.book.version
         shown = {
             beat.digest for beat in beats if beat is not None and beat.version == version and beat.digest

@@ -198,7 +198,11 @@ def test_the_status_says_who_was_left_out_and_why() -> None:
     world = World(3, scenario)
     world.run()
     assert world.coordinator is not None
-    status = json.loads(status_json(world.coordinator, world.now))
+    status = json.loads(
+        status_json(
+            world.coordinator.core, world.coordinator.conductors, world.coordinator.counters, world.now
+        )
+    )
     by_id = {member["id"]: member for member in status["members"]}
     assert by_id[world.hostile]["left_out"]
     assert {each["left_out"] for peer, each in by_id.items() if peer != world.hostile} == {""}

@@ -554,13 +554,17 @@ def test_each_fragment_has_all_its_rounds_and_the_samples_are_counted_once(world
 
 def test_the_status_names_fragments_only_where_there_are_several(world: Watched) -> None:
     assert world.coordinator is not None
-    status = build_status(world.coordinator, world.now)
+    status = build_status(
+        world.coordinator.core, world.coordinator.conductors, world.coordinator.counters, world.now
+    )
     assert [each["version"] for each in status["fragments"]] == [3, 3] and status["version"] == 3
     assert {each["fragment"] for each in status["rounds"]} == {0, 1}
     alone = World(1, Scenario(peers=2, rounds=1, **CALM))  # type: ignore[arg-type]
     alone.run()
     assert alone.coordinator is not None
-    plain = build_status(alone.coordinator, alone.now)
+    plain = build_status(
+        alone.coordinator.core, alone.coordinator.conductors, alone.coordinator.counters, alone.now
+    )
     assert "fragments" not in plain and "fragment" not in plain["rounds"][0]
 
 

@@ -72,7 +72,7 @@ def no_constant(name: str) -> object:
 
 def checked_status(machine: RunMachine) -> dict[str, Any]:
     """The status, if it is strict JSON and fits into the message that carries it."""
-    raw = status_json(machine, 1.0)
+    raw = status_json(machine.core, machine.conductors, machine.counters, 1.0)
     assert len(raw) <= limits.CONTROL_BIN_BYTES
     reply = m.StatusReply(status=raw)
     assert wire.decode(wire.encode(reply), frozenset({"status"})) == reply

@@ -66,6 +66,10 @@ def machine() -> RunMachine:
     return made
 
 
+def metrics_of(made: RunMachine, slowest_turn_s: float) -> bytes:
+    return run_metrics(made.core, made.conductors, COUNTS, slowest_turn_s)
+
+
 COUNTS = {"arrived": 7, "undelivered": 1, "counters": Counters().as_dict()}
 
 
@@ -78,7 +82,7 @@ def of_the_peer() -> list[Family]:
 
 
 def test_a_strict_reader_takes_what_coordinator_and_peers_tell() -> None:
-    run = parsed(run_metrics(machine(), COUNTS, 0.5).decode())
+    run = parsed(metrics_of(machine(), 0.5).decode())
     assert run["farflung_loop_turn_seconds_max"] == {"": 0.5}
     assert run["farflung_frames_arrived_total"] == {"": 7.0}
     assert run["farflung_frames_total"]['verdict="malformed"'] == 0.0
@@ -97,7 +101,7 @@ def test_labels_and_numbers_that_want_care() -> None:
 
 
 def test_the_docs_name_every_metric_and_no_other() -> None:
-    run = {family for family in parsed(run_metrics(machine(), COUNTS, 0.0).decode())}
+    run = {family for family in parsed(metrics_of(machine(), 0.0).decode())}
     last = {f"farflung_last_round_{what}" for what in ("seconds", "members", "excluded", "bytes")}
     known = (
         run

@@ -36,7 +36,7 @@ def test_the_status_says_who_takes_part_and_why_somebody_does_not() -> None:
     world.run()
     assert world.coordinator is not None
     machine = world.coordinator
-    status = build_status(machine, world.now)
+    status = build_status(machine.core, machine.conductors, machine.counters, world.now)
     assert {"phase_left_s", "eta_s", "tokens_per_s", "least_peers", "software"} <= status.keys()
     everybody = {member["id"]: member for member in status["members"]}
     assert all(each["behind"] == 0 and each["same"] is True for each in everybody.values())

@@ -32,7 +32,9 @@ def hash_of(name: str) -> str:
     seed = int(number)
     scenario = Scenario.of(seed)
     if kind == "hostile":
-        scenario = replace(scenario, peers=max(4, scenario.peers), hostile=0.5, hostile_until_s=scenario.end_s)
+        scenario = replace(
+            scenario, peers=max(4, scenario.peers), hostile=0.5, hostile_until_s=scenario.end_s
+        )
     log = World(seed, scenario).run().log
     return hashlib.sha256("\n".join(log).encode()).hexdigest()
 
