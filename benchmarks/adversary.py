@@ -36,11 +36,11 @@ import shams
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
-from farflung.coordinator.doorkeeper import signed_part
-from farflung.coordinator.keys import raw_of, text_of
+from farflung.coordinator.curve_text import raw_of, text_of
 from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.orders import Ban
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
@@ -252,7 +252,7 @@ class Caller:
             process=os.urandom(16), token="",
             signature=b"",
         )  # fmt: skip
-        return msgspec.structs.replace(bare, signature=signer.sign(signed_part(bare, challenge.nonce)))
+        return msgspec.structs.replace(bare, signature=signer.sign(hello_part(bare, challenge.nonce)))
 
     def was_cut_or_unanswered_before(self) -> bool:
         """True if something else than the answer to the knock came first."""

@@ -36,13 +36,13 @@ from farflung.collectives.frames import WANTS, Header, Kind, check_payload, clai
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator import wire
 from farflung.coordinator.evidence import Evidence, Said
-from farflung.coordinator.evidence_folder import read_evidence
 from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import KINDS
 from farflung.coordinator.records import UNREADABLE, Admitted, CommittedRound, Opened, from_bytes, to_bytes
 from farflung.coordinator.template import TEMPLATE
 from farflung.coordinator.url import JoinUrl
+from farflung.peer.audit_evidence import read_evidence
 from farflung.peer.dashboard import render
 from farflung.peer.health import plain_line
 from farflung.peer.identity import Identity

@@ -12,8 +12,8 @@ import msgspec
 
 from farflung.collectives.plan import Plan
 from farflung.coordinator import wire
+from farflung.coordinator.curve_text import raw_of
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell
-from farflung.coordinator.keys import raw_of
 from farflung.coordinator.manifest import Manifest, NetSection, RoundSection, RunSection
 from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, Message
 from farflung.coordinator.run import RunMachine

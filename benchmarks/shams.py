@@ -27,8 +27,7 @@ import zmq
 from farflung.collectives.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
 from farflung.collectives.plan import Decision, Plan
 from farflung.coordinator import wire
-from farflung.coordinator.evidence import signed_part
-from farflung.coordinator.keys import raw_of, text_of
+from farflung.coordinator.curve_text import raw_of, text_of
 from farflung.coordinator.messages import (
     Beat,
     Challenge,
@@ -43,6 +42,7 @@ from farflung.coordinator.messages import (
     Welcome,
 )
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signed_words import sent_part
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.doorway import Doorway, me_of
 from farflung.peer.identity import Identity
@@ -318,7 +318,7 @@ class Sham:
                 used=(),
                 signature=b"",
             )
-            signature = self.identity.sign(signed_part(self.door.run_id, bare))
+            signature = self.identity.sign(sent_part(self.door.run_id, bare))
             self.tell(msgspec.structs.replace(bare, signature=signature))
         self._report()
 

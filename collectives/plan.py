@@ -9,7 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+
+# A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
+CROWD = 64
 
 PeerName = Annotated[str, Meta(max_length=64)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -94,3 +98,8 @@ class Contact(Struct, frozen=True, forbid_unknown_fields=True):
     name: PeerName
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]  # CURVE public key of its session
     address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+
+
+def result_name(commit: Commit) -> str:
+    """One short name for all result hashes of a commit."""
+    return hash_bytes(commit.hashes).hex()[:32]

@@ -18,14 +18,13 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.caps import Pacer
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
 from farflung.collectives.incoming import Incoming
-from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.line import Connection, Line
+from farflung.collectives.pacer import Pacer
 from farflung.collectives.pings import Pings
-from farflung.collectives.plan import Contact
+from farflung.collectives.plan import CROWD, Contact
 from farflung.collectives.tcp_counts import NEWS, TcpCounts
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.collectives.widening import connections_wanted
@@ -123,7 +122,7 @@ class ZmqLink:
         # Connections stand before they are needed: a round does not wait for handshakes, who can't be dialled is
         # answered over them, and who can't be reached is known.
         for line in self._lines.values():
-            if len(contacts) <= MEMBERS_PER_ROUND or not self._router:
+            if len(contacts) <= CROWD or not self._router:
                 self._dial(line)
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ from collections import Counter
 
 from farflung.collectives import shares
 from farflung.collectives.fragments import Fragment, fragments_of
-from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER, codecs_by_member
+from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Plan
+from farflung.coordinator.codec_ladder import codecs_by_member
 from farflung.coordinator.core import Core
 from farflung.coordinator.discipline import found_useless
-from farflung.coordinator.evidence import Witness
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
@@ -31,6 +31,7 @@ from farflung.coordinator.messages import (
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
 from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, Settled, Waiting
 from farflung.coordinator.rules import chosen, rules_for
+from farflung.coordinator.witness import Witness
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0

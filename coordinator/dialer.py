@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.coordinator.keys import text_of
+from farflung.coordinator.curve_text import text_of
 
 DIAL_S = 3.0  # no handshake within this: it can't be dialled
 AT_ONCE = 64  # the others wait their turn: a crowd at the door must not open a crowd of sockets

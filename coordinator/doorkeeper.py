@@ -10,23 +10,16 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import msgspec
-
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.signing import verify
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
 CHALLENGES_PER_CALLER = 4  # a peer that knocked while nobody was there hears several, and answers the first
 CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
-
-
-def signed_part(hello: Hello, nonce: bytes) -> bytes:
-    """The bytes that a hello's signature covers: everything in it, and the challenge."""
-    bare = msgspec.structs.replace(hello, signature=b"")
-    return b"farflung/hello/1\0" + nonce + hash_bytes(msgspec.msgpack.encode(bare))
 
 
 def refuse(code: str, reason: str, retry_after_s: float = 0.0) -> Refuse:
@@ -105,7 +98,7 @@ class Doorkeeper:
 
 
 def is_signed(hello: Hello, nonce: bytes) -> bool:
-    return verify(hello.identity, signed_part(hello, nonce), hello.signature)
+    return verify(hello.identity, hello_part(hello, nonce), hello.signature)
 
 
 def is_address(text: str) -> bool:

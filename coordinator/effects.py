@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from farflung.collectives.plan import Commit
+from farflung.coordinator.evidence import Said
 from farflung.coordinator.messages import ToDoor, ToMember
 from farflung.coordinator.records import Record
-
-if TYPE_CHECKING:
-    from farflung.coordinator.evidence import Said
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,16 @@ What a hash list means, and who is right, is not judged here.  Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from farflung.collectives.digests import hash_bytes, split_hashes
+from farflung.collectives.digests import split_hashes
 from farflung.collectives.limits import MEMBERS_PER_ROUND
 from farflung.collectives.plan import Commit, Hash
-from farflung.coordinator.effects import KeepEvidence
 from farflung.coordinator.messages import Sent, Session
+from farflung.coordinator.signed_words import bare_hash, sent_part
 from farflung.coordinator.signing import peer_id_of, verify
-
-if TYPE_CHECKING:
-    from farflung.coordinator.core import Core
-    from farflung.coordinator.membership import Member
 
 SUFFIX = ".evidence"
 FORMAT = 1
@@ -70,7 +65,7 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
         return f"there is no hash list of {', '.join(sorted(missing))}" if missing else ""
 
     def signed_part(self) -> bytes:
-        return b"farflung/evidence/1\0" + _named(self)
+        return b"farflung/evidence/1\0" + bare_hash(self)
 
     def who_sent(self, digest: bytes) -> list[tuple[str, int]]:
         """(peer, chunk of the fragment) of everybody who said that it sent bytes of this hash."""
@@ -82,37 +77,5 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
-def signed_part(run_id: bytes, sent: Sent) -> bytes:
-    """The bytes that the signature of a hash list covers: all of it, and the run."""
-    return b"farflung/sent/1\0" + run_id + _named(sent)
-
-
 def is_signed(identity: bytes, run_id: bytes, sent: Sent) -> bool:
-    return verify(identity, signed_part(run_id, sent), sent.signature)
-
-
-def _named(signed: Sent | Evidence) -> bytes:
-    return hash_bytes(msgspec.msgpack.encode(msgspec.structs.replace(signed, signature=b"")))
-
-
-class Witness:
-    """Of one fragment's rounds: checks each hash list once, and keeps it until its round is over.  Pure."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._said: dict[str, Said] = {}
-
-    def problem(self, member: Member, sent: Sent) -> str:
-        """Why this hash list is none, or empty."""
-        before = self._said.get(member.peer)
-        if before is not None and before.sent.round_no == sent.round_no:
-            return ""  # the first one counts
-        if not is_signed(member.identity, self._core.run_id, sent):
-            return "its hash list is not signed by it"
-        self._said[member.peer] = Said(member.identity, sent)
-        return ""
-
-    def on_commit(self, commit: Commit) -> None:
-        said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]
-        self._said.clear()
-        self._core.do(KeepEvidence(commit, tuple(said)))
+    return verify(identity, sent_part(run_id, sent), sent.signature)

@@ -15,10 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from farflung.collectives.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
 from farflung.coordinator.effects import KeepEvidence
 from farflung.coordinator.evidence import FORMAT, SUFFIX, Evidence
-from farflung.coordinator.records import UNREADABLE
 
 FOLDER_NAME = "evidence"
-FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
 
 log = logging.getLogger("farflung.coordinator")
 
@@ -51,13 +49,3 @@ class EvidenceFolder:
         for at, file in enumerate(files):
             if at >= EVIDENCE_COMMITS_KEPT or (at and sum(sizes[: at + 1]) > EVIDENCE_BYTES_MOST):
                 file.unlink()
-
-
-def read_evidence(path: Path) -> Evidence | str:
-    """The evidence in a file, or why there is none."""
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            return f"more than {FILE_BYTES_MAX} bytes"
-        return msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
-    except (OSError, *UNREADABLE) as error:
-        return f"cannot be read: {error}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from farflung.collectives.limits import MEMBERS_PER_ROUND
-from farflung.collectives.plan import Contact
+from farflung.collectives.plan import CROWD, Contact
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.going_back import GoingBack
@@ -107,7 +106,7 @@ class Guidance:
         if beat.roster_no == members.roster_no:
             return None
         count = len(members.alive)
-        pause_s = count / ROSTER_ENTRIES_PER_S if count > MEMBERS_PER_ROUND else 0.0
+        pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
         if now - member.roster_at < pause_s:
             return None
         member.roster_at = now
@@ -175,7 +174,7 @@ class Guidance:
         """The digest of a version has just been settled: tell every member at once; in a crowd those that rounds are
         made of, and the others by their next beats."""
         alive = self._core.members.alive
-        told = list(alive) if len(alive) <= MEMBERS_PER_ROUND else sorted(self._in_rounds)
+        told = list(alive) if len(alive) <= CROWD else sorted(self._in_rounds)
         for peer in told:
             member = alive.get(peer)
             if member is not None and member.beat is not None:
@@ -314,7 +313,7 @@ class Guidance:
         known = self._known_donors.get(conductor.fragment)
         if known is not None:
             fresh = known.stamp == stamp
-            if fresh or (len(members.alive) > MEMBERS_PER_ROUND and now - known.made_at < DONORS_CROWD_S):
+            if fresh or (len(members.alive) > CROWD and now - known.made_at < DONORS_CROWD_S):
                 return known.found, known.dialable
         commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from zmq.utils import z85
 
 from farflung.collectives.errors import UserError
+from farflung.coordinator.curve_text import raw_of, text_of
 
 FILE_NAME = "coordinator.key"
 _TEXT_BYTES = 40  # a 32-byte key in ZeroMQ's own base 85
@@ -45,15 +45,6 @@ class CoordinatorKeys:
         if self.signing is None:
             return b""
         return self.signing.public_key().public_bytes_raw() + self.signing.sign(statement)
-
-
-def raw_of(text: bytes) -> bytes:
-    """The 32 bytes of a key in base 85."""
-    return bytes(z85.decode(text))
-
-
-def text_of(raw: bytes) -> bytes:
-    return bytes(z85.encode(raw))
 
 
 def load_or_create(folder: Path) -> CoordinatorKeys:

@@ -195,11 +195,13 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
 
     round_no: Count
     decision_no: Count
-    held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=64)]
+    held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
     refused: Annotated[
-        dict[PeerName, Verdict], Meta(max_length=64)
+        dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)
     ]  # whose bytes are of no use, and why (P9)
-    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=64)]  # members that should own nothing
+    cut_off: Annotated[
+        tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # members that should own nothing
     merged: Mask
     merged_hashes: HashList
     got: Mask

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from farflung import __version__
-from farflung.collectives.digests import hash_bytes
 from farflung.collectives.events import EventLog, read_events
-from farflung.collectives.plan import Commit
+from farflung.collectives.plan import result_name
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.records import (
@@ -107,11 +106,6 @@ class RecordEvents:
         self._pos += 1
         kind, body = event_of(record)
         self._log.write(kind, pos=self._pos, **body, **more)
-
-
-def result_name(commit: Commit) -> str:
-    """One short name for all result hashes of a commit."""
-    return hash_bytes(commit.hashes).hex()[:32]
 
 
 def event_of(record: Record) -> tuple[str, dict[str, Any]]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from farflung.collectives.digests import HASH_BYTES
-from farflung.collectives.limits import MEMBERS_PER_ROUND
-from farflung.collectives.plan import Contact
+from farflung.collectives.plan import CROWD, Contact
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.coordinator.admission import Admission
 from farflung.coordinator.conductor import Conductor
@@ -136,7 +135,7 @@ class RunMachine:
     def status(self, now: float) -> bytes:
         """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
         made_at, raw = self._shown
-        if not raw or len(self.core.members.alive) <= MEMBERS_PER_ROUND or now - made_at >= STATUS_CROWD_S:
+        if not raw or len(self.core.members.alive) <= CROWD or now - made_at >= STATUS_CROWD_S:
             self._shown = now, status_json(self.core, self.conductors, self.counters, now)
         return self._shown[1]
 
@@ -264,7 +263,7 @@ class RunMachine:
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(hello.key))
         # To each of a crowd that comes at once it would be told who is here twice within moments.
-        few = len(core.members.alive) <= MEMBERS_PER_ROUND
+        few = len(core.members.alive) <= CROWD
         welcome = Welcome(
             session=member.session,
             incarnation=core.ledger.incarnation,
@@ -298,7 +297,7 @@ class RunMachine:
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
-        if len(self.core.members.alive) <= MEMBERS_PER_ROUND:
+        if len(self.core.members.alive) <= CROWD:
             self.guidance.recheck_all()
 
     def _dial_back(self, among: Iterable[Member] | None = None) -> None:

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.coordinator.manifest import Manifest
+
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
+OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result, if run.toml does not say
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,16 @@ class Schedule:
             # Rather a step too few than one that ends when everybody else waits.
             return now + self._step_s > self._began + share * rules.period_s
         return self._steps >= max(1, int(share * rules.period_steps))
+
+
+def rules_of(manifest: Manifest) -> Rules:
+    outer, rounds = manifest.outer, manifest.round
+    mix = (OVERLAP_MIX if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
+    return Rules(
+        outer.schedule,
+        rounds.sync_every,
+        rounds.fragments,
+        rounds.period_s,
+        outer.overlap_steps,
+        mix,
+    )

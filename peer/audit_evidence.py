@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import UserError
+from farflung.collectives.plan import result_name
 from farflung.coordinator.evidence import SUFFIX, Evidence
-from farflung.coordinator.evidence_folder import read_evidence
-from farflung.coordinator.record_events import result_name
+from farflung.coordinator.records import UNREADABLE
 from farflung.peer.finding import Finding
 from farflung.peer.journals import Journals
+
+FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
 
 
 def check_evidence(folder: Path, journals: Journals) -> Finding:
@@ -61,3 +65,13 @@ def _other(found: Evidence, journals: Journals) -> str:
     if written and result_name(found.commit) not in [each["result"] for each in written]:
         return "its results are not those of the journal"
     return ""
+
+
+def read_evidence(path: Path) -> Evidence | str:
+    """The evidence in a file, or why there is none."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            return f"more than {FILE_BYTES_MAX} bytes"
+        return msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
+    except (OSError, *UNREADABLE) as error:
+        return f"cannot be read: {error}"

@@ -16,7 +16,8 @@ from typing import Any
 import zmq
 
 from farflung.collectives.errors import FarflungError, Unreachable
-from farflung.coordinator.keys import load_or_create, text_of
+from farflung.coordinator.curve_text import text_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.url import JoinUrl
 
 ABOVE_THE_DOOR = 2

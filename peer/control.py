@@ -14,7 +14,7 @@ from farflung.collectives.errors import FrameError
 from farflung.collectives.limits import CONTROL_FRAME_BYTES
 from farflung.collectives.verdicts import Counters
 from farflung.coordinator import wire
-from farflung.coordinator.keys import text_of
+from farflung.coordinator.curve_text import text_of
 from farflung.coordinator.messages import DOOR_OUT, MEMBER_OUT, FromDoor, FromMember, Message
 from farflung.coordinator.url import JoinUrl
 

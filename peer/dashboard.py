@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.peer.health import health, parity, plain_line, takes_part
+from farflung.peer.log_lines import duration, si
 from farflung.peer.peers_table import details, peers_table
 from farflung.peer.screen_text import (
     CONTINUES,
@@ -20,14 +21,12 @@ from farflung.peer.screen_text import (
     clean,
     count,
     cut,
-    duration,
     fraction,
     known,
     loss_of,
     number,
     panel,
     records,
-    si,
     sparkline,
 )
 from farflung.peer.view import HELP, View

@@ -26,7 +26,7 @@ from farflung.collectives.errors import Unreachable, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.live import Screen
-from farflung.peer.screen_text import si
+from farflung.peer.log_lines import si
 from farflung.peer.watching import StatusClient
 
 PEERS = 3

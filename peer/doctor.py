@@ -13,7 +13,7 @@ from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.gpu import Gpu
 from farflung.peer.line_test import Line
-from farflung.peer.screen_text import duration, si
+from farflung.peer.log_lines import duration, si
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"

@@ -13,9 +13,9 @@ import msgspec
 
 from farflung import __version__
 from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
 from farflung.coordinator.schema import ModelSchema
+from farflung.coordinator.signed_words import hello_part
 from farflung.peer.effects import Effect, Note
 from farflung.peer.identity import Identity
 
@@ -131,7 +131,7 @@ class Doorway:
             token=me.token,
             signature=b"",
         )
-        return msgspec.structs.replace(hello, signature=me.sign(signed_part(hello, self._nonce)))
+        return msgspec.structs.replace(hello, signature=me.sign(hello_part(hello, self._nonce)))
 
     def on_welcome(self, welcome: Welcome) -> bool:
         # A lower number is a coordinator that another one has replaced: nobody may follow both.

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from farflung.collectives.plan import Contact
-from farflung.peer.log_lines import Say
-from farflung.peer.screen_text import duration, si
+from farflung.peer.log_lines import Say, duration, si
 
 TELL_EVERY_S = 2.0  # what takes less is not worth a line
 

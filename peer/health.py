@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from farflung.peer.screen_text import Record, clean, count, duration, known, loss_of, number, records, si
+from farflung.peer.log_lines import duration, si
+from farflung.peer.screen_text import Record, clean, count, known, loss_of, number, records
 
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller
 # Joining and catching up are part of a healthy run.

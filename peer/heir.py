@@ -19,8 +19,8 @@ from farflung.peer.capture import Submit, nothing
 from farflung.peer.inheriting import Inheriting, Piece, Wanted
 from farflung.peer.inner_file import InnerFile, hash_beside
 from farflung.peer.local_messages import InnerHere, InnerTaken
+from farflung.peer.log_lines import duration, si
 from farflung.peer.machine import PeerMachine
-from farflung.peer.screen_text import duration, si
 
 
 class Heir:

@@ -25,7 +25,7 @@ from farflung.collectives import failpoints
 from farflung.collectives.errors import Refused, UserError
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.coordinator.manifest import Manifest
-from farflung.optim.schedule import Schedule
+from farflung.optim.schedule import Schedule, rules_of
 from farflung.peer.inner_words import InnerWords
 from farflung.peer.layout import ModelLayout
 from farflung.peer.leased_data import LeaseBook, Span
@@ -50,7 +50,7 @@ from farflung.peer.local_messages import (
     TakeInner,
     ToTrainer,
 )
-from farflung.peer.recipes import outer_of, rules_of
+from farflung.peer.recipes import outer_of
 from farflung.peer.unmerged import NOT_LOADED, Unmerged
 
 log = logging.getLogger(__name__)

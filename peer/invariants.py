@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from farflung.checkpoints.manifest import chunk_hash
 from farflung.collectives.digests import hash_bytes, root_of, split_hashes
@@ -25,10 +24,9 @@ from farflung.coordinator.records import CommittedRound, DigestFixed, Genesis, R
 from farflung.coordinator.schema import ModelSchema
 from farflung.peer.effects import Encode, SaveFragment
 from farflung.peer.local_messages import Load
-
-if TYPE_CHECKING:
-    from farflung.peer.virtual_peer import VirtualPeer
-    from farflung.peer.virtual_trainer import Sample, VirtualTrainer
+from farflung.peer.surroundings import Sample
+from farflung.peer.virtual_peer import VirtualPeer
+from farflung.peer.virtual_trainer import VirtualTrainer
 
 Key = tuple[int, int]  # (fragment, version)
 

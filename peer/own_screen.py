@@ -24,7 +24,8 @@ from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.gpu import Gpu, read_gpus
 from farflung.peer.live import Feed, Status, interact
-from farflung.peer.screen_text import Record, clean, count, number, records, si
+from farflung.peer.log_lines import si
+from farflung.peer.screen_text import Record, clean, count, number, records
 from farflung.peer.terminal import has_terminal
 
 EVERY_S = 1.0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from farflung.peer.health import takes_part, why_not
+from farflung.peer.log_lines import si
 from farflung.peer.screen_text import (
     Record,
     bar,
@@ -23,7 +24,6 @@ from farflung.peer.screen_text import (
     loss_of,
     number,
     records,
-    si,
 )
 from farflung.peer.view import View
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.collectives.errors import UserError
+from farflung.peer.log_lines import duration, si
 from farflung.peer.recording import Moment, Recording
-from farflung.peer.screen_text import clean, duration, si
+from farflung.peer.screen_text import clean
 from farflung.peer.svg import BLUE, GREEN, INK, ORANGE, PALE, SKY, Chart, Sheet
 
 WIDTH, LEFT, RIGHT = 960, 110, 30

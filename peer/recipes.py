@@ -12,27 +12,11 @@ from torch.optim import AdamW, Optimizer
 from farflung.coordinator.manifest import Manifest
 from farflung.optim.inner import muon
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
-from farflung.optim.schedule import Rules
-
-OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result, if run.toml does not say
 
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
     outer = manifest.outer
     return outer_step_for(outer.step, outer.lr, outer.momentum, manifest.run.rounds, fused)
-
-
-def rules_of(manifest: Manifest) -> Rules:
-    outer, rounds = manifest.outer, manifest.round
-    mix = (OVERLAP_MIX if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
-    return Rules(
-        outer.schedule,
-        rounds.sync_every,
-        rounds.fragments,
-        rounds.period_s,
-        outer.overlap_steps,
-        mix,
-    )
 
 
 def inner_of(manifest: Manifest, model: nn.Module) -> Optimizer:

@@ -11,8 +11,9 @@ from pathlib import Path
 from farflung.collectives.errors import UserError
 from farflung.collectives.events import read_events
 from farflung.peer.journals import PATTERN
+from farflung.peer.log_lines import duration
 from farflung.peer.recording import Recording, Status, Story
-from farflung.peer.screen_text import Record, duration
+from farflung.peer.screen_text import Record
 
 _KEYS = "←→ Home End move, + - speed, p pause, q quit"
 STEP = 0.01  # of the whole, for a press of left or right

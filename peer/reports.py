@@ -15,7 +15,6 @@ from farflung.collectives.digests import bits, mask_of, mask_to_bytes
 from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.weighing import Dots
-from farflung.coordinator.evidence import signed_part
 from farflung.coordinator.messages import (
     PREPARES,
     STUCK,
@@ -27,6 +26,7 @@ from farflung.coordinator.messages import (
     ProgressReport,
     Sent,
 )
+from farflung.coordinator.signed_words import sent_part
 from farflung.peer.effects import ToCoordinator
 from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
@@ -88,7 +88,7 @@ class Reporter:
         return self._seq
 
     def _signed(self, sent: Sent) -> Sent:
-        return msgspec.structs.replace(sent, signature=self._sign(signed_part(self.run_id, sent)))
+        return msgspec.structs.replace(sent, signature=self._sign(sent_part(self.run_id, sent)))
 
     # ---- rounds ----------------------------------------------------------------------------------------
 

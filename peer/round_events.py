@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.collectives.errors import UserError
 from farflung.collectives.events import JOURNAL_VARIABLE, EventLog
+from farflung.collectives.plan import result_name
 from farflung.collectives.round import MemberRound
 from farflung.coordinator.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
-from farflung.coordinator.record_events import FRAMES_EVERY_S, result_name
+from farflung.coordinator.record_events import FRAMES_EVERY_S
 from farflung.peer import effects as do
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.doorway import Me

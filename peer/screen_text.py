@@ -13,6 +13,8 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
+from farflung.peer.log_lines import si
+
 Record = Mapping[str, object]
 
 CONTINUES = "\u200b"  # a row that the row above flows into, so that it is copied as one line
@@ -52,17 +54,6 @@ def fraction(record: Record, key: str) -> float | None:
 # ---- numbers as text -------------------------------------------------------------------------------------
 
 
-def si(value: float, unit: str = "") -> str:
-    """At most four characters and a letter, then the unit: 999, 1.2k, 12.3M, 123G."""
-    for letter in ("", "k", "M", "G", "T", "P", "E"):
-        digits = 0 if abs(value) >= 99.95 or (not letter and value == round(value, 6) // 1) else 1
-        # Decided on the rounded number: 999.9 is 1.0k, not 1000.
-        if abs(round(value, digits)) < 1000:
-            return f"{value:.{digits}f}{letter}{unit}"
-        value /= 1000
-    return f"?{unit}"
-
-
 def count(record: Record, key: str) -> str:
     value = number(record, key)
     return f"{value:.0f}" if abs(value) < 99_999 else si(value)
@@ -71,15 +62,6 @@ def count(record: Record, key: str) -> str:
 def loss_of(record: Record) -> str:
     value = known(record, "loss")
     return "-" if value is None else f"{value:.3f}" if abs(value) < 99 else si(value)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 119.5:
-        return f"{seconds:.{int(seconds < 9.95)}f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{si(minutes / 60)} h" if minutes < 48 * 60 else f"{si(minutes / 1440)} days"
 
 
 # ---- pictures --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -22,30 +22,33 @@ from farflung.collectives.frames import Frame, Payload, Spoiled, check_payload, 
 from farflung.compression.codec import codec_named
 from farflung.coordinator import wire
 from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, KeepEvidence, Tell, Write
+from farflung.coordinator.ledger import Ledger
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Message
 from farflung.coordinator.records import CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.signing import name_of, peer_id_of
-from farflung.peer.departures import let_some_leave
 from farflung.peer.doorway import Me, Stand
 from farflung.peer.invariants import Broken, Invariants, all_is_held
 from farflung.peer.machine import PeerMachine
 from farflung.peer.scenario import Report, Scenario, manifest_for, model_for
 from farflung.peer.spoiling import LARGEST_BYTES, forged, spoil
-from farflung.peer.virtual_disk import OwnDisk, VirtualDisk, can_be_resumed
-from farflung.peer.virtual_peer import MakeTrainer, Surroundings, VirtualPeer
+from farflung.peer.surroundings import Surroundings
+from farflung.peer.virtual_disk import OwnDisk, VirtualDisk
+from farflung.peer.virtual_peer import VirtualPeer
 from farflung.peer.virtual_trainer import VirtualTrainer
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
 TICK_S = 0.4
+AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
 
 class World:
-    trainer_class: MakeTrainer = VirtualTrainer
+    trainer_class: type[VirtualTrainer] = VirtualTrainer
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -377,6 +380,44 @@ class World:
 
 def _peer_of(key: Ed25519PrivateKey) -> str:
     return peer_id_of(key.public_key().public_bytes_raw())
+
+
+# ---- those who take their leave, as on Ctrl-C, and come back as new processes ----
+
+
+def let_some_leave(world: World) -> None:
+    """A run without departures draws nothing here, so that its seed keeps its course."""
+    for peer in list(world.peers.values()) if world.scenario.leave_per_s else ():
+        if peer.alive and not peer.exit_code and world.random.random() < world.scenario.leave_per_s:
+            ask_to_leave(world, peer, twice=world.random.random() < 0.3)
+            _await_return(world, peer)
+
+
+def ask_to_leave(world: World, peer: VirtualPeer, twice: bool = False) -> None:
+    """In good order; who is asked twice goes at once."""
+    world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
+    peer.carry_out(peer.machine.take_leave("asked", world.now))
+    if twice:
+        peer.carry_out(peer.machine.leave("asked"))
+
+
+def _await_return(world: World, peer: VirtualPeer) -> None:
+    def look() -> None:
+        if not peer.alive or peer.exit_code == "finished" or world.peers.get(peer.peer) is not peer:
+            return  # or it is back already: it was asked once more before it had gone
+        if peer.exit_code:
+            world.start_again(peer.peer)
+        else:
+            _await_return(world, peer)
+
+    world.after(world.random.uniform(*AWAY_S), look)
+
+
+def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
+    """Somebody who is here has a checkpoint of the run, and it may go back to it."""
+    known = tuple(tuple(book.digests.items()) for book in ledger.books)
+    here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
+    return here and manifest.checkpoint.go_back_after_s > 0
 
 
 def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:

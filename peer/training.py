@@ -16,10 +16,9 @@ from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.plan import Used
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import Rules, rules_of
 from farflung.peer.effects import Effect, Tell
 from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
-from farflung.peer.recipes import rules_of
 from farflung.peer.work import Work
 
 DONE_KEPT = 1024

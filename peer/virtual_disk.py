@@ -6,20 +6,15 @@ was copied, or not at all: whoever is killed before has written nothing.  Some w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from farflung.checkpoints.transfer import NO_VERSION
 from farflung.collectives.effects import Install, Roll
 from farflung.collectives.frames import Payload
-from farflung.coordinator.ledger import Ledger
-from farflung.coordinator.manifest import Manifest
 from farflung.peer.effects import Restore, SaveFragment
-
-if TYPE_CHECKING:
-    from farflung.peer.virtual_peer import VirtualPeer
+from farflung.peer.surroundings import Host
 
 KEPT = 2
 Part = tuple[bytes, list[bytes]]  # digest, chunks
@@ -76,7 +71,7 @@ class OwnDisk:
 
 
 class VirtualCheckpoints:
-    def __init__(self, peer: VirtualPeer, disk: VirtualDisk) -> None:
+    def __init__(self, peer: Host, disk: VirtualDisk) -> None:
         self._peer, self._disk = peer, disk
         self._key = (0, NO_VERSION)
         self._parts: dict[int, Part] = {}
@@ -114,10 +109,3 @@ class VirtualCheckpoints:
         peer.calculate(
             lambda: peer.carry_out(peer.machine.on_restored(version, ["nothing read"], peer.world.now()))
         )
-
-
-def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
-    """Somebody who is here has a checkpoint of the run, and it may go back to it."""
-    known = tuple(tuple(book.digests.items()) for book in ledger.books)
-    here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
-    return here and manifest.checkpoint.go_back_after_s > 0

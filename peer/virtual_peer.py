@@ -13,38 +13,18 @@ import torch
 
 from farflung.collectives.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, bare_answer, with_payload
+from farflung.collectives.frames import Frame, Header, Kind, Spoiled, bare_answer, with_payload
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.schema import ModelSchema
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import rules_of
 from farflung.peer import effects as do
 from farflung.peer.doorway import Me
 from farflung.peer.local_messages import FromTrainer, ToTrainer
 from farflung.peer.machine import PeerMachine
-from farflung.peer.recipes import outer_of, rules_of
+from farflung.peer.recipes import outer_of
 from farflung.peer.state import OuterState
+from farflung.peer.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.virtual_disk import OwnDisk, VirtualCheckpoints, VirtualDisk
-from farflung.peer.virtual_trainer import Learned, VirtualTrainer
-
-MakeTrainer = Callable[["VirtualPeer", "Surroundings", Rules], VirtualTrainer]
-Kept = tuple[list[Learned], float]  # the steps, and what mixing added
-
-
-@dataclass
-class Surroundings:
-    """What a virtual peer needs of the simulated world."""
-
-    now: Callable[[], float]
-    after: Callable[[float, Callable[[], object]], None]  # virtual time
-    delay: Callable[[str], float]  # of a local thing: "compute", "local", "step", "store"
-    to_door: Callable[[str, do.ToDoor], None]
-    to_coordinator: Callable[[str, do.ToCoordinator], None]
-    to_peer: Callable[[str, SendFrame], None]
-    survives: Callable[[str], bool]  # may return False: the party is killed here
-    observe: Callable[[str, object], None]  # (what happened, details) for the invariants
-    machine: type[PeerMachine] = PeerMachine
-    trainer: MakeTrainer = VirtualTrainer
-    forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
 
 
 @dataclass
@@ -57,7 +37,7 @@ class VirtualPeer:
     own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
     alive: bool = True
     machine: PeerMachine = field(init=False)
-    trainer: VirtualTrainer | None = field(default=None, init=False)
+    trainer: Trainer | None = field(default=None, init=False)
     exit_code: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +55,7 @@ class VirtualPeer:
         self.machine.log.found = self.own.found()
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
-        self._kept_work: dict[tuple[int, int], Kept] = {}  # by (slot, fragment)
+        self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
 
@@ -112,11 +92,11 @@ class VirtualPeer:
         self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
         self.world.after(self._arrivals[direction] - now, arrive)
 
-    def keep_work(self, slot: int, fragment: int, work: Kept) -> None:
+    def keep_work(self, slot: int, fragment: int, work: KeptWork) -> None:
         """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
         self._kept_work[slot, fragment] = work
 
-    def kept_work(self, slot: int, fragment: int) -> Kept:
+    def kept_work(self, slot: int, fragment: int) -> KeptWork:
         return self._kept_work[slot, fragment]
 
     # ---- effects -----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ numbers (P6); it writes down which samples went into its work (P7).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,12 +32,7 @@ from farflung.peer.local_messages import (
     Stop,
     ToTrainer,
 )
-
-if TYPE_CHECKING:
-    from farflung.peer.virtual_peer import Surroundings, VirtualPeer
-
-Sample = tuple[int, int]  # (epoch, place in its order)
-Learned = tuple[Sample, ...]  # what one step has learned from
+from farflung.peer.surroundings import Host, Learned, Surroundings
 
 
 @dataclass
@@ -62,7 +56,7 @@ class VirtualTrainer:
     samples_per_step = 2
     dataset_samples = 60
 
-    def __init__(self, host: VirtualPeer, world: Surroundings, rules: Rules) -> None:
+    def __init__(self, host: Host, world: Surroundings, rules: Rules) -> None:
         self.host = host
         self.world = world
         self.alive = True

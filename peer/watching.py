@@ -15,7 +15,7 @@ from farflung.collectives.errors import FrameError, Refused, Unreachable
 from farflung.collectives.limits import CONTROL_FRAME_BYTES
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import wire
-from farflung.coordinator.keys import text_of
+from farflung.coordinator.curve_text import text_of
 from farflung.coordinator.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StatusReply
 from farflung.coordinator.url import JoinUrl
 

@@ -17,7 +17,6 @@ from farflung.coordinator.admission import COMES_PER_MINUTE
 from farflung.coordinator.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.discipline import found_useless
-from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import AdmissionSection, Manifest, RunSection
@@ -41,6 +40,7 @@ from farflung.coordinator.rounds import InFlight
 from farflung.coordinator.rules import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run import RESTORED_AHEAD, RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.signing import name_of
 from farflung.peer.doorway import Doorway, Me
 from farflung.peer.operator_cli import folder_of, seconds
@@ -99,7 +99,7 @@ class House:
             token=token,
             signature=b"",
         )
-        signature = (signed_by or guest).signer.sign(signed_part(bare, challenge.nonce))
+        signature = (signed_by or guest).signer.sign(hello_part(bare, challenge.nonce))
         return self.ask(guest, replace(bare, signature=signature))
 
     def join(self, *guests: Guest, token: str = "") -> None:

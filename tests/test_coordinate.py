@@ -19,11 +19,12 @@ import zmq
 
 from farflung.collectives.errors import UserError
 from farflung.collectives.plan import Commit
+from farflung.coordinator.curve_text import text_of
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.door_process import in_thread
 from farflung.coordinator.ending import QuietEnd
 from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create, text_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest, RunSection
 from farflung.coordinator.records import CommittedRound, Started
 from farflung.coordinator.run import RunMachine

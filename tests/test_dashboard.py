@@ -18,8 +18,9 @@ from rich.console import Console
 
 from farflung.peer.dashboard import render
 from farflung.peer.health import health, plain_line
+from farflung.peer.log_lines import si
 from farflung.peer.own_screen import TimeShares
-from farflung.peer.screen_text import clean, si, sparkline
+from farflung.peer.screen_text import clean, sparkline
 from farflung.peer.terminal import keys_of
 from farflung.peer.view import PAGES, SORTS, View
 

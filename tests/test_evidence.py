@@ -12,14 +12,16 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.plan import Commit, Contact
 from farflung.coordinator import evidence_folder
 from farflung.coordinator.effects import KeepEvidence
-from farflung.coordinator.evidence import Evidence, Said, Witness, is_signed, signed_part
-from farflung.coordinator.evidence_folder import EvidenceFolder, read_evidence
+from farflung.coordinator.evidence import Evidence, Said, is_signed
+from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Membership
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.run import RunMachine
-from farflung.peer.audit_evidence import who_sent
+from farflung.coordinator.signed_words import sent_part
+from farflung.coordinator.witness import Witness
+from farflung.peer.audit_evidence import read_evidence, who_sent
 from farflung.peer.cli import app
 from farflung.peer.identity import Identity
 
@@ -43,7 +45,7 @@ def said(
         used=(),
         signature=b"",
     )
-    return Said(by.public, replace(bare, signature=(signer or by).sign(signed_part(RUN_ID, bare))))
+    return Said(by.public, replace(bare, signature=(signer or by).sign(sent_part(RUN_ID, bare))))
 
 
 def commit(round_no: int = 7, version: int = 4) -> Commit:

@@ -19,12 +19,12 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import FarflungError
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator import wire
+from farflung.coordinator.curve_text import raw_of, text_of
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.door_process import DoorProcess, begin_of
 from farflung.coordinator.door_words import Channel, Counted, Limits, Listening, pair
-from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create, raw_of, text_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest, NetSection
 from farflung.coordinator.messages import (
     DOOR_OUT,
@@ -42,6 +42,7 @@ from farflung.coordinator.networks import Crowd
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
@@ -162,7 +163,7 @@ class Peer:
             key=raw_of(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
             model=MODEL, version=-1, digest=b"", process=os.urandom(16), token="", signature=b"",
         )  # fmt: skip
-        signature = self.identity.sign(signed_part(hello, challenge.nonce))
+        signature = self.identity.sign(hello_part(hello, challenge.nonce))
         welcome = asked(self.door, msgspec.structs.replace(hello, signature=signature))
         assert isinstance(welcome, Welcome), welcome
         self.session = welcome.session

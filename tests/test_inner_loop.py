@@ -17,6 +17,7 @@ from farflung.collectives.errors import Refused, UserError
 from farflung.collectives.plan import Used
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
+from farflung.optim.schedule import rules_of
 from farflung.peer.api import Run
 from farflung.peer.inner_loop import InnerLoop, MeanLoss
 from farflung.peer.leased_data import LeaseBook, Span, tokens_in
@@ -40,7 +41,6 @@ from farflung.peer.local_messages import (
     to_trainer,
 )
 from farflung.peer.optimizer import RunOptimizer
-from farflung.peer.recipes import rules_of
 
 SYNC_EVERY = 3
 MANIFEST = Manifest.model_validate(

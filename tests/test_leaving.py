@@ -8,9 +8,8 @@ import pytest
 
 from farflung.coordinator.effects import Tell
 from farflung.coordinator.records import CommittedRound, DecidedOn, DigestFixed, Opened, Record, Released
-from farflung.peer.departures import ask_to_leave
 from farflung.peer.leaving import STAY_S, Leaving
-from farflung.peer.simulator import Scenario, World
+from farflung.peer.simulator import Scenario, World, ask_to_leave
 from farflung.peer.virtual_peer import VirtualPeer
 
 CALM = {"drop": 0, "duplicate": 0, "slow": 0, "kill_per_effect": 0, "cut_per_s": 0, "trainer_crash_per_s": 0}

@@ -26,8 +26,7 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import Unreachable, UserError
 from farflung.collectives.limits import PROTOCOL_VERSION
 from farflung.coordinator import wire
-from farflung.coordinator.doorkeeper import signed_part
-from farflung.coordinator.keys import raw_of, text_of
+from farflung.coordinator.curve_text import raw_of, text_of
 from farflung.coordinator.messages import (
     DOOR_OUT,
     MEMBER_OUT,
@@ -44,6 +43,7 @@ from farflung.coordinator.messages import (
 from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
 from farflung.coordinator.orders import Bans, Reply
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.cli import app
 from farflung.peer.identity import Identity
@@ -128,7 +128,7 @@ class Peer:
             model=MODEL, version=-1, digest=b"",
             process=os.urandom(16), token=url.token or "", signature=b"",
         )  # fmt: skip
-        signature = self.identity.sign(signed_part(hello, challenge.nonce))
+        signature = self.identity.sign(hello_part(hello, challenge.nonce))
         return asked(self.door, msgspec.structs.replace(hello, signature=signature))
 
     def enters(self, url: JoinUrl) -> None:

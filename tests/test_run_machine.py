@@ -19,7 +19,6 @@ from farflung.collectives.plan import Used
 from farflung.collectives.verdicts import Verdict
 from farflung.coordinator import evidence, wire
 from farflung.coordinator import messages as m
-from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
 from farflung.coordinator.member_status import why_not
@@ -35,6 +34,7 @@ from farflung.coordinator.records import (
 )
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.signing import statement_of
 from farflung.peer.simulator import RUN_ID, Scenario, World
 from guests import Guest
@@ -78,7 +78,7 @@ class Hall:
         }  # fmt: skip
         bare = m.Hello(**{**greeting, **changes})  # type: ignore[arg-type]
         self.last = replace(
-            bare, signature=(signed_by or guest).signer.sign(signed_part(bare, challenge.nonce))
+            bare, signature=(signed_by or guest).signer.sign(hello_part(bare, challenge.nonce))
         )
         return self.door(guest.key, key or guest.key, self.last)
 
@@ -171,7 +171,7 @@ def test_a_hello_that_was_changed_after_signing_is_refused() -> None:
     hall.hello(guest, signed_by=Guest(2))
     challenge = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
     assert isinstance(challenge, m.Challenge)
-    signed = replace(hall.last, signature=guest.signer.sign(signed_part(hall.last, challenge.nonce)))
+    signed = replace(hall.last, signature=guest.signer.sign(hello_part(hall.last, challenge.nonce)))
     hall.refuses("signature", "", hall.door(guest.key, guest.key, replace(signed, address="elsewhere:1")))
 
 

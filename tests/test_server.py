@@ -19,12 +19,12 @@ from farflung.collectives.digests import hash_bytes
 from farflung.collectives.errors import Unreachable
 from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.coordinator import wire
+from farflung.coordinator.curve_text import raw_of, text_of
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.door_process import in_thread
-from farflung.coordinator.doorkeeper import signed_part
 from farflung.coordinator.effects import Effect
 from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create, raw_of, text_of
+from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest, NetSection
 from farflung.coordinator.messages import (
     MEMBER_OUT,
@@ -43,6 +43,7 @@ from farflung.coordinator.messages import (
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.coordinator.signed_words import hello_part
 from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
 from farflung.peer.watching import StatusClient
@@ -176,7 +177,7 @@ class ScriptedPeer:
             token="",
             signature=b"",
         )
-        signature = self.identity.sign(signed_part(hello, challenge.nonce))
+        signature = self.identity.sign(hello_part(hello, challenge.nonce))
         signed = msgspec.structs.replace(hello, signature=signature)
         welcome = self.door.ask(signed, frozenset({"welcome"}))
         assert isinstance(welcome, Welcome)

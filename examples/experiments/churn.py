@@ -34,9 +34,10 @@ from farflung.peer.layout import ModelLayout
 from farflung.peer.sampling import permuted_index
 from farflung.peer.scenario import Scenario
 from farflung.peer.simulator import COORDINATOR, World
+from farflung.peer.surroundings import Learned, Surroundings
 from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.virtual_peer import Surroundings, VirtualPeer
-from farflung.peer.virtual_trainer import Learned, VirtualTrainer
+from farflung.peer.virtual_peer import VirtualPeer
+from farflung.peer.virtual_trainer import VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0

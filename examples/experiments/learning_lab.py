@@ -30,8 +30,9 @@ from farflung.peer.recipes import inner_of, outer_of
 from farflung.peer.sampling import permuted_range
 from farflung.peer.scenario import Scenario
 from farflung.peer.simulator import World
+from farflung.peer.surroundings import Learned
 from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.virtual_trainer import Learned, Part, VirtualTrainer
+from farflung.peer.virtual_trainer import Part, VirtualTrainer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
