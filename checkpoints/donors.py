@@ -36,7 +36,6 @@ class Donors:
         self._took_s: dict[str, float] = {}  # from a question to its answer, lately
         self._piece_at: dict[str, float] = {}  # when its last piece of state was here
         self._piece_s: dict[str, float] = {}  # from one piece to the next, lately
-        self._gave_false: set[str] = set()  # who was dropped once, whatever was forgiven since
 
     # ---- what happened -----------------------------------------------------------------------------------
 
@@ -68,9 +67,7 @@ class Donors:
     def strike(self, donor: str) -> bool:
         """It gave wrong bytes.  True if it is not asked any more from now on."""
         self._spoiled[donor] = self._spoiled.get(donor, 0) + 1
-        dropped = self._spoiled[donor] == SPOILED_FORGIVEN + 1
-        self._gave_false |= {donor} if dropped else set()
-        return dropped
+        return self._spoiled[donor] == SPOILED_FORGIVEN + 1
 
     def forgive(self) -> None:
         self._spoiled.clear()
@@ -81,10 +78,6 @@ class Donors:
         """Those that may be asked: not who kept sending wrong bytes, as long as there are others."""
         good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
         return good or donors
-
-    def by_speed(self, donors: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that never had to be dropped, the quickest first."""
-        return tuple(sorted((d for d in donors if d not in self._gave_false), key=self.took_s))
 
     def window(self, donor: str, most: int) -> int:
         """How many questions it may have at a time."""

@@ -142,10 +142,6 @@ class CatchUp:
         return True
 
     @property
-    def donors_by_speed(self) -> tuple[str, ...]:
-        return self._of.by_speed(self.donors)
-
-    @property
     def lowest(self) -> int:
         return min(self.versions)
 

@@ -37,13 +37,11 @@ class Kind(IntEnum):
     PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
     PONG = 8
     LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
-    INNER = 10  # donor -> joiner: the description or a piece (`chunk`) of its optimizer's state, kept as `version`
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
     WANT_MANIFEST = 20
     WANT_STATE = 21
-    WANT_INNER = 22
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)

@@ -26,7 +26,7 @@ from farflung.collectives.zmq_socket import Socket
 # What answers the other side: it waits for a few answers at a time (checkpoints/transfer.py) and takes them.
 ANSWERS_WAITING = 256
 ANSWER_BYTES_WAITING = 128 * 1024 * 1024
-_ANSWERS = ANSWERS | {Kind.INNER, Kind.MISSING, Kind.PONG, Kind.LATER}
+_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
 HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
 LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads

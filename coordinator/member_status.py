@@ -13,7 +13,7 @@ from farflung.collectives.digests import root_of
 from farflung.coordinator.conductor import Conductor
 from farflung.coordinator.core import Core
 from farflung.coordinator.membership import Member
-from farflung.coordinator.messages import PREPARES, STUCK
+from farflung.coordinator.messages import STUCK
 from farflung.coordinator.rounds import InFlight
 
 WHY_CHARS = 200
@@ -82,8 +82,6 @@ def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
         return member.told
     if member.beat.phase == STUCK:
         return "its trainer takes no steps any more"
-    if member.beat.phase == PREPARES:
-        return "it waits for the state of another peer's optimizer"
     return (member.left_out or "it came too late for the last round") if member.missed else ""
 
 

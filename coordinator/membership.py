@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.collectives.plan import Contact
-from farflung.coordinator.messages import NOT_TRAINING, Beat, Hello
+from farflung.coordinator.messages import STUCK, Beat, Hello
 from farflung.coordinator.pace import MemberPace
 
 
@@ -97,11 +97,7 @@ class Member:
     def trains(self) -> bool:
         """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
         beat = self.beat
-        return (
-            beat is not None
-            and beat.phase not in NOT_TRAINING
-            and min(f.version for f in beat.fragments) >= 0
-        )
+        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
 
 
 DIAL_AGAIN_S = 60.0

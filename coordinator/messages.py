@@ -143,8 +143,6 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
-PREPARES = "prepares"  # of one that has the run's state and waits for a donor's optimizer: nor for this one
-NOT_TRAINING = frozenset({STUCK, PREPARES})
 
 
 class Beat(_FromMember, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from farflung.coordinator.lending import Lending
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import (
-    NOT_TRAINING,
+    STUCK,
     AskStatus,
     Beat,
     FromDoor,
@@ -369,7 +369,7 @@ class RunMachine:
 def _what_counts(member: Member) -> object:
     """All of a member by which a round may open, or a digest be settled."""
     beat = member.beat
-    said = beat and (beat.fragments, beat.phase in NOT_TRAINING, beat.leaving)
+    said = beat and (beat.fragments, beat.phase == STUCK, beat.leaving)
     return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
 
 

@@ -41,7 +41,6 @@ from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import me_of
 from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.fetching import Fetching
-from farflung.peer.handing_over import HandingOver
 from farflung.peer.identity import Identity, default_path
 from farflung.peer.keeping_results import KeepingResults
 from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
@@ -93,8 +92,7 @@ class Agent:
         keys = zmq.curve_keypair()
         self._line = DataLine(self._bulk_context, keys, options.own)
         self._link = self._line.link
-        self._handing = handing = HandingOver(self._identity, self._arithmetic.submit, self._carry_out)
-        self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out, handing.donor)
+        self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16), options.url.token or "")
@@ -168,8 +166,6 @@ class Agent:
             self._on_local(local[1])
         for sender, came in self._link.receive():
             now = time.monotonic()
-            if self._handing.takes(sender, came, now):
-                continue
             if isinstance(came, Frame):
                 if came.header.kind == Kind.STATE:
                     self._fetching.came(sender, came.header.chunk, len(came.payload))
@@ -204,14 +200,12 @@ class Agent:
         self._events.on_tick(now, vitals.saved)
         vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
-        self._handing.on_tick(now)
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
 
     def _look_at_trainer(self, now: float, step: int) -> None:
         before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
-        vitals.prepares = self._handing.trainer_waits
-        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping and not vitals.prepares)
+        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping)
         if vitals.stuck and not before:
             self._events.on_trainer("stuck")
             self._supervisor.on_stuck(self._pulse.patience_s)
@@ -228,7 +222,7 @@ class Agent:
             self._pulse.on_new_trainer()
         elif isinstance(message, Provided) and self._state is not None:
             self._state.restart_momentum()
-        elif (isinstance(message, Bye) and self._exit is not None) or self._handing.on_local(message, now):
+        elif isinstance(message, Bye) and self._exit is not None:
             return
         self._events.on_local(message, self._machine)
         on_word(message)
@@ -244,8 +238,6 @@ class Agent:
             self._arriving.begin(self._machine)
             self._fetching.expect(model.chunk_count)
             self._answering.begin(manifest.round.fragments, 8 * elements)
-            limit_s = self._options.own.optimizer_from_donor
-            self._handing.begin(self._machine, limit_s, self._shared, model)
             outer = outer_of(manifest, checked(outer_step()))
             mark = self._shared.mark_torn
             anchor, momentum = self._shared.anchor, self._shared.momentum
@@ -257,7 +249,6 @@ class Agent:
             self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
             self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
         self._local.send(self._shared.as_message())
-        self._carry_out(self._handing.invitation())
 
     # ---- effects ---------------------------------------------------------------------------------------------
 
@@ -374,7 +365,6 @@ class Agent:
         finished = self._exit is not None and self._exit.code == "finished"
         self._checkpoints.close(finished)
         self._results.close(finished)
-        self._handing.close()
         self._arithmetic.close()
         self._arriving.close()
         self._local.close()

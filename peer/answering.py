@@ -14,21 +14,18 @@ from farflung.collectives.verdicts import Verdict
 from farflung.peer import effects as do
 from farflung.peer.capture import Submit
 from farflung.peer.data_line import DataLine
-from farflung.peer.donor import Donor
 from farflung.peer.machine import PeerMachine
 from farflung.peer.serving import LineNow, Serving, What
 from farflung.peer.state import OuterState
 
 LOOK_AGAIN_S = 0.01  # while questions wait
 ROOM_S = 0.3  # of the line's rate may wait in it, outside of rounds
-_HELD_BACK = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_INNER})
+_HELD_BACK = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST})
 
 
 class Answering:
-    def __init__(
-        self, line: DataLine, submit: Submit, carry_out: Callable[[list[do.Effect]], None], donor: Donor
-    ) -> None:
-        self._line, self._submit, self._carry_out, self._donor = line, submit, carry_out, donor
+    def __init__(self, line: DataLine, submit: Submit, carry_out: Callable[[list[do.Effect]], None]) -> None:
+        self._line, self._submit, self._carry_out = line, submit, carry_out
         self._serving = Serving(1)
         self._piece_bytes = 0
 
@@ -50,12 +47,9 @@ class Answering:
         part = machine.part
         if part is None or frame.header.kind not in _HELD_BACK:
             return False
-        if frame.header.kind == Kind.WANT_INNER:
-            self._donor.on_question(frame.header, now)
-        else:
-            lane = part.lane_of_chunk(frame.header.chunk)
-            if lane is None or not lane.holds_state:
-                return False  # the answer is that there is none
+        lane = part.lane_of_chunk(frame.header.chunk)
+        if lane is None or not lane.holds_state:
+            return False  # the answer is that there is none
         if not self._serving.hold(sender, frame, now):
             part.counters.count(Verdict.DUPLICATE)
         return True
@@ -73,17 +67,12 @@ class Answering:
             part.counters.count(Verdict.STALE)
 
         def can(frame: Frame) -> bool:
-            if frame.header.kind == Kind.WANT_INNER:
-                return self._donor.can(frame.header)
             lane = part.lane_of_chunk(frame.header.chunk)
             return lane is not None and (lane.serves or not lane.holds_state)
 
         line = self._line_now(in_round)
         while (held := self._serving.next(can, line, now)) is not None:
-            if held.frame.header.kind == Kind.WANT_INNER:
-                part.counters.count(self._give_inner(held.to, held.frame.header, now))
-            else:
-                self._carry_out(machine.on_frame(held.to, held.frame, now))
+            self._carry_out(machine.on_frame(held.to, held.frame, now))
         for held in self._serving.to_put_off(now):
             self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
 
@@ -112,18 +101,6 @@ class Answering:
             self._submit(
                 lambda: with_payload(header, make()), lambda frame: self._served(effect.to, what, frame)
             )
-
-    def _give_inner(self, to: str, asked: Header, now: float) -> Verdict:
-        """A description or a piece of the copy of my optimizer's state, or the word that there is none."""
-        answer = self._donor.answer(to, asked, now)
-        if isinstance(answer, Frame):
-            self._carry_out([SendFrame(to, answer)])
-            return Verdict.ACCEPTED
-        what = (Kind.INNER, asked.chunk)
-        if not self._serving.begin(to, what, self._line.link.answers_waiting(to)):
-            return Verdict.DUPLICATE
-        self._submit(answer, lambda frame: self._served(to, what, frame))
-        return Verdict.ACCEPTED
 
     def _served(self, to: str, what: What, frame: object) -> None:
         self._serving.end(to, what)

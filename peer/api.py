@@ -30,8 +30,6 @@ from farflung.collectives.errors import FarflungError, UserError
 from farflung.coordinator.manifest import Manifest
 from farflung.peer.agent_process import AgentProcess
 from farflung.peer.inner_loop import InnerLoop
-from farflung.peer.inner_state import InnerState
-from farflung.peer.inner_words import InnerWords
 from farflung.peer.leased_data import tokens_in
 from farflung.peer.optimizer import RunOptimizer
 from farflung.peer.reading import Source, source_of
@@ -49,14 +47,11 @@ def join(
     listen: str | None = None,
     upload_limit: str | None = None,
     download_limit: str | None = None,
-    optimizer_from_donor: float | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
     `url`: the join URL; None takes it from the environment (FARFLUNG_RUN).  `identity`: this peer's key file.
     `listen`: HOST:PORT where other peers may reach this one.  `upload_limit`, `download_limit`: "20 Mbit/s".
-    `optimizer_from_donor`: in a run that has learned something, take the state of another peer's optimizer (Adam's
-    moments), and wait so many seconds for it at most; 0 or nothing: the optimizer begins fresh, with small first steps.
     What is not given here comes from the environment (FARFLUNG_LISTEN, ...) or ~/.config/farflung/config.toml.
     A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
     """
@@ -66,7 +61,6 @@ def join(
         listen=listen,
         upload_limit=upload_limit,
         download_limit=download_limit,
-        optimizer_from_donor=optimizer_from_donor,
     )
     return connection.join(model, optimizer)
 
@@ -78,7 +72,6 @@ def connect(
     listen: str | None = None,
     upload_limit: str | None = None,
     download_limit: str | None = None,
-    optimizer_from_donor: float | None = None,
 ) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest."""
     failpoints.arm(os.environ)
@@ -88,7 +81,6 @@ def connect(
             "listen": listen,
             "upload_limit": upload_limit,
             "download_limit": download_limit,
-            "optimizer_from_donor": None if optimizer_from_donor is None else str(optimizer_from_donor),
         }
         agent = AgentProcess.start_or_find(url, own)
         undo.callback(agent.close, "could not connect")
@@ -111,10 +103,10 @@ class Connection:
             undo.callback(self.close, "could not join")
             loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step)
-            state = InnerState(optimizer, model)
-            loop.inner = InnerWords(inner, state, self.manifest.inner, self._agent.channel.send)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
+            if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
+                inner.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
         return run
 

@@ -38,7 +38,6 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
-OPTIMIZER_HELP = "Take the state of another peer's optimizer; wait so many seconds at most [begin fresh]."
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )
@@ -155,7 +154,6 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
-    optimizer_from_donor: Annotated[float | None, typer.Option(min=0, help=OPTIMIZER_HELP)] = None,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
@@ -175,7 +173,6 @@ def join(
     given |= {"advertise": advertise, "upload_limit": upload_limit, "download_limit": download_limit}
     given |= {"connections": connections, "checkpoints": checkpoints, "metrics": metrics}
     given |= {"results_limit": results_limit, "results_on_disk": "yes" if results_on_disk else None}
-    given |= {"optimizer_from_donor": str(optimizer_from_donor) if optimizer_from_donor is not None else None}
     own = own_config(given)
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
     raise typer.Exit(take_part(options))

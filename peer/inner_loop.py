@@ -26,7 +26,6 @@ from farflung.collectives.errors import Refused, UserError
 from farflung.collectives.fragments import BOOKS_FRAGMENT, fragments_of
 from farflung.coordinator.manifest import Manifest
 from farflung.optim.schedule import Schedule, rules_of
-from farflung.peer.inner_words import InnerWords
 from farflung.peer.layout import ModelLayout
 from farflung.peer.leased_data import LeaseBook, Span
 from farflung.peer.local import SharedState
@@ -35,8 +34,6 @@ from farflung.peer.local_messages import (
     Finish,
     FromTrainer,
     Frozen,
-    InnerHere,
-    KeepInner,
     LeasesNow,
     Load,
     Loaded,
@@ -47,7 +44,6 @@ from farflung.peer.local_messages import (
     Resume,
     Shared,
     Stop,
-    TakeInner,
     ToTrainer,
 )
 from farflung.peer.recipes import outer_of
@@ -103,7 +99,6 @@ class InnerLoop:
         self.leases = LeaseBook(len(fragments))
         self.step_count = 0
         self.finished = False
-        self.inner: InnerWords | None = None  # of the optimizer's state, where there is an optimizer
         self._model = model
         self._channel = channel
         self._agent_problem = agent_problem  # why the agent is gone, or None
@@ -148,11 +143,6 @@ class InnerLoop:
             if self._clock() - waited >= PATIENCE_S:
                 waited = self._clock()
                 log.warning("still waiting for the run's state; the agent says what for")
-        if self.inner is not None:
-            self.inner.begin(self.version)
-            while self.inner.waits and not self.finished:
-                if (message := self._next_message()) is not None:
-                    self._handle(message)
 
     # ---- inner steps
 
@@ -289,9 +279,6 @@ class InnerLoop:
                 self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
             case LeasesNow(leases=leases, unsure=unsure):
                 self.leases.on_leases(leases, unsure)
-            case TakeInner() | KeepInner() | InnerHere():
-                if self.inner is not None:
-                    self.inner.on_message(message)
             case Finish():
                 self.finished = True
             case Stop(code=code, reason=reason):
@@ -317,15 +304,11 @@ class InnerLoop:
             self._loaded = self.layout.snapshot(self._model)  # room for what every part is loaded with
         mix = self._schedule.rules.mix
         self.parts[load.fragment].load(load, self._model, self._loaded, self.shared, mix)
-        if self.inner is not None and load.keep == "rest":
-            self.inner.on_commit()
         if load.keep in ("drop", "restore"):
             self.leases.restart(load.fragment)
             if load.fragment == BOOKS_FRAGMENT:
                 self._schedule.restart(self._clock())
                 self._losses.clear()
-                if self.inner is not None:
-                    self.inner.on_dropped()
         self._channel.send(Loaded(version=load.version, fragment=load.fragment))
 
     # ---- data

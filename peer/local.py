@@ -131,7 +131,7 @@ class SharedState:
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:
-        place = place_with_room(folder, 5 * 4 * elements + _PAGE_BYTES)
+        place = _place_with_room(folder, 5 * 4 * elements + _PAGE_BYTES)
         names = ("anchor", "momentum", "slot0", "slot1", "slot2")
         anchor, momentum, *slots = (str(place / name) for name in names)
         progress = str(place / "progress")
@@ -198,7 +198,7 @@ class SharedState:
         return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
 
 
-def place_with_room(folder: Path, bytes_needed: int) -> Path:
+def _place_with_room(folder: Path, bytes_needed: int) -> Path:
     """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
     wanted = bytes_needed + _MARGIN_BYTES
     if _free_bytes(folder) >= wanted:

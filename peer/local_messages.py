@@ -64,27 +64,6 @@ class Need(_Local, frozen=True, kw_only=True, tag="need"):
     want: int  # samples wanted beyond what is leased now
 
 
-class WantInner(_Local, frozen=True, kw_only=True, tag="want_inner"):
-    """My optimizer knows nothing: a donor's state is wanted, of at most so many bytes."""
-
-    most_bytes: int
-
-
-class InnerKept(_Local, frozen=True, kw_only=True, tag="inner_kept"):
-    """The state of my optimizer, as it was between two steps, stands in the file that `KeepInner` named."""
-
-    number: int
-    size: int
-    took_s: float
-    problem: str = ""  # why it does not
-
-
-class InnerTaken(_Local, frozen=True, kw_only=True, tag="inner_taken"):
-    """What came of the file that `InnerHere` named."""
-
-    problem: str = ""
-
-
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
     reason: str
 
@@ -140,25 +119,6 @@ class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
     unsure: bool = False  # what is missing may be mine all the same: the coordinator will say
 
 
-class TakeInner(_Local, frozen=True, kw_only=True, tag="take_inner"):
-    """Once the run's state is loaded, ask for the state of a donor's optimizer, and wait for it."""
-
-
-class KeepInner(_Local, frozen=True, kw_only=True, tag="keep_inner"):
-    """Somebody who joins asks for the state of your optimizer: write it into this file between two steps."""
-
-    number: int
-    path: str
-    most_bytes: int
-
-
-class InnerHere(_Local, frozen=True, kw_only=True, tag="inner_here"):
-    """A donor's state has come, and its bytes are what the donor signed; or `problem` says why none will come."""
-
-    path: str = ""
-    problem: str = ""
-
-
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
     version: int
 
@@ -168,21 +128,8 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromTrainer = Attach | Provided | Loaded | Frozen | Need | WantInner | InnerKept | InnerTaken | Bye
-ToTrainer = (
-    Begin
-    | Shared
-    | Provide
-    | Load
-    | Resume
-    | Opened
-    | LeasesNow
-    | TakeInner
-    | KeepInner
-    | InnerHere
-    | Finish
-    | Stop
-)
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Bye
+ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Finish | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)

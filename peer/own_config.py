@@ -35,7 +35,6 @@ KEYS = (
     "results_limit",
     "results_on_disk",
     "metrics",
-    "optimizer_from_donor",
 )
 _PREFIX = "FARFLUNG_"
 
@@ -55,9 +54,6 @@ class OwnConfig:
     results_limit: int = LIMIT_BYTES  # bytes of past rounds' results, by which others catch up
     results_on_disk: bool = False  # beside the key, and so there after a restart; else in memory
     metrics: str = ""  # [HOST:]PORT where /metrics and /healthz answer; "": nowhere
-    optimizer_from_donor: float = (
-        0.0  # seconds to wait at most for the state of a donor's optimizer; 0: begin fresh
-    )
 
     def arguments(self) -> list[str]:
         """As options of `python -m farflung.peer.agent_main`."""
@@ -79,8 +75,6 @@ class OwnConfig:
         if self.results_limit != LIMIT_BYTES:
             found += ["--results-limit", str(self.results_limit)]
         found += ["--results-on-disk"] if self.results_on_disk else []
-        if self.optimizer_from_donor:
-            found += ["--optimizer-from-donor", str(self.optimizer_from_donor)]
         return found + (["--stuck-after", str(self.stuck_after)] if self.stuck_after is not None else [])
 
     @staticmethod
@@ -97,7 +91,6 @@ class OwnConfig:
         parser.add_argument("--results-limit", type=int, default=LIMIT_BYTES)
         parser.add_argument("--results-on-disk", action="store_true")
         parser.add_argument("--metrics", default="")
-        parser.add_argument("--optimizer-from-donor", type=float, default=0.0)
 
     @classmethod
     def from_arguments(cls, asked: argparse.Namespace) -> OwnConfig:
@@ -113,7 +106,6 @@ class OwnConfig:
             asked.results_limit,
             asked.results_on_disk,
             asked.metrics,
-            asked.optimizer_from_donor,
         )
 
 
@@ -163,7 +155,6 @@ def own_config(
         _bytes("results_limit", first["results_limit"]) if "results_limit" in first else LIMIT_BYTES,
         _yes("results_on_disk", first.get("results_on_disk", "no")),
         first.get("metrics", ""),
-        _seconds("optimizer_from_donor", first.get("optimizer_from_donor", "0"), or_none=True),
     )
 
 
@@ -180,12 +171,12 @@ def _yes(key: str, text: str) -> bool:
     return text == "yes"
 
 
-def _seconds(key: str, text: str, or_none: bool = False) -> float:
+def _seconds(key: str, text: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0.0 < found < math.inf and not (or_none and found == 0.0):
+    if not 0.0 < found < math.inf:
         raise UserError(f"{key}: expected seconds, found {text!r}")
     return found
 

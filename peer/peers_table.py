@@ -33,7 +33,6 @@ _DOES = {
     "syncing": ("fetches", "yellow"),
     "inner": ("trains", "cyan"),
     "ready": ("ready", "bright_blue"),
-    "prepares": ("prepares", "yellow"),
     "stuck": ("hangs", "bold red"),
     "scatter": ("sends", "magenta"),
     "gather": ("gets", "magenta"),

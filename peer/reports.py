@@ -16,7 +16,6 @@ from farflung.collectives.plan import Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.weighing import Dots
 from farflung.coordinator.messages import (
-    PREPARES,
     STUCK,
     Beat,
     DotProducts,
@@ -50,7 +49,6 @@ class Vitals:
     down_bytes_per_s: int = 0
     rough: bool = True  # these two
     stuck: bool = False  # the trainer takes no steps though it could
-    prepares: bool = False  # it waits for the state of a donor's optimizer
     saved: int = -1  # newest version of which a checkpoint was written
 
 
@@ -156,11 +154,6 @@ class Reporter:
             again.append(ToCoordinator(said.progress))
         return again
 
-    def _phase(self, part: Participation, training: Training) -> str:
-        if self.vitals.stuck:
-            return STUCK
-        return "leaving" if self.leaving else PREPARES if self.vitals.prepares else phase_of(part, training)
-
     # ---- beats -----------------------------------------------------------------------------------------
 
     def beat(self, part: Participation, training: Training) -> ToCoordinator:
@@ -174,7 +167,7 @@ class Reporter:
                     _fragment_beat(lane, work, self.leaving)
                     for lane, work in zip(part.lanes, training.works, strict=True)
                 ),
-                phase=self._phase(part, training),
+                phase=STUCK if vitals.stuck else "leaving" if self.leaving else phase_of(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,

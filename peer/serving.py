@@ -13,16 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR
-from farflung.collectives.frames import Frame, Header, Kind
+from farflung.collectives.frames import Frame, Kind
 from farflung.peer.next_round import NextRound
 
 What = tuple[Kind, int]  # kind of answer, or of question, and chunk
-
-
-def is_heavy(asked: Header) -> bool:
-    """A piece of state, or of an optimizer's state; what describes one is small."""
-    return asked.kind == Kind.WANT_STATE or (asked.kind == Kind.WANT_INNER and asked.version != 0)
-
 
 LATER_EVERY_S = 1.0  # who waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
@@ -123,9 +117,10 @@ class Serving:
         """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""
         room = self.may_pass(line, now)
         for each in self._held:
-            if can(each.frame) and (room or not is_heavy(each.frame.header)):
+            heavy = each.frame.header.kind == Kind.WANT_STATE
+            if can(each.frame) and (room or not heavy):
                 self._held.remove(each)
-                if is_heavy(each.frame.header):
+                if heavy:
                     self._passed_at = now
                     # Whoever else waits is next.
                     self._held.sort(key=lambda other: other.to == each.to)

@@ -308,3 +308,10 @@ def test_P8_a_question_that_is_not_held_or_not_held_any_more_is_told_so_that_it_
     assert serving.hold("ann", asked, 0.0) and not serving.hold("ann", asked, 1.0), "it waits already"
     assert serving.held == 1 and serving.let_go(HELD_MOST_S - 1.0) == 0
     assert serving.let_go(HELD_MOST_S) == 1 and serving.held == 0
+
+
+def test_P8_who_asks_without_end_has_only_so_many_questions_held() -> None:
+    serving = Serving(fragments=1)
+    asked = [Frame(Header(Kind.WANT_STATE, b"run-tag!", version=3, chunk=chunk)) for chunk in range(99)]
+    assert sum(serving.hold("mal", each, 0.0) for each in asked) == serving.most
+    assert serving.hold("ann", asked[0], 0.0), "others are held all the same"

@@ -1,11 +1,11 @@
-"""What does a newcomer's optimizer cost a run, and what does a donor's state save?
+"""What does a newcomer's optimizer cost a run, and what do small first steps save?
 
     python examples/experiments/newcomer.py [--rounds 15] [--period 20] [--seeds 3]
 
 Peers train in rounds (plain mean of what they learned); then half of them are replaced by newcomers, whose optimizers
-are fresh, fresh with small first steps (the default), or take the state of a donor's by the program's own file.  The
-data is the same for all.  Shown is the held-out loss of a newcomer's own model at the end of its first period, and of
-the run's model after its first rounds, as the difference to a run in which nobody was replaced.
+are fresh, or fresh with small first steps (the default).  The data is the same for all.  Shown is the held-out loss of
+a newcomer's own model at the end of its first period, and of the run's model after its first rounds, as the difference
+to a run in which nobody was replaced.
 """
 
 from __future__ import annotations
@@ -13,30 +13,25 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import tempfile
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.optim import AdamW
 
 from farflung.peer.corpus import load_corpus
-from farflung.peer.inner_state import InnerState
 from farflung.peer.optimizer import RunOptimizer
 from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 PEERS, BATCH, CLIP = 4, 4, 1.0
-WAYS = ("nobody is replaced", "fresh", "fresh, small first steps", "a donor's state")
+WAYS = ("nobody is replaced", "fresh", "fresh, small first steps")
 CORPUS = load_corpus()
 
 
 class Peer:
     def __init__(self, model: TinyGPT, betas: tuple[float, float]) -> None:
         self.model = copy.deepcopy(model)
-        inner = AdamW(self.model.parameters(), 6e-3, betas)
-        self.state = InnerState(inner, self.model)
-        self.optimizer = RunOptimizer(inner, lambda: None)
+        self.optimizer = RunOptimizer(AdamW(self.model.parameters(), 6e-3, betas), lambda: None)
 
     def learn(self, steps: int, seed: int) -> None:
         dice = torch.Generator().manual_seed(seed)
@@ -62,14 +57,10 @@ def a_round(peers: list[Peer], period: int, seed: int) -> float:
     return alone
 
 
-def replaced(peers: list[Peer], way: str, betas: tuple[float, float], file: Path) -> None:
-    donor = peers[0]
+def replaced(peers: list[Peer], way: str, betas: tuple[float, float]) -> None:
     for number in range(PEERS // 2, PEERS if way != WAYS[0] else 0):
-        peers[number] = peer = Peer(donor.model, betas)
-        if way == WAYS[3]:
-            donor.state.write(file, 1 << 30)
-            peer.state.take(file)
-        elif way == WAYS[2]:
+        peers[number] = peer = Peer(peers[0].model, betas)
+        if way == WAYS[2]:
             peer.optimizer.start_small(10)
 
 
@@ -77,8 +68,7 @@ def losses(way: str, betas: tuple[float, float], seed: int, asked: argparse.Name
     peers = [Peer(build(CONFIG, seed), betas) for _ in range(PEERS)]
     for number in range(asked.rounds):
         a_round(peers, asked.period, 100 * seed + number)
-    with tempfile.TemporaryDirectory() as folder:
-        replaced(peers, way, betas, Path(folder) / "inner")
+    replaced(peers, way, betas)
     found: list[float] = []
     for number in range(3):
         alone = a_round(peers, asked.period, 100 * seed + 50 + number)
