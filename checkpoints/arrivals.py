@@ -35,7 +35,7 @@ class Arrived:
 class Arrivals:
     def __init__(self, path: Path, what: bytes, chunks: int, chunk_bytes: int) -> None:
         """`what`: names the run and the model, at most 4 KiB; a file of anything else is begun anew.  StoreError."""
-        self._path, self._chunks, self._chunk_bytes = path, chunks, chunk_bytes
+        self._path, self._chunks = path, chunks
         self._place = _RECORD.size + chunk_bytes
         head = hash_bytes(what).ljust(_HEAD_BYTES, b"\0")
         try:

@@ -54,7 +54,6 @@ class CatchUp:
         self._of = Donors(retry_s)
         self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
         self._dropped: list[str] = []  # donors that are not asked any more, not told yet
-        self.fetched_bytes = 0
 
     # ---- what the peer machine tells it -----------------------------------------------------------------
 
@@ -354,7 +353,6 @@ class CatchUp:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
         self.versions[index] = header.version
-        self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
     def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
@@ -365,7 +363,6 @@ class CatchUp:
             self._refused_by(sender, key)
             return Verdict.BAD_HASH
         self._asked.pop(key, None)
-        self.fetched_bytes += len(payload)
         return Verdict.ACCEPTED
 
     def _on_missing(self, sender: str, header: Header) -> None:

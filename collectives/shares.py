@@ -122,12 +122,6 @@ def reassign(
     return tuple(moved)
 
 
-def round_time(counts: Sequence[int], rates: Sequence[Rates], gather_bits: float = 8.0) -> float:
-    """The model's time for these numbers of chunks, in units of (bits per value / bytes per second)."""
-    loads, chunk_count = _loads(rates, gather_bits), sum(counts)
-    return sum(_phases(loads, [count / chunk_count for count in counts])) if loads else 0.0
-
-
 # ---- the model -------------------------------------------------------------------------------------------
 
 

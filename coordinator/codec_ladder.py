@@ -22,7 +22,6 @@ def codecs_by_member(
     bytes_by_codec: Mapping[str, int],
     up_bytes_per_s: Mapping[str, float | None],
     target_s: float,
-    kept_share: Mapping[str, float],
     last: Mapping[str, str],
 ) -> dict[str, str]:
     """member -> codec, for every member in `up_bytes_per_s`.
@@ -30,23 +29,18 @@ def codecs_by_member(
     bytes_by_codec  size of a whole contribution; codecs of the ladder that are missing here are not used
     up_bytes_per_s  None or 0: not known
     target_s        how long sending a contribution may take
-    kept_share      member -> share of all chunks that it owns itself, and so need not send
     last            member -> what it was given for the round before
     """
     steps = [name for name in LADDER if name in bytes_by_codec]
     assert steps and target_s > 0
+    sent_bytes = {name: bytes_by_codec[name] for name in steps}
     return {
-        member: _codec(
-            {name: bytes_by_codec[name] * (1 - kept_share.get(member, 0.0)) for name in steps},
-            rate,
-            target_s,
-            last.get(member),
-        )
+        member: _codec(sent_bytes, rate, target_s, last.get(member))
         for member, rate in up_bytes_per_s.items()
     }
 
 
-def _codec(sent_bytes: Mapping[str, float], rate: float | None, target_s: float, last: str | None) -> str:
+def _codec(sent_bytes: Mapping[str, int], rate: float | None, target_s: float, last: str | None) -> str:
     """`sent_bytes` runs from fine to coarse."""
     steps = list(sent_bytes)
     at = steps.index(last) if last in steps else 0

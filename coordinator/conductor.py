@@ -178,7 +178,7 @@ class Conductor:
         sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
         lines = shares.smoothed([self._rates(peer, LADDER[0]) for peer in peers])
         up = {peer: line.up_bytes_per_s for peer, line in zip(peers, lines, strict=True)}
-        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, {}, self._codecs)
+        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, self._codecs)
         self._codecs |= chosen
         return tuple(chosen[peer] for peer in peers)
 

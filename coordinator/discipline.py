@@ -16,7 +16,6 @@ from farflung.coordinator.records import Banned, Unbanned
 from farflung.coordinator.rounds import InFlight
 
 LEAST_ACCUSERS = 2
-FOR_EVER_S = 100 * 365 * 86400.0
 
 
 def found_useless(flight: InFlight) -> list[str]:

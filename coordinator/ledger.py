@@ -90,7 +90,6 @@ class Ledger:
     era: int = 0  # how often the run went back to an older state
     delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
     model: ModelSchema | None = None
-    founder: str = ""
     round_no: int = 0  # of the newest round of all fragments
     tokens: int = 0
     loss: float | None = None
@@ -127,10 +126,9 @@ class Ledger:
                 self.leases = Leases(self.lease_samples, samples, self.fragments, next_id=self.leases.next_id)
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
-            case Genesis(peer=peer):
+            case Genesis():
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
-                self.founder = peer
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
             case Vouched(peer=peer, fragment=fragment):

@@ -224,7 +224,3 @@ class Membership:
             self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
             self._roster_at = self.roster_no
         return self._roster
-
-    def can_talk(self, one: Member, other: Member) -> bool:
-        """One of two must be dialable: who can't be dialled keeps connections to all who can."""
-        return bool(one.contact.address or other.contact.address)

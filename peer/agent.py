@@ -65,7 +65,7 @@ class AgentOptions:
     url: JoinUrl
     folder: Path
     own: OwnConfig
-    journal: Path | None = None  # what happens is written here (peer/events.py)
+    journal: Path | None = None  # what happens is written here (round_events.py)
 
 
 class Agent:

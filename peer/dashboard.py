@@ -42,7 +42,7 @@ def render(
 ) -> RenderableType:
     """The whole screen, never wider than `width` cells nor higher than `height` lines.
 
-    `own`: what the process that shows it knows of itself (own_view.py), for the top.
+    `own`: what the process that shows it knows of itself (own_screen.py), for the top.
     """
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
         return cut(Text(plain_line(status)), width)

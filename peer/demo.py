@@ -76,7 +76,6 @@ class Demo:
     url: JoinUrl | None = None
     peers: list[Party] = field(default_factory=list)
     victim: Party | None = None
-    replacement: Party | None = None
     last: dict[str, Any] = field(default_factory=dict)
     killed_at_version: int = -1
 
@@ -167,7 +166,7 @@ class Demo:
         self.killed_at_version = status["version"]
         self.victim.process.send_signal(signal.SIGKILL)
         self.victim.process.wait()
-        self.replacement = self.start_peer()
+        self.start_peer()
 
 
 def run_demo(keep: Path | None) -> int:

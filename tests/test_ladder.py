@@ -14,10 +14,10 @@ MBIT = 125_000.0  # bytes/s
 SIZES = {"int8": 100_000_000, "int4": 50_000_000, "int2": 25_000_000, "topk": 2_700_000}
 
 
-def chosen(mbit: float | None, last: str | None = None, target_s: float = 60.0, kept: float = 0.0) -> str:
+def chosen(mbit: float | None, last: str | None = None, target_s: float = 60.0) -> str:
     rate = None if mbit is None else mbit * MBIT
     given_before = {} if last is None else {"ann": last}
-    return codecs_by_member(SIZES, {"ann": rate}, target_s, {"ann": kept}, given_before)["ann"]
+    return codecs_by_member(SIZES, {"ann": rate}, target_s, given_before)["ann"]
 
 
 def test_the_finest_codec_that_fits() -> None:
@@ -26,17 +26,12 @@ def test_the_finest_codec_that_fits() -> None:
 
 def test_each_member_by_its_own_uplink() -> None:
     rates = {"ann": 100 * MBIT, "bob": 5 * MBIT, "cyd": None}
-    assert codecs_by_member(SIZES, rates, 60.0, {}, {}) == {"ann": "int8", "bob": "int2", "cyd": "int8"}
+    assert codecs_by_member(SIZES, rates, 60.0, {}) == {"ann": "int8", "bob": "int2", "cyd": "int8"}
 
 
 def test_an_unknown_rate_means_int8_unless_something_was_chosen_before() -> None:
     assert chosen(None) == chosen(0) == "int8"
     assert chosen(None, last="int2") == "int2"
-
-
-def test_what_a_member_owns_need_not_be_sent() -> None:
-    assert chosen(10) == "int4"
-    assert chosen(10, kept=0.5) == "int8"
 
 
 def test_a_finer_codec_needs_room_to_spare() -> None:
@@ -53,7 +48,7 @@ def test_a_much_better_line_climbs_several_steps_at_once() -> None:
 
 def test_only_codecs_with_a_known_size_are_used() -> None:
     sizes = {name: SIZES[name] for name in ("int4", "topk")}
-    assert codecs_by_member(sizes, {"ann": 1000 * MBIT}, 60.0, {}, {"ann": "int8"}) == {"ann": "int4"}
+    assert codecs_by_member(sizes, {"ann": 1000 * MBIT}, 60.0, {"ann": "int8"}) == {"ann": "int4"}
 
 
 @given(st.floats(0.01, 1000), st.floats(0.1, 1000), st.sampled_from(LADDER))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.shares import Rates, assign, reassign, round_time, smoothed
+from farflung.collectives.shares import Rates, _loads, _phases, assign, reassign, smoothed
 
 MBIT = 125_000.0  # bytes/s
 
@@ -34,6 +34,12 @@ def mbit(*lines: tuple[float, float]) -> list[Rates]:
 def owned(chunks: int, rates: Sequence[Rates], hosts: set[str] | None = None) -> list[int]:
     members = names(len(rates))
     return counts_of(assign(chunks, members, hosts or set(members), rates), len(rates))
+
+
+def round_time(counts: Sequence[int], rates: Sequence[Rates], gather_bits: float) -> float:
+    """The model's time for these numbers of chunks, in units of (bits per value / bytes per second)."""
+    loads, chunk_count = _loads(rates, gather_bits), sum(counts)
+    return sum(_phases(loads, [count / chunk_count for count in counts])) if loads else 0.0
 
 
 @st.composite
