@@ -13,9 +13,8 @@ import socket
 from collections.abc import Iterator
 
 FIRST, LAST = 20_000, 32_000
-_places = itertools.count(
-    37 * os.getpid()
-)  # no place twice: who was given a port may be away when another one asks
+# No place twice: who was given a port may be away when another one asks.
+_places = itertools.count(37 * os.getpid())
 
 
 def free_ports(count: int = 1) -> Iterator[int]:

@@ -19,9 +19,8 @@ from farflung.collectives.errors import StoreError
 from farflung.collectives.frames import Payload
 
 _HEAD_BYTES = 4096
-_RECORD = struct.Struct(
-    f"<qq{HASH_BYTES}s{HASH_BYTES}s"
-)  # version + 1, era, hash of the bytes, digest or zeros
+# Version + 1, era, hash of the bytes, digest or zeros.
+_RECORD = struct.Struct(f"<qq{HASH_BYTES}s{HASH_BYTES}s")
 _NO_DIGEST = bytes(HASH_BYTES)
 
 

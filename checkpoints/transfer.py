@@ -107,9 +107,8 @@ class CatchUp:
         # With nobody to ask, what is held may yet become the run's newest state.
         for chunk, held in enumerate(self.versions if donors else ()):
             if held != NO_VERSION and held + keep < self.target:
-                self.versions[chunk] = (
-                    NO_VERSION  # the results that it would need are kept by nobody any more
-                )
+                # The results that it would need are kept by nobody any more.
+                self.versions[chunk] = NO_VERSION
                 self.sealed = NO_VERSION
         if self.done:
             self._manifests.clear()

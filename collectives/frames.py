@@ -16,9 +16,8 @@ from farflung.collectives.errors import FrameError
 from farflung.collectives.limits import BULK_HEADER_BYTES
 from farflung.collectives.verdicts import Verdict
 
-_LAYOUT = struct.Struct(
-    "<4sBxH8sQQQII32s16x"
-)  # magic, kind, protocol, run, round, decision, version, chunk, ...
+# Magic, kind, protocol, run, round, decision, version, chunk, ...
+_LAYOUT = struct.Struct("<4sBxH8sQQQII32s16x")
 _MAGIC = b"FFB\x01"
 _NO_HASH = bytes(32)
 

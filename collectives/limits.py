@@ -17,9 +17,8 @@ MESSAGES_LEAST_PER_S = 50
 MESSAGES_PER_BEAT = 5
 MESSAGES_BURST_S = 10.0  # so many seconds' messages may come at once
 
-CHUNKS_PER_FRAGMENT = (
-    4096  # 4096 hashes of 32 bytes fit in one control message; also the most of a whole model
-)
+# 4096 hashes of 32 bytes fit in one control message; also the most of a whole model.
+CHUNKS_PER_FRAGMENT = 4096
 FRAGMENTS_MAX = 64  # beats and ticks have an entry for each
 MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
 MAX_PEERS = 1024

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
 
-PROBE_SIZES_BYTES = (
-    64 * 1024,
-    256 * 1024,
-    1024 * 1024,
-)  # one after the other, each only if the last was quick
+# One after the other, each only if the last was quick.
+PROBE_SIZES_BYTES = (64 * 1024, 256 * 1024, 1024 * 1024)
 # A probe tells of the line only if it takes long beyond the round trip: before that it tells how TCP gains speed.
 PROBE_LONG_S, PROBE_LONG_RTTS = 0.5, 8
 ON_WAY_MOST = 16  # pings to one peer that were not answered: the oldest are forgotten

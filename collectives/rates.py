@@ -19,9 +19,8 @@ low is given less to carry, carries less, and is measured lower still.
 from __future__ import annotations
 
 SETTLE_S = 0.25  # of each busy time that do not count
-WINDOW_S = (
-    0.5  # of busy time at least, and until enough has moved; a shorter one would take a burst for the line
-)
+# Of busy time at least, and until enough has moved; a shorter one would take a burst for the line.
+WINDOW_S = 0.5
 FULL_WINDOW_S = 5.0  # a longer busy time is cut
 WINDOW_MOVES = 3
 WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line

@@ -23,10 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-LEAST_RATE, GREATEST_RATE = (
-    1.0,
-    1e12,
-)  # bytes/s; keeps nonsense from a peer inside the range of the arithmetic
+# Bytes/s; keeps nonsense from a peer inside the range of the arithmetic.
+LEAST_RATE, GREATEST_RATE = 1.0, 1e12
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
 FINE = 1 << 40  # so many chunks are as good as fractions
@@ -47,9 +45,8 @@ class Rates:
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
     scatter_bits: float = 8.0  # per value, of this member's contribution
-    rough: bool = (
-        False  # the way up, which no round has shown: from a probe, or at least so much; wrong by a factor
-    )
+    # The way up, which no round has shown: from a probe, or at least so much; wrong by a factor.
+    rough: bool = False
 
 
 def smoothed(rates: Sequence[Rates]) -> list[Rates]:

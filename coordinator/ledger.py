@@ -61,9 +61,8 @@ class FragmentBook:
     digests: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
     vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
-    trust: Counter[str] = field(
-        default_factory=Counter
-    )  # peer -> commits it was in, since it was last suspect
+    # Peer -> commits it was in, since it was last suspect.
+    trust: Counter[str] = field(default_factory=Counter)
     # By version, of the last merged updates: the norm, and the mean of its members' tokens.
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     dropped_round: int = 0  # the newest round whose work the guard threw away

@@ -15,9 +15,8 @@ from farflung.coordinator.membership import Member
 from farflung.coordinator.messages import UNKNOWN_LENGTH, Beat, Lease
 from farflung.coordinator.records import DataFixed, Granted, Released, StreamEnded
 
-RELEASE_AFTER_DEAD = (
-    2.0  # times dead_after_s: how long a lost peer's leases wait for it before others get them
-)
+# Times dead_after_s: how long a lost peer's leases wait for it before others get them.
+RELEASE_AFTER_DEAD = 2.0
 LEASES_PER_PEER = 64
 POSITIONS_PER_PEER = 1024  # of fragments within leases: a tick that names them all must fit into one message
 

@@ -249,9 +249,8 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     round_no: Count  # the round in flight that counts on me, 0 if none
     sent_seen: bool
     progress_seen: Count  # seq of the newest progress report I acted on
-    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = (
-        b""  # whom owners are to compare, if not all
-    )
+    # Whom owners are to compare, if not all.
+    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = b""
     dropped: Count = 0  # the newest round whose work the guard threw away
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # that the run has this digest, signed
 

@@ -23,9 +23,8 @@ class Started(_Record, frozen=True, kw_only=True, tag="started"):
     """A coordinator process took over the run."""
 
     incarnation: int
-    clock_s: float = (
-        0.0  # the run's clock, and the wall clock of this machine, at that moment: see register.py
-    )
+    # The run's clock, and the wall clock of this machine, at that moment: see register.py.
+    clock_s: float = 0.0
     wall_s: float = 0.0
 
 

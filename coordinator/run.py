@@ -51,9 +51,8 @@ from farflung.coordinator.signing import name_of, peer_id_of
 from farflung.coordinator.status import status_json
 
 STATUS_CROWD_S = 1.0
-RECONNECT_GRACE_S = (
-    1.0  # a broken connection may be a hiccup: this long it may come back before it counts as death
-)
+# A broken connection may be a hiccup: this long it may come back before it counts as death.
+RECONNECT_GRACE_S = 1.0
 RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
 
 

@@ -23,9 +23,8 @@ LEAST_MEMBERS = 4  # with fewer there is no majority to compare with
 LEAST_OF_MEDIAN = 0.25
 COMMON_LEAST = 0.02  # below this median cosine the members have no direction in common that one could miss
 WORTH_TELLING = 0.9  # about half of all honest contributions are a little longer than the median
-OWNERS_ALIKE = (
-    100.0  # median energy a chunk, between honest owners' shares; a louder owner's word is scaled down
-)
+# Median energy a chunk, between honest owners' shares; a louder owner's word is scaled down.
+OWNERS_ALIKE = 100.0
 
 Matrix = list[list[float]]  # symmetric
 

@@ -30,9 +30,8 @@ class Rules:
     period_steps: int
     fragments: int = 1
     period_s: float = 0.0  # 0: a period is counted in steps
-    overlap_steps: int = (
-        0  # a result is taken so many steps after the freeze, or when it comes if that is later
-    )
+    # A result is taken so many steps after the freeze, or when it comes if that is later.
+    overlap_steps: int = 0
     mix: float = 0.0  # how much of its own values a peer keeps where a result is taken
 
     @property

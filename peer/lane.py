@@ -35,9 +35,8 @@ class Contribution:
     round_no: int
     version: int  # that the round started from: only the next version's commit can have used it
     frozen: Frozen
-    disowned: bool = (
-        False  # the trainer has dropped this work: nothing of it is left that a commit could take
-    )
+    # The trainer has dropped this work: nothing of it is left that a commit could take.
+    disowned: bool = False
 
 
 class Lane:

@@ -29,9 +29,8 @@ class Line:
     down_bytes_per_s: float
     came_from: str  # this machine's address as the coordinator sees it
     clock_ahead_s: float  # of this machine's clock
-    bounded: (
-        bool  # the line may carry more: the test ended early, or the coordinator gave no more to strangers
-    )
+    # The line may carry more: the test ended early, or the coordinator gave no more to strangers.
+    bounded: bool
 
 
 def measure(client: StatusClient) -> Line:

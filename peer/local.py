@@ -125,9 +125,8 @@ class SharedState:
         # One aligned 8-byte store per counter: a reader never sees half of one.
         self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
         self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
-        self._changes = np.memmap(
-            message.progress, np.int64, "r+", 24, (1,)
-        )  # odd: the anchor is just changing
+        # Odd: the anchor is just changing.
+        self._changes = np.memmap(message.progress, np.int64, "r+", 24, (1,))
 
     @classmethod
     def create(cls, folder: Path, elements: int) -> SharedState:

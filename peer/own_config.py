@@ -48,9 +48,8 @@ class OwnConfig:
     download_limits: tuple[str, ...] = ()
     connections: int = 0  # to each peer; 0: as many as the line turns out to need
     checkpoints: str = ""  # URL or folder where this peer keeps checkpoints of the run; "": nowhere
-    stuck_after: float | None = (
-        None  # seconds without a step after which the trainer counts as stuck; None: it depends
-    )
+    # Seconds without a step after which the trainer counts as stuck; None: it depends.
+    stuck_after: float | None = None
     results_limit: int = LIMIT_BYTES  # bytes of past rounds' results, by which others catch up
     results_on_disk: bool = False  # beside the key, and so there after a restart; else in memory
     metrics: str = ""  # [HOST:]PORT where /metrics and /healthz answer; "": nowhere

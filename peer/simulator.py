@@ -291,9 +291,8 @@ class World:
         return forged(payloads, self.model.chunk_elements, how) if how else payloads
 
     def _is_hostile(self, peer: str) -> bool:
-        return (
-            peer == self.hostile and self.now < self.scenario.hostile_until_s
-        )  # else a seed keeps its course
+        # Else a seed keeps its course.
+        return peer == self.hostile and self.now < self.scenario.hostile_until_s
 
     # ---- misfortune -----------------------------------------------------------------------------------------------
 

@@ -57,9 +57,8 @@ class OuterState:
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         own = torch.zeros_like(anchor) if momentum is None else momentum
         self._momentum = own.view(model.chunk_count, model.chunk_elements)
-        self._delta_n = torch.empty(
-            model.chunk_elements
-        )  # kept: memory that is new each time costs page faults
+        # Kept: memory that is new each time costs page faults.
+        self._delta_n = torch.empty(model.chunk_elements)
         self.hashes: list[bytes] = [b""] * model.chunk_count
         self._hashed: set[int] = set()  # chunks that have not changed since `hashes` was made of them
         self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last

@@ -15,9 +15,8 @@ from farflung.peer import exit_codes
 RESTART_S = 0.5  # doubles with each crash in a row
 RESTART_MAX_S = 30.0
 CRASHES_IN_A_ROW = 5
-HOPELESS = frozenset(
-    {exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH}
-)  # it said why; again is no better
+# It said why; again is no better.
+HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
 GOODBYE_S = 5.0  # after a trainer's end with success its good-bye is here, or it never joined

@@ -15,9 +15,8 @@ class Work:
         self.fresh = True  # the trainer has loaded nothing since it attached
         self.running = False  # taking inner steps, not waiting at the barrier for this fragment
         self.frozen: Frozen | None = None  # unmerged work that stands in a slot
-        self.sent_slot: int | None = (
-            None  # the slot that a round is using, until its commit or abort is known
-        )
+        # The slot that a round is using, until its commit or abort is known.
+        self.sent_slot: int | None = None
         self._loads = 0  # told and not yet answered
 
     @property

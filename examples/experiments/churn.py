@@ -42,9 +42,8 @@ from farflung.peer.virtual_trainer import VirtualTrainer
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0
 LOOKS = 10  # at the held-out loss, for the plot
-CHUNK = (
-    8192  # values of a chunk: one that counts the steps, as the simulator's checks want it, and the model's
-)
+# Values of a chunk: one that counts the steps, as the simulator's checks want it, and the model's.
+CHUNK = 8192
 
 
 class Learner(VirtualTrainer):
