@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from farflung.collectives.plan import Plan
+
 BACKOFF_MOST = 4  # doublings of the patience
 ARRIVING_PATIENCE = 8  # times more patience while bytes come in
 IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
@@ -58,3 +60,30 @@ class Asking:
     def in_vain(self) -> set[str]:
         """Who was asked again and again, and gave nothing."""
         return {member for member, times in self._asked_times.items() if times >= IN_VAIN}
+
+
+# ---- results of a committed round that are still on their way -----------------------------------------
+#
+# A round commits as soon as every result is proven, and on thin lines the last ones reach some members only
+# after that. To ask a donor for them at once would bring them twice, over the line that they are just
+# coming through.
+
+
+class LateResults:
+    def __init__(self, plan: Plan, first_chunk: int, quiet_s: float, now: float) -> None:
+        self.version = plan.version + 1
+        self._plan, self._first_chunk = plan, first_chunk
+        self._asking = Asking(plan.members, quiet_s, now)
+
+    def on_result(self, sender: str, now: float) -> None:
+        if sender in self._plan.members:
+            self._asking.on_heard(sender, now)
+
+    def on_arriving(self, members: set[str], now: float) -> None:
+        self._asking.on_arriving(members, now)
+
+    def coming(self, now: float) -> set[tuple[int, int]]:
+        """(version, chunk) of which the owner has not been quiet for too long."""
+        speaking = {m for m in self._plan.members if not self._asking.is_due(m, now)}
+        owners = [self._plan.members[owner] for owner in self._plan.owners]
+        return {(self.version, self._first_chunk + i) for i, owner in enumerate(owners) if owner in speaking}

@@ -19,16 +19,16 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.collectives.asking import Asking
 from farflung.collectives.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
-from farflung.collectives.pieces import Piece, Progress
 from farflung.collectives.plan import Decision, Plan
 from farflung.collectives.verdicts import Verdict
-from farflung.collectives.weighing import Weighing
+from farflung.collectives.weighing import Dots, Weighing
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
@@ -395,3 +395,24 @@ class MemberRound:
                 )
             )
         return effects
+
+
+# ---- what a member holds in a round, and what it can prove of it --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    payload: Payload
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this member can prove to hold; the coordinator compares the combined hashes."""
+
+    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
+    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
+    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
+    got: tuple[int, bytes]  # (mask, combined hash) of results
+    dots: Dots | None  # of all my chunks, before the decision

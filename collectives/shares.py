@@ -1,6 +1,6 @@
-"""Who reduces which chunk: shares that follow what each member's line can carry.
+"""What follows from the members' lines: who reduces how many chunks, and which codec a contribution travels in.  Pure.
 
-Owns: the model of a round's time, and the search for the shares that make it least.
+Owns: the model of a round's time, the search for the shares that make it least, and the ladder of `codec = "auto"`.
 Called by the coordinator's rounds.  Must not know: sockets, clocks, how the rates were measured.
 
 The model.  Of n members, member j owns the share w of all chunks, its contribution has the size b_j (all of them
@@ -19,9 +19,11 @@ time by a golden section search.  Whole chunks need only whole bounds in place o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+
+from farflung.collectives.ladder import LADDER
 
 # Bytes/s; keeps nonsense from a peer inside the range of the arithmetic.
 LEAST_RATE, GREATEST_RATE = 1.0, 1e12
@@ -295,3 +297,52 @@ def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
         else:
             low = middle
     return math.exp(high)
+
+
+# ---- codec = "auto" -----------------------------------------------------------------------------------
+#
+# A member's contribution leaves through its own uplink, so only that decides: it gets the finest codec that
+# is sent in time. Near the border a noisy rate would change the codec each round, and error feedback
+# settles better when it stays: a member moves to a finer codec only if that one leaves room to spare, and
+# to a coarser one only when its own no longer fits.
+
+
+ROOM = 1.2  # a finer codec must fit even if sending took so many times as long
+
+
+def codecs_by_member(
+    bytes_by_codec: Mapping[str, int],
+    up_bytes_per_s: Mapping[str, float | None],
+    target_s: float,
+    last: Mapping[str, str],
+) -> dict[str, str]:
+    """member -> codec, for every member in `up_bytes_per_s`.
+
+    bytes_by_codec  size of a whole contribution; codecs of the ladder that are missing here are not used
+    up_bytes_per_s  None or 0: not known
+    target_s        how long sending a contribution may take
+    last            member -> what it was given for the round before
+    """
+    steps = [name for name in LADDER if name in bytes_by_codec]
+    assert steps and target_s > 0
+    sent_bytes = {name: bytes_by_codec[name] for name in steps}
+    return {
+        member: _codec(sent_bytes, rate, target_s, last.get(member))
+        for member, rate in up_bytes_per_s.items()
+    }
+
+
+def _codec(sent_bytes: Mapping[str, int], rate: float | None, target_s: float, last: str | None) -> str:
+    """`sent_bytes` runs from fine to coarse."""
+    steps = list(sent_bytes)
+    at = steps.index(last) if last in steps else 0
+    if not rate:
+        return steps[at]  # a rate that got lost says nothing new
+    seconds = {name: size / rate for name, size in sent_bytes.items()}
+    for name in steps[:at]:
+        if seconds[name] * ROOM <= target_s:
+            return name
+    for name in steps[at:]:
+        if seconds[name] <= target_s:
+            return name
+    return steps[-1]

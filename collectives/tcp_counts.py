@@ -13,7 +13,7 @@ import contextlib
 import socket
 import struct
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import zmq
 
@@ -112,3 +112,44 @@ def _read(watched: socket.socket) -> Crossed | None:
     segment_bytes, flying, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
     # Without them, a lost packet would look like a line that stops, and then carries twice what it can.
     return Crossed(acknowledged + segment_bytes * beyond_gap, received, waiting, flying)
+
+
+# ---- of which peers bytes come in, also while no frame is whole yet -----------------------------------
+#
+# Where the kernel does not tell what arrived, nobody ever has news.
+
+
+NEWS_BYTES = 16384  # since the last news: more than questions, pings and acknowledgments come to
+
+
+class Counts(Protocol):
+    def of(self, descriptor: int) -> Crossed: ...
+
+
+class Incoming:
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._peer_of: dict[int, str] = {}
+        self._received: dict[int, int] = {}  # bytes that were told already
+
+    def came_over(self, descriptor: int, peer: str) -> None:
+        """The same number may be another connection's by now, of another peer."""
+        if self._peer_of.get(descriptor) != peer:
+            self._peer_of[descriptor] = peer
+            self._received.pop(descriptor, None)
+
+    def news(self) -> set[str]:
+        """Peers of which bytes came in since they were named last."""
+        added: dict[str, int] = {}
+        now: dict[int, int] = {}
+        for descriptor, peer in list(self._peer_of.items()):
+            crossed = self._counts.of(descriptor)
+            told = self._received.setdefault(descriptor, crossed.received)
+            if crossed == NOTHING or crossed.received < told:  # closed, or opened anew
+                del self._peer_of[descriptor], self._received[descriptor]
+                continue
+            now[descriptor] = crossed.received
+            added[peer] = added.get(peer, 0) + crossed.received - told
+        named = {peer for peer, size in added.items() if size >= NEWS_BYTES}
+        self._received |= {d: size for d, size in now.items() if self._peer_of[d] in named}
+        return named

@@ -20,12 +20,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.errors import FrameError, UserError
 from farflung.collectives.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
-from farflung.collectives.incoming import Incoming
 from farflung.collectives.line import Connection, Line
 from farflung.collectives.pacer import Pacer
 from farflung.collectives.pings import Pings
 from farflung.collectives.plan import CROWD, Contact
-from farflung.collectives.tcp_counts import NEWS, TcpCounts
+from farflung.collectives.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.collectives.verdicts import Counters, Verdict
 from farflung.collectives.widening import connections_wanted
 from farflung.collectives.zmq_socket import Socket, bulk_socket

@@ -1,7 +1,8 @@
-"""What fp32 and bf16 share: a payload that is a header and then one number for each value, in order.
+"""The codecs fp32 and bf16: a header, and then one number for each value, in order.
 
-Owns: encode, decode and decode_add of such a payload.
-Called by: the two codecs.  Must not know: peers, rounds.
+fp32 is the identity, four bytes a value.  bf16 is its upper half, rounded to nearest with ties to even; values beyond
+the largest bf16 become the largest: rounded to infinity, one value would spoil a whole merge.
+Called by: `codec.py`, which lists both.  Must not know: peers, rounds.
 """
 
 from __future__ import annotations
@@ -88,3 +89,26 @@ class PlainCodec:
 
     def _store(self, values_n: Tensor, out_n: Tensor) -> None:
         raise NotImplementedError
+
+
+class Fp32Codec(PlainCodec):
+    format = Format("fp32", number=1, version=1, block=0)
+    stored = torch.float32
+    exponent_mask = 0x7F800000
+
+    def _store(self, values_n: Tensor, out_n: Tensor) -> None:
+        out_n.copy_(values_n)
+
+
+_LARGEST = torch.finfo(torch.bfloat16).max
+
+
+class Bf16Codec(PlainCodec):
+    format = Format("bf16", number=2, version=1, block=0)
+    stored = torch.bfloat16
+    exponent_mask = 0x7F80
+
+    def _store(self, values_n: Tensor, out_n: Tensor) -> None:
+        bounded_n = scratch("work", values_n.numel(), torch.float32, values_n.device)
+        torch.clamp(values_n.to(torch.float32), -_LARGEST, _LARGEST, out=bounded_n)
+        out_n.copy_(bounded_n)

@@ -1,23 +1,29 @@
 """Conducts the rounds of one fragment: opens them, moves them on, commits them, settles the digest of a version.
 
 One of the two halves of the run machine (the other is run.py, which listens to members); there is one conductor
-for each fragment, and their rounds are in flight side by side.  Pure.
+for each fragment, and their rounds are in flight side by side.  Pure.  The rules that a round is opened with, and the
+witness that checks the signed hash lists, are its own parts.
 Each decision leaves a reason in `reason`, which the status shows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence, Set
+from statistics import median
 
 from farflung.collectives import shares
 from farflung.collectives.fragments import Fragment, fragments_of
 from farflung.collectives.ladder import AUTO, BITS_PER_VALUE, LADDER
 from farflung.collectives.limits import MEMBERS_PER_ROUND
-from farflung.collectives.plan import Plan
-from farflung.coordinator.codec_ladder import codecs_by_member
+from farflung.collectives.plan import Commit, Plan
+from farflung.collectives.shares import codecs_by_member
 from farflung.coordinator.core import Core
 from farflung.coordinator.discipline import found_useless
+from farflung.coordinator.effects import KeepEvidence
+from farflung.coordinator.evidence import Said, is_signed
 from farflung.coordinator.ledger import FragmentBook
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.membership import Member, Standing
 from farflung.coordinator.messages import (
     Aborted,
@@ -29,9 +35,8 @@ from farflung.coordinator.messages import (
     Sent,
 )
 from farflung.coordinator.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
-from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, Settled, Waiting
-from farflung.coordinator.rules import chosen, rules_for
-from farflung.coordinator.witness import Witness
+from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
+from farflung.coordinator.weighting import MergeRules
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -395,3 +400,75 @@ class Conductor:
 
 def _peers(count: int) -> str:
     return "1 peer" if count == 1 else f"{count} peers"
+
+
+# ---- the rules of one round ---------------------------------------------------------------------------
+
+
+OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
+PROBATION_WEIGHT = 0.1
+
+
+def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
+    merge = MergeRules(
+        robust=manifest.merge.policy == "robust",
+        clip=manifest.merge.clip,
+        guard=manifest.merge.guard,
+        trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
+        norms=tuple(norm for norm, _ in book.norms.values()),
+        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
+        refused=book.dropped_at == book.version,
+    )
+    return RoundRules(
+        manifest.run.min_peers,
+        manifest.round.scatter_grace_s,
+        manifest.round.round_timeout_s,
+        manifest.round.weight_cap,
+        manifest.round.gather_codec,
+        merge,
+    )
+
+
+def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
+    """Who takes part where not all fit into one round: the first ones, and at least a few that can own chunks."""
+    taken, rest = list(ready[:most]), list(ready[most:])
+    owners = sum(peer in can_own for peer in taken)
+    for peer in [peer for peer in rest if peer in can_own][: max(0, OWNERS_LEAST - owners)]:
+        last = next((at for at in reversed(range(len(taken))) if taken[at] not in can_own), None)
+        if last is not None:
+            taken[last] = peer
+    return taken
+
+
+def _trust(manifest: Manifest, commits: int) -> float:
+    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
+    the ramp."""
+    served = commits - manifest.admission.probation_rounds
+    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
+    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
+
+
+# ---- the witness of the signed hash lists -------------------------------------------------------------
+
+
+class Witness:
+    """Checks each hash list once, and keeps it until its round is over."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._said: dict[str, Said] = {}
+
+    def problem(self, member: Member, sent: Sent) -> str:
+        """Why this hash list is none, or empty."""
+        before = self._said.get(member.peer)
+        if before is not None and before.sent.round_no == sent.round_no:
+            return ""  # the first one counts
+        if not is_signed(member.identity, self._core.run_id, sent):
+            return "its hash list is not signed by it"
+        self._said[member.peer] = Said(member.identity, sent)
+        return ""
+
+    def on_commit(self, commit: Commit) -> None:
+        said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]
+        self._said.clear()
+        self._core.do(KeepEvidence(commit, tuple(said)))

@@ -1,21 +1,22 @@
 """What `farflung coordinate` does: a run's folder, its keys and journal, a server around its machine, until the end.
 
-Called by the command line.  Decides nothing about the run; a host's mistakes end here in one line each.
+Called by the command line.  Decides nothing about the run but when its process ends; a host's mistakes end here in
+one line each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
 from farflung.coordinator.door import ListenOn, take_all_descriptors
-from farflung.coordinator.ending import QuietEnd, stop_signals
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.exporter import Exporter
 from farflung.coordinator.journal import Journal
@@ -92,3 +93,42 @@ def _read_manifest(path: Path) -> Manifest:
         raise UserError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; `farflung init` writes one") from error
+
+
+# ---- when a coordinator ends --------------------------------------------------------------------------
+
+
+LINGER_DONE_S = 2.0  # after a finished run's last member left
+LINGER_MOST_S = 60.0  # after the run finished, whoever is still there
+
+
+class QuietEnd:
+    """When a finished run's coordinator may go home: its members have left, or had time enough to."""
+
+    def __init__(self) -> None:
+        self._finished_at: float | None = None
+        self._empty_since: float | None = None
+
+    def is_over(self, finished: bool, members: int, now: float) -> bool:
+        if not finished:
+            return False
+        self._finished_at = now if self._finished_at is None else self._finished_at
+        if members:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        quiet_s = 0.0 if self._empty_since is None else now - self._empty_since
+        return quiet_s >= LINGER_DONE_S or now - self._finished_at >= LINGER_MOST_S
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """The stop signals that came so far, instead of their usual deaths."""
+    asked: list[int] = []
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(stop, lambda number, _: asked.append(number)) for stop in stops]
+    try:
+        yield asked
+    finally:
+        for stop, handler in zip(stops, before, strict=True):
+            signal.signal(stop, handler)

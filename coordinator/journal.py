@@ -17,9 +17,8 @@ from typing import Any
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
-from farflung.coordinator.journal_upgrade import sync_folder, upgrade
+from farflung.coordinator.journal_upgrade import SCHEMA_VERSION, sync_folder, upgrade
 from farflung.coordinator.manifest import COORDINATORS_OWN, Manifest
-from farflung.coordinator.migrations import SCHEMA_VERSION
 from farflung.coordinator.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
 
 FOLD_AFTER_BYTES = 16 << 20  # of records since it was folded last

@@ -1,18 +1,25 @@
 """Brings a journal of an older format up to date when it is opened: first a backup beside it, then all at once.
 
-Called by the journal, which holds the lock.  What changes in a record is said in migrations.py.  A death at any moment
-leaves the old journal or the new one: the backup gets its name when it is whole, and the rest is one transaction.
+Called by the journal, which holds the lock.  What changes in a record is said in the steps, below.  A death at any
+moment leaves the old journal or the new one: the backup gets its name when it is whole, and the rest is one
+transaction.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from farflung.collectives import failpoints
 from farflung.collectives.errors import UserError
-from farflung.coordinator.migrations import SCHEMA_VERSION, is_older, migrated_manifest, migrated_record
+from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.records import UNREADABLE
 
 
@@ -67,3 +74,55 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- one step for each older format -------------------------------------------------------------------
+#
+# To change the format: raise SCHEMA_VERSION, add the step from the number before, and to tests/journals/ a
+# journal of that number, written by the last farflung that had it.
+
+
+SCHEMA_VERSION = 2
+Plain = dict[str, Any]
+
+
+def _codecs_of_members(record: Plain) -> Plain:
+    """Format 1 began with one codec for all members of a round, and later named each one's."""
+    plan = record.get("plan")
+    if record["record"] != "opened" or plan is None or "codec" not in plan:
+        return record
+    rest = {name: value for name, value in plan.items() if name != "codec"}
+    return {**record, "plan": {**rest, "codecs": [plan["codec"]] * len(plan["members"])}}
+
+
+def _as_it_is(manifest: Plain) -> Plain:
+    return manifest
+
+
+@dataclass(frozen=True)
+class Step:
+    record: Callable[[Plain], Plain]
+    manifest: Callable[[Plain], Plain] = _as_it_is
+
+
+STEPS: dict[int, Step] = {1: Step(_codecs_of_members)}  # from this format to the next
+
+
+def is_older(schema: int) -> bool:
+    """One that there are steps from."""
+    return schema in STEPS
+
+
+def migrated_record(raw: bytes, schema: int) -> bytes:
+    record: Plain = msgspec.msgpack.decode(raw)
+    for number in range(schema, SCHEMA_VERSION):
+        record = STEPS[number].record(record)
+    return msgspec.msgpack.encode(record)
+
+
+def migrated_manifest(raw: bytes, schema: int) -> bytes:
+    """UserError if it has keys that no farflung knows any more."""
+    manifest: Plain = json.loads(raw)
+    for number in range(schema, SCHEMA_VERSION):
+        manifest = STEPS[number].manifest(manifest)
+    return Manifest.from_older(json.dumps(manifest).encode("utf-8")).canonical()

@@ -33,28 +33,27 @@ from farflung.peer import effects as do
 from farflung.peer.answering import Answering
 from farflung.peer.arithmetic import Arithmetic
 from farflung.peer.arriving import Arriving
-from farflung.peer.beat_clock import BeatClock
 from farflung.peer.capture import nothing
 from farflung.peer.checkpointing import Checkpointing
-from farflung.peer.control import ControlLink
+from farflung.peer.control import BeatClock, ControlLink
 from farflung.peer.data_line import DataLine
 from farflung.peer.doorway import me_of
 from farflung.peer.failing import before_effect, on_the_way, on_word
 from farflung.peer.fetching import Fetching
 from farflung.peer.identity import Identity, default_path
 from farflung.peer.keeping_results import KeepingResults
-from farflung.peer.local import Greeting, LocalServer, SharedState, remove_folder, unmap_pages
+from farflung.peer.local import SharedState, let_go_of_text, remove_folder, unmap_pages
+from farflung.peer.local_channel import Greeting, LocalServer
 from farflung.peer.local_messages import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.log_lines import Say
 from farflung.peer.machine import PeerMachine
 from farflung.peer.own_config import OwnConfig
-from farflung.peer.own_memory import let_go_of_text
 from farflung.peer.peer_metrics import PeerMetrics
-from farflung.peer.pulse import Pulse
 from farflung.peer.recipes import outer_of
 from farflung.peer.round_events import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.supervisor import Supervisor
+from farflung.peer.training import Pulse
 
 TICK_S = 0.05
 ASKED = "the user asked it to leave"

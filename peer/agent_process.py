@@ -20,7 +20,8 @@ from pathlib import Path
 
 from farflung.collectives.errors import Refused, UserError
 from farflung.coordinator.url import JoinUrl
-from farflung.peer.local import LocalClient, is_abandoned, make_folder, remove_folder, sweep_stale
+from farflung.peer.local import is_abandoned, make_folder, remove_folder, sweep_stale
+from farflung.peer.local_channel import LocalClient
 from farflung.peer.local_messages import Begin, Bye, Stop
 from farflung.peer.own_config import own_config
 

@@ -17,7 +17,7 @@ from farflung.collectives.errors import StoreError
 from farflung.peer import effects as do
 from farflung.peer.capture import Submit, nothing
 from farflung.peer.machine import PeerMachine
-from farflung.peer.recalling import Held
+from farflung.peer.saving import Held
 from farflung.peer.state import OuterState
 
 STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back

@@ -208,7 +208,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
-    from farflung.peer.watch_cli import WatchOptions, run_watch
+    from farflung.peer.doctor_cli import WatchOptions, run_watch
 
     if (url is None) == (replay is None):
         raise UserError("name the join URL of a run, or --replay with a folder of event journals")
@@ -222,9 +222,9 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
 ) -> None:
     """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
-    from farflung.peer.picture_files import write_picture
     from farflung.peer.plots import picture_of
     from farflung.peer.replay import read_folder
+    from farflung.peer.svg import write_picture
 
     write_picture(picture_of(read_folder(folder)), out)
     typer.echo(f"wrote {out}")

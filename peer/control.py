@@ -1,12 +1,13 @@
 """The agent's connections to the coordinator: to the door, and, once let in, to the members' port.
 
 Called by the agent's loop, which polls `sockets()`.  It carries messages and closes what the machine asks to
-close; when to knock, and what silence means, is the machine's business.
+close; when to knock, and what silence means, is the machine's business.  It also tells how long answers take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import zmq
 
@@ -15,7 +16,7 @@ from farflung.collectives.limits import CONTROL_FRAME_BYTES
 from farflung.collectives.verdicts import Counters
 from farflung.coordinator import wire
 from farflung.coordinator.curve_text import text_of
-from farflung.coordinator.messages import DOOR_OUT, MEMBER_OUT, FromDoor, FromMember, Message
+from farflung.coordinator.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Message, Tick
 from farflung.coordinator.url import JoinUrl
 
 _FROM_DOOR = frozenset(DOOR_OUT)
@@ -110,3 +111,37 @@ class ControlLink:
         host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
         socket.connect(f"tcp://{host}:{port}")
         return socket
+
+
+# ---- how long the coordinator takes to answer ---------------------------------------------------------
+
+
+ON_WAY_MOST = 64  # beats without an answer; the oldest are forgotten
+
+
+class Took(NamedTuple):
+    both_ways_s: float
+    there: float  # seconds, on two clocks that began at different times: only differences between these mean anything
+
+
+class BeatClock:
+    def __init__(self) -> None:
+        self._said_at: dict[int, float] = {}  # seq -> when it was handed to the socket
+
+    def on_said(self, message: object, now: float) -> None:
+        if isinstance(message, Beat):
+            self._said_at[message.seq] = now
+            for seq in list(self._said_at)[:-ON_WAY_MOST]:
+                del self._said_at[seq]
+
+    def on_heard(self, message: object, now: float) -> Took | None:
+        """What this answer took, if it answers a beat."""
+        if not isinstance(message, Tick) or message.answers not in self._said_at:
+            return None
+        said_at = self._said_at[message.answers]
+        self._said_at = {seq: at for seq, at in self._said_at.items() if seq > message.answers}
+        return Took(now - said_at, message.heard_s - said_at)
+
+    def forget(self) -> None:
+        """The connection was made anew: what is under way is lost."""
+        self._said_at.clear()

@@ -13,15 +13,15 @@ from pathlib import Path
 import zmq
 
 from farflung.collectives.caps import parse_cap, strictest
-from farflung.collectives.courtesy import Courtesy
 from farflung.collectives.errors import UserError
+from farflung.collectives.pacer import Courtesy
 from farflung.collectives.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.tcp_counts import NOTHING, Crossed
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import LinkSettings, ZmqLink
 from farflung.coordinator.manifest import NetSection
 from farflung.coordinator.url import JoinUrl
-from farflung.peer.beat_clock import Took
+from farflung.peer.control import Took
 from farflung.peer.own_config import Caps, OwnConfig
 from farflung.peer.participation import Participation
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.transfer import NO_VERSION, CatchUp
+from farflung.collectives.asking import LateResults
 from farflung.collectives.digests import mask_from_bytes
 from farflung.collectives.effects import DataEffect, Roll, Seal, SendFrame
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, bare_answer, with_payload
-from farflung.collectives.late_results import LateResults
 from farflung.collectives.plan import Commit, Decision, Plan
 from farflung.collectives.round import MemberRound
 from farflung.collectives.verdicts import Verdict

@@ -1,7 +1,7 @@
-"""What agent and trainer of one peer share on their machine: a folder, memory and a message channel.
+"""What agent and trainer of one peer share on their machine: a folder and memory; their channel is in local_channel.py.
 
-Called by the agent (`SharedState.create`, `LocalServer`), by the trainer (`SharedState.open`, `LocalClient`)
-and by whoever starts the two (`make_folder`).
+Called by the agent (`SharedState.create`), by the trainer (`SharedState.open`) and by whoever starts the two
+(`make_folder`).
 Must not know what the messages mean, or who may write to the anchor when.
 
     FOLDER/lock           flock, held as long as the process that made the folder lives
@@ -16,31 +16,23 @@ import fcntl
 import logging
 import math
 import os
+import re
 import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 import torch
-import zmq
 from torch import Tensor
 
 from farflung.collectives.errors import UserError
 from farflung.peer.local_messages import (
-    FromTrainer,
     Shared,
-    Stop,
-    ToTrainer,
-    from_trainer,
-    to_bytes,
-    to_trainer,
 )
 
 log = logging.getLogger(__name__)
@@ -52,10 +44,7 @@ _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
 _MARGIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
-_MESSAGE_BYTES = 4 << 20
-_QUEUED_MESSAGES = 1000
 LOOK_AGAIN_S = 0.01  # while the anchor changes
-_LAST_WORDS_MS = 500  # how long a closing socket tries to deliver what was said last
 
 
 # ---- the folder
@@ -216,6 +205,8 @@ def _mapped(path: str, elements: int) -> Tensor:
     return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
 
 
+# ---- memory that a process does not keep --------------------------------------------------------------
+
 _MADV_DONTNEED = 4
 _madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
 if _madvise is not None:
@@ -234,98 +225,28 @@ def unmap_pages(values_n: Tensor) -> None:
         _madvise(first, last - first, _MADV_DONTNEED)
 
 
-# ---- messages
+# Of a shared library, which stays where it is: what lies at the place of a file that another thread closes meanwhile
+# would be lost.
+_TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* .*\.so\b")
 
 
-class Greeting(Enum):
-    WAITING = "a new trainer connected and waits to be told what the run is"
+def let_go_of_text() -> None:
+    """Importing torch runs through 90 MB of program text and constants, of which hardly any is needed again.
+
+    What is comes back from the page cache, 64 KB at a time.
+    """
+    if _madvise is not None:
+        for first, end in _unchanged_text():
+            _madvise(first, end - first, _MADV_DONTNEED)
 
 
-WAITING = Greeting.WAITING
-
-
-class LocalServer:
-    """The agent's end.  It talks to one trainer at a time: the newest connection wins."""
-
-    def __init__(self, folder: Path) -> None:
-        self._context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        _limit(self.socket)
-        self.socket.bind(_address(folder))
-        self._trainer: bytes | None = None
-
-    def recv_nowait(self) -> tuple[bytes, FromTrainer | Greeting] | None:
-        """The next message of the trainer, or None; the socket is then empty, as edge-triggered pollers need."""
-        while True:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            identity, payload = parts[0], parts[-1]
-            if payload == b"" and len(parts) == 2:
-                self._welcome(identity)
-                return identity, WAITING
-            if identity != self._trainer or len(parts) != 2:
-                log.warning("dropped a local message that is not from the trainer in charge")
-                continue
-            try:
-                return identity, from_trainer(payload)
-            except msgspec.MsgspecError as error:
-                log.warning("dropped a malformed message of the trainer: %s", error)
-
-    def _welcome(self, identity: bytes) -> None:
-        before, self._trainer = self._trainer, identity
-        if before is not None and before != identity:
-            # Usually it is dead and this goes nowhere; alive, it would wait for ever and write into the slots.
-            stop = Stop(code="replaced", reason="another trainer has connected to this peer's agent")
-            self.socket.send_multipart([before, to_bytes(stop)])
-
-    def send(self, message: ToTrainer) -> None:
-        """Goes nowhere without a trainer: the next one is told what it needs when it attaches."""
-        if self._trainer is not None:
-            self.socket.send_multipart([self._trainer, to_bytes(message)])
-
-    def close(self) -> None:
-        self.socket.close(linger=_LAST_WORDS_MS)
-        self._context.term()
-
-
-class LocalClient:
-    """The trainer's end.  Waits for an agent that has not opened its socket yet."""
-
-    def __init__(self, folder: Path) -> None:
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        _limit(self._socket)
-        self._socket.connect(_address(folder))
-        self._socket.send(b"")
-
-    def send(self, message: FromTrainer) -> None:
-        self._socket.send(to_bytes(message))
-
-    def recv(self, timeout_s: float) -> ToTrainer | None:
-        if not self._socket.poll(round(1000 * timeout_s)):
-            return None
-        try:
-            return to_trainer(self._socket.recv())
-        except msgspec.MsgspecError as error:
-            text = f"cannot read the agent's message: {error}; do agent and trainer run the same farflung version?"
-            raise UserError(text) from None
-
-    def close(self) -> None:
-        self._socket.close(linger=_LAST_WORDS_MS)
-        self._context.term()
-
-
-def _limit(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
-    socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES)
-    socket.setsockopt(zmq.LINGER, 0)
-
-
-def _address(folder: Path) -> str:
-    path = folder / "trainer.sock"
-    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
-        raise UserError(f"{path} is too long for a local socket; set TMPDIR to a shorter path")
-    return f"ipc://{path}"
+def _unchanged_text() -> list[tuple[int, int]]:
+    """Only what is still as the file has it: pages that a loader or a debugger has changed exist nowhere else."""
+    found: list[tuple[int, int]] = []
+    mapping: re.Match[str] | None = None
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+        if "-" in line.partition(" ")[0]:
+            mapping = _TEXT.match(line)
+        elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
+            found.append((int(mapping[1], 16), int(mapping[2], 16)))
+    return found

@@ -39,7 +39,6 @@ from farflung.peer import effects as do
 from farflung.peer.doorway import Doorway, Me, Stand
 from farflung.peer.exchange import Exchange
 from farflung.peer.lane import Lane
-from farflung.peer.leaving import Leaving
 from farflung.peer.local_messages import (
     Attach,
     Begin,
@@ -53,9 +52,8 @@ from farflung.peer.local_messages import (
     Stop,
 )
 from farflung.peer.participation import Participation
-from farflung.peer.recalling import Held, Recalling
 from farflung.peer.reports import Reporter
-from farflung.peer.saving import Restoring, Saving
+from farflung.peer.saving import Held, Recalling, Restoring, Saving
 from farflung.peer.training import Training
 
 
@@ -398,3 +396,32 @@ class PeerMachine:
             return []
         self._beat_at = self._now + self.manifest.net.heartbeat_s
         return [self.reports.beat(self.part, self.training)]
+
+
+# ---- taking one's leave -------------------------------------------------------------------------------
+#
+# To stay costs the others nothing: what a leaving peer contributed is used, and what it owns is merged
+# where it is. It says in its beats that it is leaving, so nobody counts on it for another round or waits
+# for it. A peer that is asked twice, or whose round takes too long, goes at once: the coordinator then
+# moves its chunks to others.
+
+
+STAY_S = 8.0  # less than a script waits for its agent, and than containers get between SIGTERM and SIGKILL
+
+
+class Leaving:
+    def __init__(self) -> None:
+        self.reason = self.code = ""
+        self._until = 0.0
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.reason)
+
+    def ask(self, reason: str, code: str, now: float) -> None:
+        self.reason, self.code = reason or "it left", code
+        self._until = now + STAY_S
+
+    def may_go(self, part: Participation | None, inside: bool, now: float) -> bool:
+        """Nothing is left to stay for."""
+        return self.asked and (part is None or not part.in_round or not inside or now >= self._until)

@@ -30,8 +30,7 @@ from farflung.peer.effects import ToCoordinator
 from farflung.peer.lane import Lane
 from farflung.peer.local_messages import Frozen
 from farflung.peer.participation import Participation
-from farflung.peer.training import Training
-from farflung.peer.work import Work
+from farflung.peer.training import Training, Work
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
 

@@ -3,6 +3,7 @@
 Part of the peer machine.  A checkpoint is of one version: each fragment's state is taken when that fragment is
 there and the coordinator has confirmed its digest (P4), so fragments that are ahead of others do no harm.
 Reading one back is for a run whose newest state nobody holds; whether the run goes back to it, the coordinator says.
+It also takes up what had arrived of the state before this peer was killed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from farflung.checkpoints.transfer import NO_VERSION
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Tick
 from farflung.coordinator.signing import curve_key_of, proves, statement_of
-from farflung.peer.effects import DropSave, Effect, Note, Restore, SaveFragment
+from farflung.peer.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.lane import Lane
 
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
@@ -111,3 +112,40 @@ class Restoring:
 def _is_empty(lane: Lane) -> bool:
     nothing = lane.version == NO_VERSION and not lane.sealing
     return nothing and all(version == NO_VERSION for version in lane.catch.versions)
+
+
+# ---- what had arrived before this peer was killed -----------------------------------------------------
+#
+# Asked once, when the coordinator first says where the run is; what is found is only a beginning, and
+# everything else is fetched as ever (checkpoints/transfer.py).
+
+
+Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
+
+
+class Recalling:
+    def __init__(self) -> None:
+        self.enabled = False  # the shell has a place where pieces may lie
+        self.busy = False  # they are being read into the state
+        self._era = 0
+
+    def look(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
+        """Asked at every tick."""
+        if not self.enabled or tick.goal == "found":
+            return []
+        self.enabled = False
+        empty = all(lane.version == NO_VERSION and not lane.sealing for lane in lanes)
+        if not empty or any(v != NO_VERSION for lane in lanes for v in lane.catch.versions):
+            return []
+        self.busy, self._era = True, tick.era
+        return [Recall(tick.era)]
+
+    def on_end(self, held: Held, lanes: Sequence[Lane], era: int) -> list[Effect]:
+        self.busy = False
+        if era != self._era or not held:
+            return []
+        for lane in lanes:
+            lane.catch.recalled(held)
+        kept = sum(v != NO_VERSION for lane in lanes for v in lane.catch.versions)
+        of = sum(lane.fragment.count for lane in lanes)
+        return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]

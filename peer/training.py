@@ -2,7 +2,7 @@
 
 Part of the peer machine.  It decides when the trainer loads a new anchor and how much of its own work it
 keeps (P6), when it goes on without the network (P5), and which samples it may use (P7).  What concerns one
-fragment is in work.py.
+fragment is in `Work`, below.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
 from farflung.optim.schedule import Rules, rules_of
 from farflung.peer.effects import Effect, Tell
-from farflung.peer.local_messages import Finish, Frozen, LeasesNow, Load, Need
-from farflung.peer.work import Work
+from farflung.peer.local_messages import Finish, Frozen, Keep, LeasesNow, Load, Need, Opened, Resume
 
 DONE_KEPT = 1024
 BLOCKING = Rules("blocking", period_steps=1)
@@ -215,3 +214,135 @@ def _used(work: Work) -> tuple[Used, ...]:
 
 def _moved(lease: Lease, uptos: Sequence[int]) -> Lease:
     return Lease.at(lease.lease, lease.epoch, lease.start, lease.stop, tuple(uptos))
+
+
+# ---- one fragment at the trainer ----------------------------------------------------------------------
+
+
+class Work:
+    def __init__(self, fragment: int) -> None:
+        self.fragment = fragment
+        self.fresh = True  # the trainer has loaded nothing since it attached
+        self.running = False  # taking inner steps, not waiting at the barrier for this fragment
+        self.frozen: Frozen | None = None  # unmerged work that stands in a slot
+        # The slot that a round is using, until its commit or abort is known.
+        self.sent_slot: int | None = None
+        self._loads = 0  # told and not yet answered
+
+    @property
+    def loading(self) -> bool:
+        """The trainer may be reading the anchor: it must not be written."""
+        return self._loads > 0
+
+    @property
+    def waiting(self) -> bool:
+        """The trainer must be told how to go on: it stands at the barrier for this fragment, or will at its next
+        freeze."""
+        return self.frozen is not None and not self.running and not self.loading
+
+    def on_attach(self) -> None:
+        self.on_gone()
+
+    def on_gone(self) -> None:
+        """It died.  Work that stands in a slot is still good; the rest died with it."""
+        self.running, self._loads = False, 0
+        self.fresh = True
+
+    def forget(self) -> None:
+        """Nothing is kept: the next load is a first one."""
+        self.frozen, self.fresh = None, True
+
+    def load(self, version: int, consumed: Frozen | None) -> Load:
+        """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
+        if self.fresh:
+            return self._load(version, "restore" if self.frozen is not None else "drop", self.frozen)
+        return self._load(version, "all" if consumed is None else "rest", consumed)
+
+    def drop(self, version: int) -> Load:
+        self.frozen = None
+        return self._load(version, "drop", None)
+
+    def _load(self, version: int, keep: Keep, work: Frozen | None) -> Load:
+        """`work`: what a commit used (rest), or what the trainer takes as its own (restore)."""
+        self.fresh, self.running = False, True
+        self._loads += 1
+        return Load(
+            version=version,
+            keep=keep,
+            slot=work.slot if work else 0,
+            tokens=work.tokens if work else 0,
+            steps=work.steps if work else 0,
+            spare=self._spare(),
+            fragment=self.fragment,
+        )
+
+    def on_loaded(self) -> None:
+        self._loads = max(0, self._loads - 1)  # one of a trainer that is gone may still come
+
+    def on_frozen(self, frozen: Frozen) -> None:
+        if self.loading:
+            # It crossed the Load.  What it speaks of may be merged or dropped by now, and its slot may be the one
+            # that the Load names as spare.  The trainer goes on, and its next freeze holds all that it still owes.
+            return
+        self.frozen = frozen
+        self.running = False
+
+    def resume(self) -> Resume:
+        self.running = True
+        return Resume(spare=self._spare(), fragment=self.fragment)
+
+    def opened(self, hold: bool) -> Opened:
+        """`hold`: the round uses what stands frozen, and the trainer, which goes on, is not to freeze again before it
+        knows the end."""
+        self.running = self.running and not hold
+        return Opened(fragment=self.fragment, hold=hold)
+
+    def _spare(self) -> int:
+        """A slot that holds neither the newest frozen work nor what a round is using."""
+        taken = {self.sent_slot, self.frozen.slot if self.frozen is not None else None}
+        return min({0, 1, 2} - taken)
+
+
+# ---- is the trainer alive, or only its process? -------------------------------------------------------
+#
+# Asked by the agent at every tick.
+# A trainer that should be taking inner steps and takes none for long is stuck: a deadlock, a GPU that
+# hangs, a process that was stopped. How long is long follows from what its steps have taken so far; the
+# first one may have to compile the model. A trainer that waits for a round or for data is not judged.
+
+
+FIRST_S = 900.0  # for the first step
+LEAST_S = 120.0  # for any other: an evaluation or a checkpoint of the script's own takes a while
+TIMES_LONGEST = 10.0  # what the longest pause between two steps so far is multiplied by
+
+
+class Pulse:
+    def __init__(self, patience_s: float | None = None) -> None:
+        """`patience_s`: said by the volunteer; None: as above."""
+        self._patience_s = patience_s
+        self._step: int | None = None
+        self._moved_at: float | None = None  # None: it was not to take steps when it was looked at last
+        self._longest_s = 0.0
+        self._has_stepped = False
+
+    def look(self, now: float, step: int, running: bool) -> bool:
+        """True while it is stuck.  `running`: it is to take inner steps and has what it needs for them."""
+        if not running:
+            self._moved_at = None
+        elif self._moved_at is None:
+            self._moved_at = now
+        elif step != self._step:
+            if self._has_stepped:
+                self._longest_s = max(self._longest_s, now - self._moved_at)
+            self._moved_at, self._has_stepped = now, True
+        self._step = step
+        return self._moved_at is not None and now - self._moved_at >= self.patience_s
+
+    @property
+    def patience_s(self) -> float:
+        if self._patience_s is not None:
+            return self._patience_s
+        return max(LEAST_S, TIMES_LONGEST * self._longest_s) if self._has_stepped else FIRST_S
+
+    def on_new_trainer(self) -> None:
+        self._moved_at, self._has_stepped, self._step = None, False, None

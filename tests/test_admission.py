@@ -16,6 +16,7 @@ from farflung.coordinator import messages as m
 from farflung.coordinator.admission import COMES_PER_MINUTE
 from farflung.coordinator.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.allowlist import Allowlist, parsed
+from farflung.coordinator.conductor import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.discipline import found_useless
 from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.ledger import FragmentBook
@@ -37,7 +38,6 @@ from farflung.coordinator.orders import (
 from farflung.coordinator.records import Admitted, Record, Started
 from farflung.coordinator.register import STRIKE_LASTS_S, Register
 from farflung.coordinator.rounds import InFlight
-from farflung.coordinator.rules import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run import RESTORED_AHEAD, RunMachine
 from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.coordinator.signed_words import hello_part

@@ -22,7 +22,7 @@ from farflung.collectives.plan import Commit
 from farflung.coordinator.curve_text import text_of
 from farflung.coordinator.door import ListenOn
 from farflung.coordinator.door_process import in_thread
-from farflung.coordinator.ending import QuietEnd
+from farflung.coordinator.hosting import QuietEnd
 from farflung.coordinator.journal import Journal
 from farflung.coordinator.keys import load_or_create
 from farflung.coordinator.manifest import Manifest, RunSection

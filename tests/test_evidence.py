@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from farflung.collectives.digests import hash_bytes
 from farflung.collectives.plan import Commit, Contact
 from farflung.coordinator import evidence_folder
+from farflung.coordinator.conductor import Witness
 from farflung.coordinator.effects import KeepEvidence
 from farflung.coordinator.evidence import Evidence, Said, is_signed
 from farflung.coordinator.evidence_folder import EvidenceFolder
@@ -20,7 +21,6 @@ from farflung.coordinator.membership import Membership
 from farflung.coordinator.messages import Sent
 from farflung.coordinator.run import RunMachine
 from farflung.coordinator.signed_words import sent_part
-from farflung.coordinator.witness import Witness
 from farflung.peer.audit_evidence import read_evidence, who_sent
 from farflung.peer.cli import app
 from farflung.peer.identity import Identity

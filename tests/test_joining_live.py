@@ -15,8 +15,15 @@ from farflung.collectives.effects import Install, SendFrame
 from farflung.collectives.errors import StoreError
 from farflung.collectives.fragments import Fragment
 from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.peer.next_round import LATE_MOST_S
-from farflung.peer.serving import HELD_MOST_S, IDLE_S, LEAST_EVERY_S, PIECES_AWAY, LineNow, Serving
+from farflung.peer.serving import (
+    HELD_MOST_S,
+    IDLE_S,
+    LATE_MOST_S,
+    LEAST_EVERY_S,
+    PIECES_AWAY,
+    LineNow,
+    Serving,
+)
 
 TAG = bytes(8)
 CHUNKS = 12

@@ -17,10 +17,10 @@ from farflung.collectives.failpoints import VARIABLE
 from farflung.collectives.plan import Commit, Used
 from farflung.coordinator import journal as journal_module
 from farflung.coordinator.journal import Journal
+from farflung.coordinator.journal_upgrade import SCHEMA_VERSION, STEPS, migrated_record
 from farflung.coordinator.ledger import Ledger
 from farflung.coordinator.manifest import Manifest
 from farflung.coordinator.messages import Lease
-from farflung.coordinator.migrations import SCHEMA_VERSION, STEPS, migrated_record
 from farflung.coordinator.record_events import Beginning, RecordEvents
 from farflung.coordinator.records import (
     Admitted,

@@ -8,7 +8,7 @@ import pytest
 
 from farflung.coordinator.effects import Tell
 from farflung.coordinator.records import CommittedRound, DecidedOn, DigestFixed, Opened, Record, Released
-from farflung.peer.leaving import STAY_S, Leaving
+from farflung.peer.machine import STAY_S, Leaving
 from farflung.peer.simulator import Scenario, World, ask_to_leave
 from farflung.peer.virtual_peer import VirtualPeer
 

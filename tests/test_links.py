@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.collectives.incoming import NEWS_BYTES, Incoming
-from farflung.collectives.line import HELP_AFTER_S, Connection, Line
-from farflung.collectives.on_the_way import OnTheWay
+from farflung.collectives.line import HELP_AFTER_S, Connection, Line, OnTheWay
 from farflung.collectives.pacer import Pacer
 from farflung.collectives.plan import Contact
-from farflung.collectives.tcp_counts import NOTHING, Crossed
+from farflung.collectives.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
 from farflung.collectives.verdicts import Counters
 from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
 from farflung.collectives.zmq_socket import bulk_socket

@@ -17,9 +17,6 @@ import zmq
 from farflung.collectives.errors import UserError
 from farflung.peer import local
 from farflung.peer.local import (
-    WAITING,
-    LocalClient,
-    LocalServer,
     SharedState,
     is_abandoned,
     make_folder,
@@ -27,6 +24,7 @@ from farflung.peer.local import (
     sweep_stale,
     unmap_pages,
 )
+from farflung.peer.local_channel import WAITING, LocalClient, LocalServer
 from farflung.peer.local_messages import Bye, Need, Resume, Shared, Stop, to_bytes
 from waiting import PATIENCE_S, eventually
 

@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 from farflung.collectives.errors import UserError
 from farflung.peer.cli import app
 from farflung.peer.health import health
-from farflung.peer.picture_files import write_picture
 from farflung.peer.plots import WIDTH, picture_of
 from farflung.peer.recording import Recording
 from farflung.peer.replay import Replay, read_folder
-from farflung.peer.svg import round_steps
+from farflung.peer.svg import round_steps, write_picture
 
 ALICE, BOB = "a" * 16, "b" * 16
 AHEAD_S = 500.0  # of Bob's clock

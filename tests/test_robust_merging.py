@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from farflung.collectives.digests import mask_to_bytes
 from farflung.collectives.frames import Payload
 from farflung.collectives.gram import _by_torch, dot_products
-from farflung.collectives.pieces import Piece
 from farflung.collectives.plan import Plan
+from farflung.collectives.round import Piece
 from farflung.collectives.weighing import Weighing
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.comparing import Comparing

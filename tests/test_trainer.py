@@ -32,7 +32,8 @@ from farflung.peer.exit_codes import (
     USAGE,
     code_for,
 )
-from farflung.peer.local import WAITING, LocalServer, SharedState, make_folder, remove_folder
+from farflung.peer.local import SharedState, make_folder, remove_folder
+from farflung.peer.local_channel import WAITING, LocalServer
 from farflung.peer.local_messages import (
     Attach,
     Begin,

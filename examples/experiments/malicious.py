@@ -30,12 +30,11 @@ from farflung.collectives.frames import Kind, Payload
 from farflung.collectives.plan import Commit, Plan
 from farflung.collectives.round import MemberRound
 from farflung.compression.codec import codec_named
-from farflung.coordinator.conductor import FAR_TOO_LONG
+from farflung.coordinator.conductor import FAR_TOO_LONG, rules_for
 from farflung.coordinator.ledger import FragmentBook
 from farflung.coordinator.manifest import Manifest, MergeSection, RoundSection
 from farflung.coordinator.messages import ProgressReport, Sent
 from farflung.coordinator.rounds import Done, InFlight, Moved, Settled
-from farflung.coordinator.rules import rules_for
 from farflung.optim.outer import Nesterov
 from farflung.peer.corpus import ByteWindows, load_corpus
 from farflung.peer.effects import Encode
