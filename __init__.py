@@ -14,22 +14,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung.collectives.errors import Refused, UserError
     from farflung.optim.inner import muon
-    from farflung.peer.api import Run, join
-    from farflung.peer.text_lines import TextLines
+    from farflung.peer.trainer.api import Run, join
+    from farflung.peer.trainer.text_lines import TextLines
+    from farflung.protocol.errors import Refused, UserError
 
 __all__ = ["join", "Run", "TextLines", "muon", "Refused", "UserError", "__version__"]
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "join": "farflung.peer.api",
-    "Run": "farflung.peer.api",
-    "TextLines": "farflung.peer.text_lines",
+    "join": "farflung.peer.trainer.api",
+    "Run": "farflung.peer.trainer.api",
+    "TextLines": "farflung.peer.trainer.text_lines",
     "muon": "farflung.optim.inner",
-    "Refused": "farflung.collectives.errors",
-    "UserError": "farflung.collectives.errors",
+    "Refused": "farflung.protocol.errors",
+    "UserError": "farflung.protocol.errors",
 }
 
 # Hidden from type checkers: they would take it as leave to accept every misspelt name.

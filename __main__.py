@@ -2,7 +2,7 @@
 
 import sys
 
-from farflung.peer.cli import main
+from farflung.console.main import main
 
 if __name__ == "__main__":  # child processes started by multiprocessing import this file again
     sys.exit(main())

@@ -33,17 +33,17 @@ import msgspec
 import zmq
 
 import shams
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of, text_of
-from farflung.coordinator.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
+from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.operator_socket import ask
-from farflung.coordinator.orders import Ban
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.url import JoinUrl
 from farflung.peer.identity import Identity
-from farflung.peer.watching import StatusClient
+from farflung.protocol import envelope
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
+from farflung.protocol.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
+from farflung.protocol.orders import Ban
+from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.signed_words import hello_part
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 MODEL = shams.model_of(os.environ)
@@ -129,7 +129,7 @@ def bomb(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
             with Caller(url, ports[0]) as caller:
                 score.tries += 1
                 caller.socket.send_multipart(parts)
-                caller.socket.send(wire.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
+                caller.socket.send(envelope.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
                 score.refused += not caller.was_cut_or_unanswered_before()
         yield from pause(0.5)
 
@@ -165,7 +165,7 @@ def forged(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         for port in ports[1:]:
             with Caller(url, port) as caller:
                 score.tries += 1
-                caller.socket.send(wire.encode(Leave(session=bytes(16), seq=1, reason="")))
+                caller.socket.send(envelope.encode(Leave(session=bytes(16), seq=1, reason="")))
                 score.refused += not caller.socket.poll(300)
         with Caller(url, ports[0]) as caller:
             score.tries += 1
@@ -194,7 +194,7 @@ def banned(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
             for port in ports[1:]:
                 with Caller(url, port, let_in.keys) as caller:
                     score.tries += 1
-                    caller.socket.send(wire.encode(Leave(session=session, seq=1, reason="")))
+                    caller.socket.send(envelope.encode(Leave(session=session, seq=1, reason="")))
                     score.refused += not caller.socket.poll(300)
         yield from pause(0.2)
 
@@ -238,10 +238,10 @@ class Caller:
         self.socket.close()
 
     def ask(self, message: Any) -> Any:
-        self.socket.send(wire.encode(message))
+        self.socket.send(envelope.encode(message))
         if not self.socket.poll(ANSWER_MS):
             return None
-        return wire.decode(self.socket.recv(), frozenset(DOOR_OUT))
+        return envelope.decode(self.socket.recv(), frozenset(DOOR_OUT))
 
     def hello(self, who: Identity, signer: Identity, key: bytes = b"") -> Hello:
         challenge = self.ask(Knock(protocol=PROTOCOL_VERSION, run=self.url.run))
@@ -258,7 +258,7 @@ class Caller:
         """True if something else than the answer to the knock came first."""
         if not self.socket.poll(1000):
             return False  # it was cut off
-        return not isinstance(wire.decode(self.socket.recv(), frozenset(DOOR_OUT)), Challenge)
+        return not isinstance(envelope.decode(self.socket.recv(), frozenset(DOOR_OUT)), Challenge)
 
 
 def attack(name: str, url: str, ports: list[int]) -> None:

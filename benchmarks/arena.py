@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from farflung.collectives.events import Event, Follower
-from farflung.collectives.failpoints import VARIABLE
-from farflung.peer.audit import Report, audit
-from farflung.peer.journals import read_folder
+from farflung.console.history.audit import Report, audit
+from farflung.console.history.journals import read_folder
+from farflung.protocol.process.failpoints import VARIABLE
+from farflung.protocol.process.journal import Event, Follower
 from nursery import Child, Nursery
 from ports import free_ports
 

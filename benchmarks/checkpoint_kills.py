@@ -19,13 +19,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from farflung.checkpoints.manifest import FORMAT, CheckpointManifest, SavedFragment, chunk_hash, shards_of
+from farflung.checkpoints.checkpoint_manifest import (
+    FORMAT,
+    CheckpointManifest,
+    SavedFragment,
+    chunk_hash,
+    shards_of,
+)
 from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Store
-from farflung.collectives.digests import root_of
-from farflung.collectives.errors import CheckpointError, StoreError
-from farflung.coordinator.schema import ModelSchema, TensorSpec
 from farflung.peer.identity import Identity
+from farflung.protocol.digests import root_of
+from farflung.protocol.errors import CheckpointError, StoreError
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 RUN_ID = bytes(range(16)).hex()
 ELEMENTS, CHUNKS, LONGEST_LIFE_S = 4096, 24, 0.08

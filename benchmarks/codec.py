@@ -25,8 +25,8 @@ from torch import Tensor
 from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import Codec, codec_named
 from farflung.compression.native import path_in_use
-from farflung.peer.corpus import load_corpus
-from farflung.peer.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.corpus import load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 
 CODECS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 WARM_ROUNDS, INNER_STEPS, BATCH = 3, 60, 8

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.url import JoinUrl
+from farflung.protocol.join_url import JoinUrl
 from pages import write_between
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"

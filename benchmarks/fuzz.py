@@ -27,26 +27,33 @@ from typing import Any
 import msgspec
 import torch
 
-from farflung.checkpoints import manifest as checkpoint
+from farflung.checkpoints import checkpoint_manifest as checkpoint
 from farflung.checkpoints.parts import Note
-from farflung.collectives.errors import CheckpointError, FrameError, UserError
-from farflung.collectives.events import Follower
-from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import WANTS, Header, Kind, check_payload, claimed, parse, with_payload
 from farflung.compression.codec import codec_named, codec_names
-from farflung.coordinator import wire
-from farflung.coordinator.evidence import Evidence, Said
-from farflung.coordinator.exporter import Exporter
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import KINDS
-from farflung.coordinator.records import UNREADABLE, Admitted, CommittedRound, Opened, from_bytes, to_bytes
-from farflung.coordinator.template import TEMPLATE
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.audit_evidence import read_evidence
-from farflung.peer.dashboard import render
-from farflung.peer.health import plain_line
+from farflung.console.history.audit_evidence import read_evidence
+from farflung.console.run_toml import TEMPLATE
+from farflung.console.screen.dashboard import render
+from farflung.console.screen.health import plain_line
+from farflung.console.screen.status_client import _parsed
+from farflung.coordinator.ledger.evidence import Evidence, Said
+from farflung.coordinator.ledger.records import (
+    UNREADABLE,
+    Admitted,
+    CommittedRound,
+    Opened,
+    from_bytes,
+    to_bytes,
+)
 from farflung.peer.identity import Identity
-from farflung.peer.watching import _parsed
+from farflung.protocol import envelope
+from farflung.protocol.errors import CheckpointError, FrameError, UserError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import WANTS, Header, Kind, check_payload, claimed, parse, with_payload
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import KINDS
+from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.journal import Follower
 from live_table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,8 +178,8 @@ def control_target(said: dict[str, Any]) -> Target:
     everything = frozenset(KINDS)
     return Target(
         "control",
-        [wire.encode(each) for each in said.values()],
-        lambda raw: wire.decode(raw, everything),
+        [envelope.encode(each) for each in said.values()],
+        lambda raw: envelope.decode(raw, everything),
         (FrameError,),
     )
 

@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farflung.collectives.errors import FarflungError
-from farflung.collectives.events import JOURNAL_VARIABLE, Event, read_events
-from farflung.coordinator.manifest import Manifest
-from farflung.peer.bench import BenchOptions, Party
+from farflung.console.bench.bench import BenchOptions, Party
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.journal import JOURNAL_VARIABLE, Event, read_events
 from lab.emulator import HostSpec
 from lab_run import LabRun, Setting
 
@@ -40,7 +40,7 @@ DELAY_MS = 12.5
 # is honest, or a run whose founder it happens to be would never begin.
 LIAR = """
 import os
-import farflung.peer.state as state
+import farflung.peer.state.outer_state as state
 true = state.OuterState.chunk_bytes
 def false(self, chunk):
     raw = bytearray(true(self, chunk)); raw[7] ^= os.path.exists({when!r}); return bytes(raw)

@@ -16,12 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-from farflung.collectives.errors import Refused
-from farflung.coordinator.manifest import Manifest
-from farflung.peer.agent_process import AgentProcess
-from farflung.peer.bench_trainer import POLL_S, TERMINATED, Floats, block, model_of, write_base
-from farflung.peer.local import SharedState
-from farflung.peer.local_messages import Attach, Finish, Frozen, Load, Loaded, Provide, Provided, Shared, Stop
+from farflung.console.bench.trainer import POLL_S, TERMINATED, Floats, block, model_of, write_base
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Attach, Finish, Frozen, Load, Loaded, Provide, Provided, Shared, Stop
+from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.protocol.errors import Refused
+from farflung.protocol.manifest import Manifest
 
 
 class Worker:

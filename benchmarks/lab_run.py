@@ -1,7 +1,7 @@
 """One run of the real program in the lab, watched from outside: bytes on the wire, and every peer's event log.
 
 Used by wan.py and by tests/lab/test_data_plane.py.  A coordinator and, for each host, a peer whose trainer has no model
-(farflung.peer.bench_trainer), as `farflung bench allreduce` starts them; here each stands in its own namespace.
+(farflung.console.bench.trainer), as `farflung bench allreduce` starts them; here each stands in its own namespace.
 It decides nothing about what the figures should be.
 """
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farflung.collectives.errors import FarflungError
-from farflung.collectives.events import JOURNAL_VARIABLE, Event, read_events
-from farflung.coordinator.manifest import Manifest
-from farflung.peer.bench import Aim, BenchOptions, Party, as_toml, check
-from farflung.peer.bench_figures import Killed, result_of
+from farflung.console.bench.bench import Aim, BenchOptions, Party, as_toml, check
+from farflung.console.bench.figures import Killed, result_of
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.journal import JOURNAL_VARIABLE, Event, read_events
 from lab.emulator import Effort, Host, HostSpec, Lab
 
 SAMPLE_S = 0.05
@@ -188,7 +188,13 @@ class LabRun:
         return url
 
     def _join(self, name: str, url: str, number: int) -> Party:
-        words = ["farflung.peer.bench_trainer", "--url", url, "--identity", str(self.folder / f"{name}.pem")]
+        words = [
+            "farflung.console.bench.trainer",
+            "--url",
+            url,
+            "--identity",
+            str(self.folder / f"{name}.pem"),
+        ]
         words += ["--figures", str(self.folder / f"{name}.json"), *(["--check"] if number == 0 else [])]
         more = {JOURNAL_VARIABLE: str(self.folder / f"{name}.events"), **self.setting.environ.get(name, {})}
         return Party(name, self._start(self.lab.hosts[name], name, words, more), self.folder)

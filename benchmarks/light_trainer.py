@@ -16,9 +16,9 @@ import msgspec
 import torch
 
 import farflung
-from farflung.collectives.errors import FarflungError
-from farflung.peer.exit_codes import OK, code_for
-from farflung.peer.layout import ModelLayout
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.process.exit_codes import OK, code_for
 
 VALUES = 65536
 

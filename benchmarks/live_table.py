@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from farflung.collectives.plan import Plan
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of
-from farflung.coordinator.effects import AnswerDoor, DialBack, Effect, Tell
-from farflung.coordinator.manifest import Manifest, NetSection, RoundSection, RunSection
-from farflung.coordinator.messages import DOOR_IN, MEMBER_IN, Message
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.url import JoinUrl
+from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, Tell
+from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol import envelope
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest, NetSection, RoundSection, RunSection
+from farflung.protocol.messages import DOOR_IN, MEMBER_IN, Message
+from farflung.protocol.process.curve_text import raw_of
+from farflung.protocol.round_words import Plan
 from shams import Figures, Sham, model_of, reader_of
 
 DOOR, INSIDE = "door", "inside"
@@ -96,7 +96,7 @@ class Table:
                 to = next(sham for sham in self.shams if sham.name == effect.caller)
                 to.on_door(effect.message, self.now)
             elif isinstance(effect, Tell):
-                raw = wire.encode(effect.message)  # all that is said must fit
+                raw = envelope.encode(effect.message)  # all that is said must fit
                 heard = [sham for sham in self.shams if sham.session == effect.session]
                 for sham in heard if effect.peer else []:
                     kind, body = reader_of(raw)
@@ -109,7 +109,7 @@ class Table:
     def seeds(self) -> list[bytes]:
         """What an honest member says in a round."""
         said: list[bytes] = []
-        keep, self.say = self.say, lambda socket, sham, message: said.append(wire.encode(message))  # type: ignore
+        keep, self.say = self.say, lambda socket, sham, message: said.append(envelope.encode(message))  # type: ignore
         first = self.shams[0]
         first.beat(self.now)
         plan = next((c.round.plan for c in self.machine.conductors if c.round is not None), None)
@@ -127,7 +127,7 @@ class Table:
         first = self.shams[0]
         key = raw_of(first.public)
         try:
-            message: Any = wire.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
+            message: Any = envelope.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
         finally:
             if self._chance.random() < 0.02:
                 self.turn()

@@ -29,9 +29,9 @@ VARIABLE = "FARFLUNG_NURSERY"
 CLOCK_VARIABLE = "FARFLUNG_CLOCK_OFF_S"  # by how much a process's clock is wrong
 READY_S = 300.0
 MODULES = (
-    "farflung.peer.agent",
-    "farflung.peer.api",
-    "farflung.peer.joining",
+    "farflung.peer.agent.agent",
+    "farflung.peer.trainer.api",
+    "farflung.peer.agent.join",
     "farflung.coordinator.hosting",
 )
 
@@ -206,7 +206,8 @@ def become(request: dict[str, object]) -> None:
 def run(words: list[str]) -> int:
     import atexit
 
-    from farflung.peer import cli, supervisor
+    from farflung.console import main
+    from farflung.peer.agent import supervisor
 
     supervisor.subprocess = TrainersFromHere  # type: ignore[assignment, attr-defined]
     if words[0] == "-m" or words[0].endswith(".py"):
@@ -217,11 +218,11 @@ def run(words: list[str]) -> int:
             atexit._run_exitfuncs()
         return 0
     sys.argv = ["farflung", *words]
-    return cli.main()
+    return main.main()
 
 
 class TrainersFromHere:
-    """Stands in for `subprocess` in farflung.peer.supervisor."""
+    """Stands in for `subprocess` in farflung.peer.agent.supervisor."""
 
     DEVNULL = subprocess.DEVNULL
     TimeoutExpired = subprocess.TimeoutExpired

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.collectives.failpoints import AGENT, COORDINATOR, TRAINER
+from farflung.protocol.process.failpoints import AGENT, COORDINATOR, TRAINER
 from pages import write_between
 
 ROOT = Path(__file__).resolve().parent.parent

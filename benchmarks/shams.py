@@ -24,11 +24,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from farflung.collectives.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
-from farflung.collectives.plan import Decision, Plan
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of, text_of
-from farflung.coordinator.messages import (
+from farflung.peer.identity import Identity
+from farflung.peer.machine.getting_in import Doorway, me_of
+from farflung.protocol import envelope as wire
+from farflung.protocol.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.messages import (
     Beat,
     Challenge,
     DotProducts,
@@ -41,11 +42,10 @@ from farflung.coordinator.messages import (
     Sent,
     Welcome,
 )
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signed_words import sent_part
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.doorway import Doorway, me_of
-from farflung.peer.identity import Identity
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.signed_words import sent_part
 
 CHUNKS = 96
 SAMPLES = 1 << 40

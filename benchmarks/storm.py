@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arena import Arena, included
-from farflung.collectives.events import Event
+from farflung.protocol.process.journal import Event
 from footprints import LOOK_S, Footprints
 from nursery import Nursery
 from pages import write_between

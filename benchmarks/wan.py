@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from farflung.peer.bench import BenchOptions
+from farflung.console.bench.bench import BenchOptions
 from lab.emulator import HostSpec
 from lab_run import Found, Setting, allowed_congestion, run
 

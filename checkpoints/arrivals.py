@@ -1,9 +1,9 @@
 """Pieces of state that have arrived, on this machine's own disk until the state is whole.
 
-Used by the agent (peer/arriving.py), so that a joiner that is killed fetches only what it did not have.  One file, a
-head and then a place for each chunk: its record and its bytes.  The record is written after the bytes and carries
-their hash, so what was torn is found when it is read.  The file is locked: two processes of one peer do not share it.
-It is this peer's own word only: whoever reads it back still has to end at the run's digest (P4).
+Used by the agent (peer/state/arrived_pieces.py), so that a joiner that is killed fetches only what it did not have.
+One file, a head and then a place for each chunk: its record and its bytes.  The record is written after the bytes
+and carries their hash, so what was torn is found when it is read.  The file is locked: two processes of one peer do
+not share it. It is this peer's own word only: whoever reads it back still has to end at the run's digest (P4).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.collectives.digests import HASH_BYTES, hash_bytes
-from farflung.collectives.errors import StoreError
-from farflung.collectives.frames import Payload
+from farflung.protocol.digests import HASH_BYTES, hash_bytes
+from farflung.protocol.errors import StoreError
+from farflung.protocol.frames import Payload
 
 _HEAD_BYTES = 4096
 # Version + 1, era, hash of the bytes, digest or zeros.

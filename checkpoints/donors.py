@@ -1,6 +1,6 @@
 """What a peer that catches up has learned of its donors: who answers, how soon, and who gave wrong bytes.  Pure.
 
-Owned by the catch-up of a fragment (transfer.py), which tells it of every question and answer.  It decides whom to
+Owned by the catch-up of a fragment (catch_up.py), which tells it of every question and answer.  It decides whom to
 trust, whom to wait for no longer, and whether another donor would be quicker.  Must not know frames or state.
 """
 

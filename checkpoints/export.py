@@ -13,8 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.schema import ModelSchema
+from farflung.protocol.errors import UserError
+from farflung.protocol.model_schema import ModelSchema
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from farflung.collectives import failpoints
-from farflung.collectives.errors import FarflungError, StoreError, UserError
+from farflung.protocol.errors import FarflungError, StoreError, UserError
+from farflung.protocol.process import failpoints
 
 ASIDE = ".aside"  # the ending of a file that is not finished
 

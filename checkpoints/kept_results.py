@@ -1,8 +1,8 @@
 """The results of past commits in files on this machine: bounded, checked when read, and there after a crash.
 
-Used by the agent's thread for them (peer/keeping_results.py).  One file for each fragment and version, to which results
-are appended with their length and hash.  Whatever was torn does not match its hash and is not given to anybody.
-The folder is locked: two processes of one peer do not share it.  Must not know who wants a result.
+Used by the agent's thread for them (peer/state/results_on_disk.py).  One file for each fragment and version, to
+which results are appended with their length and hash.  Whatever was torn does not match its hash and is not given to
+anybody. The folder is locked: two processes of one peer do not share it.  Must not know who wants a result.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import struct
 from pathlib import Path
 
 from farflung.checkpoints.result_log import outgrown
-from farflung.collectives.digests import HASH_BYTES, hash_bytes
-from farflung.collectives.errors import StoreError
-from farflung.collectives.frames import Payload
+from farflung.protocol.digests import HASH_BYTES, hash_bytes
+from farflung.protocol.errors import StoreError
+from farflung.protocol.frames import Payload
 
 Key = tuple[int, int, int]  # era, fragment, version
 _RECORD = struct.Struct(f"<QQ{HASH_BYTES}s")  # chunk, length, hash of the payload

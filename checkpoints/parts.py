@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from farflung.checkpoints.files import Folder
-from farflung.checkpoints.manifest import (
+from farflung.checkpoints.checkpoint_manifest import (
     MANIFEST_NAME,
     Hex32,
     ShardFile,
@@ -30,9 +29,10 @@ from farflung.checkpoints.manifest import (
     shard_header,
     shard_name,
 )
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.errors import CheckpointError
-from farflung.collectives.plan import Count
+from farflung.checkpoints.files import Folder
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import CheckpointError
+from farflung.protocol.round_words import Count
 
 TAKE_OVER_S = 30.0  # no file of anybody has appeared for so long
 LOOK_S = 0.5

@@ -2,14 +2,14 @@
 
 Kept by every peer, read to catch up the others: state = chunk at any version + result log.  One for all fragments of a
 peer, so that one limit holds for all.  Pure data: with `on_disk` the shell keeps what is older than the newest commit
-(peer/keeping_results.py), and this one knows only that it does.
+(peer/state/results_on_disk.py), and this one knows only that it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from farflung.collectives.frames import Payload
+from farflung.protocol.frames import Payload
 
 LIMIT_BYTES = 2 << 30  # of all results, unless the volunteer says otherwise
 

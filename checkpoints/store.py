@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.checkpoints.files import Folder
-from farflung.checkpoints.manifest import (
+from farflung.checkpoints.checkpoint_manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
     CheckpointManifest,
@@ -22,9 +21,10 @@ from farflung.checkpoints.manifest import (
     parse,
     shard_header,
 )
+from farflung.checkpoints.files import Folder
 from farflung.checkpoints.parts import Parts
-from farflung.collectives import failpoints
-from farflung.collectives.errors import CheckpointError, StoreError
+from farflung.protocol.errors import CheckpointError, StoreError
+from farflung.protocol.process import failpoints
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
-from farflung.collectives.verdicts import Verdict
 from farflung.compression.native import FastPath, compiled_for
+from farflung.compression.payload import HEADER_BYTES, Bytes, Format, check_header
 from farflung.compression.tiles import (
     flat,
     fp32_rows,
@@ -40,7 +39,8 @@ from farflung.compression.tiles import (
     to_bytes,
 )
 from farflung.compression.triton_path import DeviceLayout, device_path_for
-from farflung.compression.wire import HEADER_BYTES, Bytes, Format, check_header
+from farflung.protocol.errors import FrameError
+from farflung.protocol.verdicts import Verdict
 
 MIN_STEP = 2.0**-125
 _MIN_STEP_BITS = 2 << 8

@@ -11,13 +11,13 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from farflung.collectives.errors import UserError
 from farflung.compression.int2 import Int2Codec
 from farflung.compression.int4 import Int4Codec
 from farflung.compression.int8 import Int8Codec
+from farflung.compression.payload import NUMBER_AT, Bytes, Format, NonFinite
 from farflung.compression.plain import Bf16Codec, Fp32Codec
 from farflung.compression.topk import TopKCodec
-from farflung.compression.wire import NUMBER_AT, Bytes, Format, NonFinite
+from farflung.protocol.errors import UserError
 
 __all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names", "codec_of"]
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from farflung.compression.blocks import BlockCodec, Kernel, StepRounder, max_step
 from farflung.compression.int8 import Int8Kernel
+from farflung.compression.payload import Format
 from farflung.compression.rms import root_mean_square
 from farflung.compression.tiles import fitting, row_peaks, scratch, split, work_for
-from farflung.compression.wire import Format
 
 LEVELS = (-17, -5, 5, 17)
 BORDER = 11.0

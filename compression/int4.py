@@ -20,8 +20,8 @@ from torch import Tensor
 
 from farflung.compression.blocks import BlockCodec, Kernel
 from farflung.compression.int8 import TOP, Int8Kernel
+from farflung.compression.payload import Format
 from farflung.compression.tiles import scratch, split
-from farflung.compression.wire import Format
 
 LEVELS = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
-from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import MIN_STEP, BlockCodec, Kernel, StepRounder
+from farflung.compression.payload import Format
 from farflung.compression.tiles import fitting, row_peaks, scratch, split, work_for
-from farflung.compression.wire import Format
+from farflung.protocol.errors import FrameError
+from farflung.protocol.verdicts import Verdict
 
 TOP = 127
 # The fp32 next to 1/127, written in full so that no conversion is left to a library.

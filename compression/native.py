@@ -24,8 +24,8 @@ from torch import Tensor
 
 from farflung.compression.native_build import SWITCH, NoLibrary, library
 from farflung.compression.native_check import first_difference
+from farflung.compression.payload import HEADER_BYTES, Bytes, Format
 from farflung.compression.tiles import scratch, span_length, spans
-from farflung.compression.wire import HEADER_BYTES, Bytes, Format
 
 _CPU = torch.device("cpu")
 _GROUP = 1024  # values that the library decodes at a time

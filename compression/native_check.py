@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
-from farflung.compression.wire import HEADER_BYTES, Bytes, NonFinite
+from farflung.compression.payload import HEADER_BYTES, Bytes, NonFinite
+from farflung.protocol.errors import FrameError
 
 _LENGTHS = (0, 1, 63, 65, 255, 257, 1023, 1025, 4095, 4097)
 _ROWS = ((128, 256), (256, 64), (8, 64))

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
-from farflung.collectives.verdicts import Verdict
+from farflung.compression.payload import HEADER_BYTES, Bytes, Format, check_header
 from farflung.compression.tiles import (
     flat,
     from_bytes,
@@ -26,7 +25,8 @@ from farflung.compression.tiles import (
     tile_length,
     to_bytes,
 )
-from farflung.compression.wire import HEADER_BYTES, Bytes, Format, check_header
+from farflung.protocol.errors import FrameError
+from farflung.protocol.verdicts import Verdict
 
 _CPU = torch.device("cpu")
 

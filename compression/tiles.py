@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from farflung.compression.wire import MAX_ELEMENTS, NonFinite
+from farflung.compression.payload import MAX_ELEMENTS, NonFinite
 
 # In fp32 values.  Steps over whole values go tile by tile: the 512 KB of scratch stay in a 1 MB second-level cache, the
 # input and the codes stream through it.  Steps over one number for each block are too short for that; they take a

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
-from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import MIN_STEP, BlockCodec, Kernel, StepRounder, max_step
+from farflung.compression.payload import Format
 from farflung.compression.rms import root_mean_square
 from farflung.compression.tiles import scratch
-from farflung.compression.wire import Format
+from farflung.protocol.errors import FrameError
+from farflung.protocol.verdicts import Verdict
 
 ROW = 4096
 TAKEN = 64

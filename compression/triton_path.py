@@ -25,8 +25,8 @@ from torch import Tensor
 from farflung.compression.native import Layout
 from farflung.compression.native_build import SWITCH
 from farflung.compression.native_check import first_difference
+from farflung.compression.payload import HEADER_BYTES, Bytes
 from farflung.compression.tiles import from_bytes
-from farflung.compression.wire import HEADER_BYTES, Bytes
 
 CODECS = ("int8", "int4")
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)

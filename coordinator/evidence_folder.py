@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.collectives.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
-from farflung.coordinator.effects import KeepEvidence
-from farflung.coordinator.evidence import FORMAT, SUFFIX, Evidence
+from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
+from farflung.coordinator.run.effects import KeepEvidence
+from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
 
 FOLDER_NAME = "evidence"
 

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.collectives import failpoints
-from farflung.collectives.errors import UserError
-from farflung.coordinator.door import ListenOn, take_all_descriptors
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn, take_all_descriptors
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
-from farflung.coordinator.exporter import Exporter
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.journal_upgrade import backup_path
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.record_events import Beginning, RecordEvents
-from farflung.coordinator.run import RunMachine
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.journal_upgrade import backup_path
+from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.url import JoinUrl
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import failpoints
+from farflung.protocol.process.exporter import Exporter
 
 EVENTS_NAME = "events.jsonl"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.collectives.errors import Unreachable, UserError
-from farflung.coordinator.orders import Order, Reply
+from farflung.protocol.errors import Unreachable, UserError
+from farflung.protocol.orders import Order, Reply
 
 SOCKET_NAME = "operator.sock"
 LINE_BYTES = 64 * 1024

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from farflung import __version__
-from farflung.coordinator.conductor import Conductor
-from farflung.coordinator.core import Core
-from farflung.coordinator.metrics import Family, by_label, counter, gauge, of_process, text_of
+from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.core import Core
+from farflung.protocol.process.metrics import Family, by_label, counter, gauge, of_process, text_of
 
 
 def run_metrics(

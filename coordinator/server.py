@@ -20,15 +20,11 @@ from typing import Any, cast
 import zmq
 from msgspec.structs import replace
 
-from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator import wire
-from farflung.coordinator.allowance import Allowance, Tally
 from farflung.coordinator.allowlist import Allowlist
-from farflung.coordinator.dialer import Dialer, Target
-from farflung.coordinator.door import GOODBYE_MS, Arrival, Listener, ListenOn
-from farflung.coordinator.door_process import DoorProcess, Spawn, begin_of, in_process
-from farflung.coordinator.door_words import (
+from farflung.coordinator.door.allowance import Allowance, Tally
+from farflung.coordinator.door.dialer import Dialer, Target
+from farflung.coordinator.door.front_door_process import DoorProcess, Spawn, begin_of, in_process
+from farflung.coordinator.door.front_door_words import (
     Answer,
     Brings,
     Counted,
@@ -37,8 +33,16 @@ from farflung.coordinator.door_words import (
     StatusNow,
     WantsStatus,
 )
-from farflung.coordinator.doorkeeper import Passed
-from farflung.coordinator.effects import (
+from farflung.coordinator.door.hello_check import Passed
+from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, ListenOn
+from farflung.coordinator.evidence_folder import EvidenceFolder
+from farflung.coordinator.failpoint_names import after_record, after_word, before_answer, before_record
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.record_events import RecordEvents
+from farflung.coordinator.ledger.records import Record
+from farflung.coordinator.operator_socket import OperatorSocket
+from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,
     DialBack,
@@ -49,20 +53,16 @@ from farflung.coordinator.effects import (
     Tell,
     Write,
 )
-from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.exporter import Exporter
-from farflung.coordinator.failing import after_record, after_word, before_answer, before_record
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import CoordinatorKeys
-from farflung.coordinator.messages import MEMBER_IN, FromMember, Message
-from farflung.coordinator.operator_socket import OperatorSocket
-from farflung.coordinator.orders import Order, Reply
-from farflung.coordinator.record_events import RecordEvents
-from farflung.coordinator.records import Record
-from farflung.coordinator.run import RunMachine
+from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_metrics import run_metrics
-from farflung.coordinator.url import JoinUrl
-from farflung.coordinator.zap import ZapHandler
+from farflung.protocol import envelope
+from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.messages import MEMBER_IN, FromMember, Message
+from farflung.protocol.orders import Order, Reply
+from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.verdicts import Verdict
 
 JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
@@ -289,7 +289,7 @@ class Server:
         try:
             if arrival.payload is None:
                 raise FrameError(Verdict.MALFORMED, "a control message is exactly one frame")
-            return wire.decode(arrival.payload, allowed)
+            return envelope.decode(arrival.payload, allowed)
         except FrameError as error:
             counters.count(error.verdict)
             log.debug("frame dropped: %s", error)
@@ -355,7 +355,7 @@ class Server:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 before_answer(answer)
-                if not self._door.send(Answer(caller=caller, message=wire.encode(answer))):
+                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer))):
                     self.undelivered += 1
             case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
                 self._deliver(reply_to, told)
@@ -383,6 +383,6 @@ class Server:
         self._to_cut += [(at, each) for each, speaker in self._speakers.items() if speaker.key == key]
 
     def _deliver(self, routing_id: bytes, message: Message) -> None:
-        if not routing_id or not self._members.send(routing_id, wire.encode(message)):
+        if not routing_id or not self._members.send(routing_id, envelope.encode(message)):
             self.undelivered += 1
         after_word(message)

@@ -24,9 +24,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.live import save_svg
-from farflung.peer.watching import StatusClient
+from farflung.console.screen.live import save_svg
+from farflung.console.screen.status_client import StatusClient
+from farflung.protocol.join_url import JoinUrl
 
 WIDTH, HEIGHT = 100, 30
 HERE = Path(__file__).parent

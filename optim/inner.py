@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from farflung.collectives.errors import UserError
+from farflung.protocol.errors import UserError
 
 
 def muon(

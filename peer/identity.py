@@ -1,7 +1,7 @@
 """Owns the peer's ed25519 key: makes it once, keeps it private on disk, signs with it.
 
 Called by the CLI and the agent.  Must not know the network; what others may derive from the public
-half (id, name, checking a signature) is in coordinator/signing.py.
+half (id, name, checking a signature) is in protocol/signing.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.signing import name_of, peer_id_of
+from farflung.protocol.errors import UserError
+from farflung.protocol.signing import name_of, peer_id_of
 
 _MAX_KEY_FILE_BYTES = 16 * 1024
 _REPLACE = "move it away and farflung makes a new key (with a new peer id)"

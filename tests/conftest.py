@@ -40,11 +40,11 @@ def say(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """A command that ends at once, in this process: its exit code, and what it said on stdout and on stderr."""
-    from farflung.peer import cli
+    from farflung.console import main
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["farflung", *map(str, words)])
-        code = cli.main()
+        code = main.main()
         said = capfd.readouterr()
         return code, said.out, said.err
 

@@ -7,22 +7,27 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.errors import UserError
-from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.collectives.plan import Plan
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator import messages as m
-from farflung.coordinator.admission import COMES_PER_MINUTE
-from farflung.coordinator.allowance import KEYS_KEPT, Quota
+from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.allowlist import Allowlist, parsed
-from farflung.coordinator.conductor import PROBATION_WEIGHT, rules_for
-from farflung.coordinator.discipline import found_useless
-from farflung.coordinator.effects import AnswerDoor, Effect, Forbid, Tell, Write
-from farflung.coordinator.ledger import FragmentBook
-from farflung.coordinator.manifest import AdmissionSection, Manifest, RunSection
-from farflung.coordinator.networks import network_of
-from farflung.coordinator.orders import (
+from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
+from farflung.coordinator.door.networks import network_of
+from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.ledger.records import Admitted, Record, Started
+from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.run.admission import COMES_PER_MINUTE
+from farflung.coordinator.run.conductor import PROBATION_WEIGHT, rules_for
+from farflung.coordinator.run.discipline import found_useless
+from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
+from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
+from farflung.peer.machine.getting_in import Doorway, Me
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import UserError
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import AdmissionSection, Manifest, RunSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.orders import (
     Ban,
     Bans,
     Drain,
@@ -35,15 +40,10 @@ from farflung.coordinator.orders import (
     Revoke,
     Unban,
 )
-from farflung.coordinator.records import Admitted, Record, Started
-from farflung.coordinator.register import STRIKE_LASTS_S, Register
-from farflung.coordinator.rounds import InFlight
-from farflung.coordinator.run import RESTORED_AHEAD, RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.signing import name_of
-from farflung.peer.doorway import Doorway, Me
-from farflung.peer.operator_cli import folder_of, seconds
+from farflung.protocol.round_words import Plan
+from farflung.protocol.signed_words import hello_part
+from farflung.protocol.signing import name_of
+from farflung.protocol.verdicts import Verdict
 from guests import Guest
 
 RUN_ID = bytes(range(16))

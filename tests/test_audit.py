@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from farflung.collectives.errors import UserError
-from farflung.peer.audit import audit
-from farflung.peer.cli import app
-from farflung.peer.journals import read_folder
+from farflung.console.history.audit import audit
+from farflung.console.history.journals import read_folder
+from farflung.console.main import app
+from farflung.protocol.errors import UserError
 
 Event = dict[str, Any]
 Files = dict[str, list[Event]]

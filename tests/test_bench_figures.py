@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from farflung.collectives.errors import UserError
-from farflung.collectives.events import EventLog, Follower, read_events
-from farflung.peer.bench import BenchOptions, check
-from farflung.peer.bench_figures import Killed, result_of, table
+from farflung.console.bench.bench import BenchOptions, check
+from farflung.console.bench.figures import Killed, result_of, table
+from farflung.protocol.errors import UserError
+from farflung.protocol.process.journal import EventLog, Follower, read_events
 
 MEMBERS = ["ann", "bob"]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.caps import DAY_S, Cap, Hours, parse_cap, strictest
-from farflung.collectives.errors import UserError
-from farflung.collectives.pacer import Pacer
+from farflung.collectives.link.pacer import Pacer
+from farflung.protocol.caps import DAY_S, Cap, Hours, parse_cap, strictest
+from farflung.protocol.errors import UserError
 
 KBIT = 125.0  # bytes/s
 HOUR_S = 3600

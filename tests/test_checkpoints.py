@@ -17,8 +17,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from farflung.checkpoints.export import as_state_dict, tensors_of
-from farflung.checkpoints.manifest import (
+from farflung.checkpoints.checkpoint_manifest import (
     CheckpointManifest,
     SavedFragment,
     canonical,
@@ -26,17 +25,18 @@ from farflung.checkpoints.manifest import (
     shard_header,
     shards_of,
 )
+from farflung.checkpoints.export import as_state_dict, tensors_of
 from farflung.checkpoints.parts import TAKE_OVER_S, Part, Parts
 from farflung.checkpoints.store import Saved, Store
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.errors import CheckpointError, StoreError, UserError
-from farflung.collectives.fragments import Fragment, fragments_of
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signing import statement_of
-from farflung.coordinator.url import JoinUrl
+from farflung.coordinator.door.keys import load_or_create
 from farflung.peer.identity import Identity
-from farflung.peer.layout import ModelLayout
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import CheckpointError, StoreError, UserError
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.signing import statement_of
 from waiting import LONG_S
 
 RUN_ID = bytes(range(16)).hex()

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.verdicts import Verdict
 from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
 from farflung.compression.native import path_in_use
 from farflung.compression.native_build import SWITCH
 from farflung.compression.native_check import awkward_vectors
+from farflung.compression.payload import HEADER_BYTES
 from farflung.compression.topk import _largest_places_numpy, largest_places_sorting
-from farflung.compression.wire import HEADER_BYTES
+from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.verdicts import Verdict
 
 f32 = np.float32
 NAMES = ("fp32", "bf16", "int8", "int4", "int2", "topk")

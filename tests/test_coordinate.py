@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 import zmq
 
-from farflung.collectives.errors import UserError
-from farflung.collectives.plan import Commit
-from farflung.coordinator.curve_text import text_of
-from farflung.coordinator.door import ListenOn
-from farflung.coordinator.door_process import in_thread
+from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.hosting import QuietEnd
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest, RunSection
-from farflung.coordinator.records import CommittedRound, Started
-from farflung.coordinator.run import RunMachine
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.records import CommittedRound, Started
+from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.signing import curve_key_of, proves, statement_of
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.watching import StatusClient
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest, RunSection
+from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.round_words import Commit
+from farflung.protocol.signing import curve_key_of, proves, statement_of
 from waiting import PATIENCE_S
 
 ROUNDS = 5

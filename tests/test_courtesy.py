@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 import zmq
 
-from farflung.collectives.frames import Header, Kind
-from farflung.collectives.pacer import FREE_ABOVE, LEAST_PART, Courtesy
-from farflung.collectives.pings import PROBE_SIZES_BYTES, Pings
-from farflung.collectives.tcp_counts import TcpCounts
-from farflung.coordinator.messages import Beat, Tick
-from farflung.peer.control import ON_WAY_MOST, BeatClock
+from farflung.collectives.link.pacer import FREE_ABOVE, LEAST_PART, Courtesy
+from farflung.collectives.link.pings import PROBE_SIZES_BYTES, Pings
+from farflung.collectives.link.tcp_counts import TcpCounts
+from farflung.peer.line.control import ON_WAY_MOST, BeatClock
+from farflung.protocol.frames import Header, Kind
+from farflung.protocol.messages import Beat, Tick
 
 LINE = 1.25e6  # bytes/s
 QUICK_S = 0.1

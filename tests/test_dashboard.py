@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from farflung.peer.dashboard import render
-from farflung.peer.health import health, plain_line
-from farflung.peer.log_lines import si
-from farflung.peer.own_screen import TimeShares
-from farflung.peer.screen_text import clean, sparkline
-from farflung.peer.terminal import keys_of
-from farflung.peer.view import PAGES, SORTS, View
+from farflung.console.screen.dashboard import render
+from farflung.console.screen.embedded import TimeShares
+from farflung.console.screen.health import health, plain_line
+from farflung.console.screen.terminal import keys_of
+from farflung.console.screen.text import clean, sparkline
+from farflung.console.screen.view import PAGES, SORTS, View
+from farflung.protocol.process.log_lines import si
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SAMPLE: dict[str, Any] = json.loads((DOCS / "sample_status.json").read_text(encoding="utf-8"))

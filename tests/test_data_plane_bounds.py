@@ -9,27 +9,27 @@ import json
 
 import pytest
 
+from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, CatchUp
-from farflung.collectives import line as lines
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import DataEffect, Install, SendFrame
-from farflung.collectives.fragments import Fragment
-from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.collectives.line import ANSWERS_WAITING, Line
-from farflung.collectives.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
-from farflung.collectives.plan import Contact, Decision, Plan
-from farflung.collectives.round import MemberRound
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import ProgressReport
-from farflung.coordinator.rounds import Failed, InFlight, Moved, RoundRules
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.status import status_json
-from farflung.peer import participation
-from farflung.peer.participation import EARLY_KEPT, Participation
-from farflung.peer.serving import HELD_MOST_S, Serving
-from farflung.peer.simulator import Scenario, World
+from farflung.collectives.link import line as lines
+from farflung.collectives.link.line import ANSWERS_WAITING, Line
+from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
+from farflung.collectives.round.effects import DataEffect, Install, SendFrame
+from farflung.collectives.round.member import MemberRound
+from farflung.coordinator.rounds.in_flight import Failed, InFlight, Moved, RoundRules
+from farflung.coordinator.run.status import status_json
+from farflung.peer.agent.turns import HELD_MOST_S, Serving
+from farflung.peer.machine import lanes
+from farflung.peer.machine.lanes import EARLY_KEPT, Participation
+from farflung.peer.simulator.world import Scenario, World
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import ProgressReport
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Contact, Decision, Plan
+from farflung.protocol.verdicts import Verdict
 
 TAG = bytes(8)
 ALL = ("ann", "bob", "cyd", "dan")
@@ -95,7 +95,7 @@ def test_P8_early_frames_are_bounded_and_a_flood_pushes_out_its_own_only() -> No
 
 
 def test_P8_early_frames_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participation, "EARLY_BYTES", 5_000)
+    monkeypatch.setattr(lanes, "EARLY_BYTES", 5_000)
     ann = member()
     ann.on_frame("bob", early(1, 1000), 0.0)
     for round_no in range(20):

@@ -14,12 +14,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from farflung.coordinator.records import CommittedRound, Genesis, Record
-from farflung.peer import virtual_peer
-from farflung.peer.effects import Encode
-from farflung.peer.local_messages import Frozen
-from farflung.peer.simulator import Scenario, World
-from farflung.peer.virtual_trainer import VirtualTrainer, initial_values
+from farflung.coordinator.ledger.records import CommittedRound, Genesis, Record
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import Encode
+from farflung.peer.simulator import peer as virtual_peer
+from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
+from farflung.peer.simulator.world import Scenario, World
 
 LR, MOMENTUM = 0.7, 0.9
 ROUNDS = 5

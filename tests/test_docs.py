@@ -17,9 +17,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from farflung import __version__
-from farflung.coordinator.manifest import Manifest
-from farflung.peer import exit_codes
-from farflung.peer.cli import app
+from farflung.console.main import app
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exit_codes
 from waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parent.parent

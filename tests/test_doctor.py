@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from farflung.coordinator import prober
-from farflung.coordinator.dialer import Target
-from farflung.coordinator.door import ListenOn
-from farflung.coordinator.door_process import in_thread
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest, RoundSection, RunSection
-from farflung.coordinator.messages import Message, Probe, Probed, Refuse
-from farflung.coordinator.prober import Prober
-from farflung.coordinator.run import RunMachine
+from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, examine, nat_kind, round_bytes
+from farflung.console.doctor.line_probe import Line
+from farflung.console.inspect_commands import run_doctor
+from farflung.console.screen.gpu import gpus_in
+from farflung.coordinator.door import prober
+from farflung.coordinator.door.dialer import Target
+from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.door.prober import Prober
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.url import JoinUrl
-from farflung.peer import exit_codes
-from farflung.peer.doctor import FAIL, OK, WARN, Facts, examine, nat_kind, round_bytes
-from farflung.peer.doctor_cli import run_doctor
-from farflung.peer.gpu import gpus_in
-from farflung.peer.line_test import Line
-from farflung.peer.own_config import OwnConfig
+from farflung.peer.settings import OwnConfig
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.messages import Message, Probe, Probed, Refuse
+from farflung.protocol.process import exit_codes
 from waiting import PATIENCE_S
 
 GIB = 1 << 30
@@ -208,7 +208,7 @@ def test_a_real_coordinator_is_asked_and_dials_back(
 def test_nobody_there_is_a_failure_with_its_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farflung.peer.doctor_facts.PATIENCE_S", 0.2)
+    monkeypatch.setattr("farflung.console.doctor.facts.PATIENCE_S", 0.2)
     assert (
         run_doctor(JoinUrl("127.0.0.1", 9, "my-run", bytes(32)), OwnConfig(), as_json=False)
         == exit_codes.BLOCKED

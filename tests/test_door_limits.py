@@ -11,22 +11,23 @@ from pathlib import Path
 import pytest
 import zmq
 
-from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator import front_door, wire
-from farflung.coordinator.door import Arrival
-from farflung.coordinator.door_words import BYTES_PER_S, FRAMES_PER_S, Begin, Channel, pair
-from farflung.coordinator.doorkeeper import CHALLENGES_KEPT, Doorkeeper, Passed, RunFacts
-from farflung.coordinator.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
-from farflung.coordinator.messages import Challenge, Hello, Knock, Message, Refuse
+from farflung.coordinator.door import front_door
+from farflung.coordinator.door.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
+from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, Begin, Channel, pair
+from farflung.coordinator.door.hello_check import CHALLENGES_KEPT, Doorkeeper, Passed, RunFacts
+from farflung.coordinator.door.listener import Arrival
+from farflung.coordinator.ledger.records import Banned, Struck
+from farflung.coordinator.ledger.register import PEERS_KEPT, Register
 from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
-from farflung.coordinator.orders import Reply
-from farflung.coordinator.records import Banned, Struck
-from farflung.coordinator.register import PEERS_KEPT, Register
-from farflung.coordinator.schema import ModelSchema
-from farflung.peer.doorway import Doorway, me_of
 from farflung.peer.identity import Identity
+from farflung.peer.machine.getting_in import Doorway, me_of
+from farflung.protocol import envelope
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.orders import Reply
 
-KNOCK = wire.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
+KNOCK = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
 
 
@@ -82,7 +83,7 @@ def test_a_network_says_only_so_much_and_hears_once_that_it_is_too_much(door: Do
 
 
 def test_a_network_sends_only_so_many_bytes(door: Door) -> None:
-    large = wire.encode(Knock(protocol=PROTOCOL_VERSION, run="demo")) + bytes(200_000)
+    large = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo")) + bytes(200_000)
     for _ in range(BYTES_BURST // len(large)):
         assert door._is_within_limits(Arrival(b"r", b"k", 9, large, "192.0.2.7"), 0.0)
     door.comes(large)
@@ -97,7 +98,7 @@ def test_only_so_many_hellos_are_passed_on(door: Door, monkeypatch: pytest.Monke
         door._keeper, "examine", lambda caller, key, hello, came_from: Passed(hello, bytes(32))
     )
     door.comes(KNOCK)
-    hello = wire.encode(a_hello(door))
+    hello = envelope.encode(a_hello(door))
     for number in range(round(HELLOS_AT_ONCE) + 5):
         door.comes(hello, network=f"10.0.{number % 250}.1")
     assert len(brought) == HELLOS_AT_ONCE and door.refusals() == ["busy"] * 5

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from farflung.collectives import failpoints
-from farflung.collectives.errors import UserError
-from farflung.collectives.events import JOURNAL_VARIABLE, EventLog, Follower, read_events
-from farflung.peer.local_messages import Frozen
-from farflung.peer.round_events import RoundEvents, open_journal
-from farflung.peer.training import Training
+from farflung.peer.agent.journal_writer import RoundEvents, open_journal
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.trainer_view import Training
+from farflung.protocol.errors import UserError
+from farflung.protocol.process import failpoints
+from farflung.protocol.process.journal import JOURNAL_VARIABLE, EventLog, Follower, read_events
 from waiting import LONG_S
 
 

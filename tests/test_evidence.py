@@ -8,22 +8,22 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.plan import Commit, Contact
+from farflung.console.history.audit_evidence import read_evidence, who_sent
+from farflung.console.main import app
 from farflung.coordinator import evidence_folder
-from farflung.coordinator.conductor import Witness
-from farflung.coordinator.effects import KeepEvidence
-from farflung.coordinator.evidence import Evidence, Said, is_signed
+from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.membership import Membership
-from farflung.coordinator.messages import Sent
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.signed_words import sent_part
-from farflung.peer.audit_evidence import read_evidence, who_sent
-from farflung.peer.cli import app
+from farflung.coordinator.ledger.evidence import Evidence, Said, is_signed
+from farflung.coordinator.run.conductor import Witness
+from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.membership import Membership
 from farflung.peer.identity import Identity
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Sent
+from farflung.protocol.round_words import Commit, Contact
+from farflung.protocol.signed_words import sent_part
 
 RUN_ID, SESSION = bytes(range(16)), b"s" * 16
 CHUNKS = [b"first chunk", b"second chunk"]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from farflung.collectives.errors import UserError
-from farflung.peer import trackers
-from farflung.peer.cli import app
-from farflung.peer.curves import Journals
-from farflung.peer.trackers import ExportOptions, export
+from farflung.console.history import trackers
+from farflung.console.history.round_rows import Journals
+from farflung.console.history.trackers import ExportOptions, export
+from farflung.console.main import app
+from farflung.protocol.errors import UserError
 from waiting import LONG_S
 
 ALICE, BOB = "a" * 16, "b" * 16
@@ -166,7 +166,7 @@ def test_a_missing_package_is_one_line_with_the_command(
 
 
 def test_no_tracker_is_imported_unasked() -> None:
-    code = "import sys, farflung.peer.trackers; print({'wandb', 'tensorboard', 'torch'} & set(sys.modules))"
+    code = "import sys, farflung.console.history.trackers; print({'wandb', 'tensorboard', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.stdout.strip() == "set()", done.stderr
 

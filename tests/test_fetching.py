@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from farflung.peer.fetching import Fetching
+from farflung.peer.agent.fetch_lines import Fetching
 
 
 def test_it_tells_the_share_and_the_donors_and_then_the_end() -> None:

@@ -7,34 +7,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives import limits
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import Install, Merge, Roll, SendFrame
-from farflung.collectives.errors import FrameError, UserError
-from farflung.collectives.fragments import fragments_of
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.collectives.plan import Commit, Contact, Decision, Plan
-from farflung.collectives.round import MemberRound
-from farflung.collectives.verdicts import Verdict
+from farflung.collectives.round.effects import Install, Merge, Roll, SendFrame
+from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
-from farflung.coordinator import messages as m
-from farflung.coordinator import wire
-from farflung.coordinator.effects import Effect, Tell, Write
-from farflung.coordinator.manifest import Manifest, RoundSection
-from farflung.coordinator.records import AbortedRound, CommittedRound, Opened, Record
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.status import build_status
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
+from farflung.coordinator.run.effects import Effect, Tell, Write
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.status import build_status
 from farflung.optim.outer import Nesterov
-from farflung.peer.effects import Effect as PeerEffect
-from farflung.peer.effects import Encode, Resolve
-from farflung.peer.effects import Tell as TellTrainer
-from farflung.peer.exchange import Exchange
-from farflung.peer.local_messages import Frozen, LeasesNow, Load, Resume
-from farflung.peer.participation import Participation
-from farflung.peer.simulator import Scenario, World
-from farflung.peer.state import OuterState
-from farflung.peer.training import Training
+from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
+from farflung.peer.machine.effects import Effect as PeerEffect
+from farflung.peer.machine.effects import Encode, Resolve
+from farflung.peer.machine.effects import Tell as TellTrainer
+from farflung.peer.machine.exchange import Exchange
+from farflung.peer.machine.lanes import Participation
+from farflung.peer.machine.trainer_view import Training
+from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol import envelope, limits
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.manifest import Manifest, RoundSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Commit, Contact, Decision, Plan
+from farflung.protocol.verdicts import Verdict
 
 TAG = bytes(8)
 CALM = {
@@ -484,7 +483,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False, era=1 << 40, saved=1 << 40,
         unsure=True, leaving=True,
     )  # fmt: skip
-    assert wire.decode(wire.encode(beat), frozenset({"beat"})) == beat
+    assert envelope.decode(envelope.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()
     hall.machine.guidance.on_beat(member, beat)
     [tick] = [e.message for e in hall.machine.core.take_effects() if isinstance(e, Tell)]
@@ -493,7 +492,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     one = m.Lease.at(1 << 40, 1 << 40, 1 << 40, 1 << 40, (1 << 41,) + (1 << 40,) * (most - 1))
     leases = (one,) * hall.machine.lending._leases_per_peer
     full = m.Tick(**{name: getattr(tick, name) for name in tick.__struct_fields__} | {"leases": leases})
-    assert wire.decode(wire.encode(full), frozenset({"tick"})) == full
+    assert envelope.decode(envelope.encode(full), frozenset({"tick"})) == full
 
 
 # ---- the whole run -------------------------------------------------------------------------------------------------

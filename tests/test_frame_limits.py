@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives import limits
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.errors import FrameError
-from farflung.collectives.frames import WANTS, Header, Kind, check_payload, parse, with_payload
-from farflung.collectives.verdicts import Verdict
+from farflung.protocol import limits
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import WANTS, Header, Kind, check_payload, parse, with_payload
+from farflung.protocol.verdicts import Verdict
 
 fixed = settings(max_examples=150)
 

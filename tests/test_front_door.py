@@ -15,18 +15,23 @@ import msgspec
 import pytest
 import zmq
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.errors import FarflungError
-from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of, text_of
-from farflung.coordinator.door import ListenOn
-from farflung.coordinator.door_process import DoorProcess, begin_of
-from farflung.coordinator.door_words import Channel, Counted, Limits, Listening, pair
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest, NetSection
-from farflung.coordinator.messages import (
+from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.front_door_process import DoorProcess, begin_of
+from farflung.coordinator.door.front_door_words import Channel, Counted, Limits, Listening, pair
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.door.networks import Crowd
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.peer.identity import Identity
+from farflung.protocol import envelope
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest, NetSection
+from farflung.protocol.messages import (
     DOOR_OUT,
     MEMBER_OUT,
     Beat,
@@ -38,14 +43,9 @@ from farflung.coordinator.messages import (
     Tick,
     Welcome,
 )
-from farflung.coordinator.networks import Crowd
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.identity import Identity
-from farflung.peer.watching import StatusClient
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.signed_words import hello_part
 from waiting import PATIENCE_S, eventually
 
 MANIFEST = Manifest(net=NetSection(heartbeat_s=1.0, dead_after_s=600.0))
@@ -176,18 +176,18 @@ class Peer:
             phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0,
             have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False,
         )  # fmt: skip
-        self.members.send(wire.encode(beat))
+        self.members.send(envelope.encode(beat))
         while self.members.poll(PATIENCE_S * 1000):
-            said = wire.decode(self.members.recv(), frozenset(MEMBER_OUT))
+            said = envelope.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, Tick) and said.answers == self._seq:
                 return said
         pytest.fail("no tick")
 
 
 def asked(line: Any, message: Message) -> Message:
-    line.send(wire.encode(message))
+    line.send(envelope.encode(message))
     assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
-    return wire.decode(line.recv(), frozenset(DOOR_OUT))
+    return envelope.decode(line.recv(), frozenset(DOOR_OUT))
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fuzz
-from farflung.collectives.errors import CheckpointError, UserError
-from farflung.collectives.events import Follower
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.records import Admitted
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.records import Admitted
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.journal import Follower
 
 NAMES = (
     "control",

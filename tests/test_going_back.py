@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.collectives.plan import Commit, Used
-from farflung.coordinator.leases import Range
-from farflung.coordinator.ledger import DIGESTS_KEPT, Ledger
-from farflung.coordinator.messages import Lease
-from farflung.coordinator.records import (
+from farflung.coordinator.ledger.leases import Range
+from farflung.coordinator.ledger.ledger import DIGESTS_KEPT, Ledger
+from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
     Departed,
@@ -20,7 +18,9 @@ from farflung.coordinator.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.peer.simulator import Scenario, World, simulate
+from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Commit, Used
 
 ONE_BLACKOUT = {
     "drop": 0.0,

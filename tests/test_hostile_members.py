@@ -19,24 +19,24 @@ import torch
 import zmq
 from zmq.utils import z85
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.effects import Merge, SendFrame
-from farflung.collectives.frames import Frame, Header, Kind, parse, with_payload
-from farflung.collectives.line import ANSWERS_WAITING
-from farflung.collectives.merge import merged_chunk
-from farflung.collectives.plan import Contact, Decision, Plan
-from farflung.collectives.verdicts import Counters, Verdict
-from farflung.collectives.zmq_link import ROUTES_KEPT, ZAP_DOMAIN, ZmqLink
+from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.link.line import ANSWERS_WAITING
+from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZAP_DOMAIN, ZmqLink
+from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import codec_named
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import ProgressReport, Sent
-from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.zap import ZapHandler
-from farflung.peer.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
-from farflung.peer.local_messages import Frozen
-from farflung.peer.participation import EARLY_BYTES, EARLY_KEPT, Participation
-from farflung.peer.reports import Reporter
+from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
+from farflung.peer.machine.lanes import EARLY_BYTES, EARLY_KEPT, Participation
+from farflung.peer.machine.reports import Reporter
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.frames import Frame, Header, Kind, parse, with_payload
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.round_words import Contact, Decision, Plan
+from farflung.protocol.verdicts import Counters, Verdict
 from waiting import LONG_S, Patience
 
 RUN = b"run-tag!"
@@ -314,7 +314,7 @@ class Swarm:
 
 
 def proof_of(hashes: dict[int, bytes]) -> tuple[bytes, bytes]:
-    from farflung.collectives.digests import combined, mask_of, mask_to_bytes
+    from farflung.protocol.digests import combined, mask_of, mask_to_bytes
 
     return mask_to_bytes(mask_of(hashes)), combined(hashes.items())
 

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.signing import ADJECTIVES, ANIMALS, name_of, peer_id_of, verify
 from farflung.peer.identity import Identity, default_path
+from farflung.protocol.errors import UserError
+from farflung.protocol.signing import ADJECTIVES, ANIMALS, name_of, peer_id_of, verify
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -11,12 +11,12 @@ from torch.optim import AdamW, Muon
 from torch.optim.lr_scheduler import LambdaLR
 
 import farflung
-from farflung.collectives.errors import UserError
-from farflung.coordinator.manifest import Manifest
 from farflung.optim.inner import MuonAdamW, muon
-from farflung.peer.optimizer import RunOptimizer
-from farflung.peer.recipes import inner_of
-from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.optim.recipes import inner_of
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
 
 CONFIG = GPTConfig(layers=1, width=8, heads=2, context=8)
 

@@ -13,16 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from farflung.collectives.errors import Refused, UserError
-from farflung.collectives.plan import Used
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import Lease
 from farflung.optim.schedule import rules_of
-from farflung.peer.api import Run
-from farflung.peer.inner_loop import InnerLoop, MeanLoss
-from farflung.peer.leased_data import LeaseBook, Span, tokens_in
-from farflung.peer.local import SharedState
-from farflung.peer.local_messages import (
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import (
     Attach,
     Begin,
     Finish,
@@ -40,7 +33,14 @@ from farflung.peer.local_messages import (
     to_bytes,
     to_trainer,
 )
-from farflung.peer.optimizer import RunOptimizer
+from farflung.peer.trainer.api import Run
+from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
+from farflung.peer.trainer.leased_data import LeaseBook, Span, tokens_in
+from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Used
 
 SYNC_EVERY = 3
 MANIFEST = Manifest.model_validate(

@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoints.arrivals import Arrivals, Arrived
+from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.checkpoints.donors import LATER_BELIEVED_S
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, CatchUp
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import Install, SendFrame
-from farflung.collectives.errors import StoreError
-from farflung.collectives.fragments import Fragment
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.peer.serving import (
+from farflung.collectives.round.effects import Install, SendFrame
+from farflung.peer.agent.turns import (
     HELD_MOST_S,
     IDLE_S,
     LATE_MOST_S,
@@ -24,6 +20,10 @@ from farflung.peer.serving import (
     LineNow,
     Serving,
 )
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import StoreError
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
 
 TAG = bytes(8)
 CHUNKS = 12

@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from farflung.collectives.errors import UserError
-from farflung.collectives.plan import Commit, Used
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.ledger import Ledger
-from farflung.coordinator.manifest import Manifest, RoundSection, RunSection
-from farflung.coordinator.messages import Lease
-from farflung.coordinator.records import (
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
     Admitted,
     CommittedRound,
     DataFixed,
@@ -27,6 +23,10 @@ from farflung.coordinator.records import (
     Record,
     Started,
 )
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Commit, Used
 from waiting import LONG_S
 
 RUN_ID = bytes(range(16))
@@ -100,9 +100,9 @@ def test_other_rules_are_another_run(tmp_path: Path) -> None:
 KILLS = """
 import os, random, signal, sys
 from pathlib import Path
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.records import Departed
+from farflung.coordinator.ledger.journal import Journal
+from farflung.protocol.manifest import Manifest
+from farflung.coordinator.ledger.records import Departed
 
 def opened():
     return Journal.open_or_create(Path(sys.argv[1]), Manifest(), lambda: bytes(16))

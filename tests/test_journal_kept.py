@@ -12,17 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from farflung.collectives.errors import UserError
-from farflung.collectives.failpoints import VARIABLE
-from farflung.collectives.plan import Commit, Used
-from farflung.coordinator import journal as journal_module
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.journal_upgrade import SCHEMA_VERSION, STEPS, migrated_record
-from farflung.coordinator.ledger import Ledger
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import Lease
-from farflung.coordinator.record_events import Beginning, RecordEvents
-from farflung.coordinator.records import (
+from farflung.coordinator.ledger import journal as journal_module
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.journal_upgrade import SCHEMA_VERSION, STEPS, migrated_record
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.ledger.records import (
     Admitted,
     Banned,
     CommittedRound,
@@ -43,8 +38,13 @@ from farflung.coordinator.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.snapshot import packed, unpacked
+from farflung.coordinator.ledger.snapshot import packed, unpacked
+from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from farflung.protocol.process.failpoints import VARIABLE
+from farflung.protocol.round_words import Commit, Used
 
 HERE = Path(__file__).parent
 OLD_RUN = """
@@ -198,9 +198,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from farflung.collectives import failpoints
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.ledger import Ledger
-from farflung.coordinator.manifest import Manifest
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.protocol.manifest import Manifest
 failpoints.arm()
 path, rules = Path(sys.argv[1]), Manifest.from_toml(Path(sys.argv[2]).read_text(), "x")
 with Journal.open_or_create(path, rules, lambda: bytes(range(16)), restored=True) as journal:

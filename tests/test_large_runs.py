@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from farflung.collectives import limits
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.plan import Contact
-from farflung.coordinator import messages as m
-from farflung.coordinator import wire
-from farflung.coordinator.effects import Tell
-from farflung.coordinator.manifest import Manifest, RunSection
-from farflung.coordinator.records import Genesis, ModelFixed
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.status import status_json
+from farflung.coordinator.ledger.records import Genesis, ModelFixed
+from farflung.coordinator.run.effects import Tell
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.status import status_json
+from farflung.protocol import envelope, limits
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.manifest import Manifest, RunSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Contact
 
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
 GENESIS = hash_bytes(b"version 0")
@@ -75,7 +74,7 @@ def checked_status(machine: RunMachine) -> dict[str, Any]:
     raw = status_json(machine.core, machine.conductors, machine.counters, 1.0)
     assert len(raw) <= limits.CONTROL_BIN_BYTES
     reply = m.StatusReply(status=raw)
-    assert wire.decode(wire.encode(reply), frozenset({"status"})) == reply
+    assert envelope.decode(envelope.encode(reply), frozenset({"status"})) == reply
     status: dict[str, Any] = json.loads(raw, parse_constant=no_constant)
     return status
 
@@ -104,7 +103,7 @@ def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
     opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
     assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
     for message in opened:
-        assert wire.decode(wire.encode(message), frozenset({"open"})) == message
+        assert envelope.decode(envelope.encode(message), frozenset({"open"})) == message
 
 
 def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these_are() -> None:

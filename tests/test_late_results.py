@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.asking import ARRIVING_PATIENCE
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.effects import SendFrame
-from farflung.collectives.fragments import Fragment
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.collectives.plan import Commit, Decision, Plan
-from farflung.collectives.verdicts import Verdict
-from farflung.peer.lane import QUIET_S, Lane
+from farflung.collectives.round.asking import ARRIVING_PATIENCE
+from farflung.collectives.round.effects import SendFrame
+from farflung.peer.machine.lane import QUIET_S, Lane
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.round_words import Commit, Decision, Plan
+from farflung.protocol.verdicts import Verdict
 
 TAG, FIRST = bytes(8), 10
 MEMBERS = ("ann", "bob", "cyd")

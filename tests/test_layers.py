@@ -27,14 +27,14 @@ ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "p
 
 # What each room may import of farflung besides itself: whole rooms, or single modules.
 ALLOWED = {
-    "compression": {"farflung.collectives.errors", "farflung.collectives.verdicts"},
-    "optim": {"farflung.collectives.errors"},
+    "compression": {"farflung.protocol.errors", "farflung.protocol.verdicts"},
+    "optim": {"farflung.protocol.errors"},
     "collectives": {"farflung.compression"},
     "checkpoints": {
         "farflung.collectives",
         "farflung.compression",
-        "farflung.coordinator.schema",
-        "farflung.coordinator.signing",
+        "farflung.protocol.model_schema",
+        "farflung.protocol.signing",
     },
     "coordinator": {
         f"farflung.collectives.{name}"
@@ -156,7 +156,7 @@ def find_imports(node: ast.AST, typing_only: bool) -> Iterator[Import]:
 
 
 def full_name(module: str, name: str) -> str:
-    """`from farflung.peer import agent` names a module, `from farflung.peer.agent import Agent` does not."""
+    """`from farflung.peer import agent` names a module, `from farflung.peer.agent.agent import Agent` does not."""
     inside = module.split(".")[1:] + [name]
     if module == "farflung" or ROOT.joinpath(*inside).with_suffix(".py").is_file():
         return f"{module}.{name}"

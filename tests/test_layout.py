@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.peer.layout import ModelLayout, unwrap
+from farflung.peer.trainer.layout import ModelLayout, unwrap
+from farflung.protocol.errors import UserError
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 CHUNK = 16
 

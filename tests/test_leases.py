@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.plan import Commit, Used
-from farflung.coordinator.leases import Range
-from farflung.coordinator.ledger import Ledger
-from farflung.coordinator.messages import Lease
-from farflung.coordinator.records import (
+from farflung.coordinator.ledger.leases import Range
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
     Granted,
@@ -22,6 +20,8 @@ from farflung.coordinator.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Commit, Used
 
 PEERS = ("ann", "bob", "cyd")
 Sample = tuple[int, int]  # (epoch, sample)

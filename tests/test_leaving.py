@@ -6,11 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from farflung.coordinator.effects import Tell
-from farflung.coordinator.records import CommittedRound, DecidedOn, DigestFixed, Opened, Record, Released
-from farflung.peer.machine import STAY_S, Leaving
-from farflung.peer.simulator import Scenario, World, ask_to_leave
-from farflung.peer.virtual_peer import VirtualPeer
+from farflung.coordinator.ledger.records import (
+    CommittedRound,
+    DecidedOn,
+    DigestFixed,
+    Opened,
+    Record,
+    Released,
+)
+from farflung.coordinator.run.effects import Tell
+from farflung.peer.machine.machine import STAY_S, Leaving
+from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.world import Scenario, World, ask_to_leave
 
 CALM = {"drop": 0, "duplicate": 0, "slow": 0, "kill_per_effect": 0, "cut_per_s": 0, "trainer_crash_per_s": 0}
 VERSION = 2  # the one that is being made when somebody is asked to leave

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from farflung.collectives.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.collectives.line import HELP_AFTER_S, Connection, Line, OnTheWay
-from farflung.collectives.pacer import Pacer
-from farflung.collectives.plan import Contact
-from farflung.collectives.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
-from farflung.collectives.verdicts import Counters
-from farflung.collectives.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
-from farflung.collectives.zmq_socket import bulk_socket
-from farflung.coordinator.zap import ZapHandler
+from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line, OnTheWay
+from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
+from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
+from farflung.collectives.link.zmq_socket import bulk_socket
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.round_words import Contact
+from farflung.protocol.verdicts import Counters
 from waiting import PATIENCE_S, Patience
 
 RUN = b"run-tag!"

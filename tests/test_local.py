@@ -14,9 +14,9 @@ import pytest
 import torch
 import zmq
 
-from farflung.collectives.errors import UserError
-from farflung.peer import local
-from farflung.peer.local import (
+from farflung.peer.local import memory
+from farflung.peer.local.channel import WAITING, LocalClient, LocalServer
+from farflung.peer.local.memory import (
     SharedState,
     is_abandoned,
     make_folder,
@@ -24,8 +24,8 @@ from farflung.peer.local import (
     sweep_stale,
     unmap_pages,
 )
-from farflung.peer.local_channel import WAITING, LocalClient, LocalServer
-from farflung.peer.local_messages import Bye, Need, Resume, Shared, Stop, to_bytes
+from farflung.peer.local.words import Bye, Need, Resume, Shared, Stop, to_bytes
+from farflung.protocol.errors import UserError
 from waiting import PATIENCE_S, eventually
 
 
@@ -52,8 +52,8 @@ def next_word(server: LocalServer) -> tuple[bytes, object]:
 
 OTHER_SIDE = """
 import sys, msgspec
-from farflung.peer.local import SharedState
-from farflung.peer.local_messages import Shared
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Shared
 state = SharedState.open(msgspec.json.decode(sys.argv[1], type=Shared))
 state.slots[1].copy_(state.anchor * 2)
 state.write_progress(7, 2**40, 1.5)
@@ -92,13 +92,13 @@ def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: 
 def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(local, "_free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20)
+    monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20)
     state = SharedState.create(folder, 1000)
     assert state.place.parent == tmp_path
     SharedState.open(state.as_message()).slots[2].fill_(1.0)
     assert state.slots[2].all()
-    monkeypatch.setattr(local, "_free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 20)
     with pytest.raises(UserError, match="no room for the 16 MiB.*--shm-size"):
         SharedState.create(folder, 1000)
 
@@ -118,8 +118,8 @@ sys.stdin.readline()
 def test_what_a_killed_peer_left_is_swept_and_what_a_living_one_holds_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_MEMORY", tmp_path)
-    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(memory, "_MEMORY", tmp_path)
+    monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "farflung-notes").mkdir()  # somebody's own: it has no lock
     mine = make_folder()
     with script(HOLD, str(tmp_path)) as victim:

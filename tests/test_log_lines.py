@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from farflung.peer.log_lines import LOG_VARIABLE, ROUTINE_EVERY_S, Teller, choose
+from farflung.protocol.process.log_lines import LOG_VARIABLE, ROUTINE_EVERY_S, Teller, choose
 
 
 def told(choice: str) -> list[str]:

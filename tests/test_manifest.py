@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives.errors import UserError
 from farflung.compression.codec import codec_names
-from farflung.coordinator.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
-from farflung.coordinator.template import TEMPLATE
+from farflung.console.run_toml import TEMPLATE
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
 
 
 def problem(text: str) -> str:

@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.collectives.asking import ARRIVING_PATIENCE
-from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
-from farflung.collectives.effects import DataEffect, Merge, SendFrame, Weigh
-from farflung.collectives.frames import WANTS, Frame, Header, Kind, with_payload
-from farflung.collectives.merge import merged_chunk
-from farflung.collectives.plan import Decision, Plan
-from farflung.collectives.round import ASK_AT_ONCE, MemberRound
-from farflung.collectives.verdicts import Verdict
+from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.round.asking import ARRIVING_PATIENCE
+from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
+from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
 from farflung.compression.codec import Fp32Codec
-from farflung.peer import virtual_peer
-from farflung.peer.invariants import Broken
-from farflung.peer.simulator import Scenario, World
-from farflung.peer.state import OuterState
+from farflung.peer.simulator import peer as virtual_peer
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.frames import WANTS, Frame, Header, Kind, with_payload
+from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.verdicts import Verdict
 
 TAG, QUIET_S, ELEMENTS = bytes(8), 1.0, 4
 NAMES = ("ann", "bob", "cyd", "dan", "eve")

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from farflung.collectives.errors import UserError
-from farflung.collectives.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYTES
-from farflung.collectives.verdicts import Counters
-from farflung.coordinator import exporter as module
-from farflung.coordinator.door import ListenOn
-from farflung.coordinator.exporter import Exporter, parse_address
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.metrics import Family, gauge, of_process, text_of
-from farflung.coordinator.run import RunMachine
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_metrics import run_metrics
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.peer.doorway import me_of
+from farflung.peer.agent.metrics import of_peer
 from farflung.peer.identity import Identity
-from farflung.peer.machine import PeerMachine
-from farflung.peer.peer_metrics import of_peer
+from farflung.peer.machine.getting_in import me_of
+from farflung.peer.machine.machine import PeerMachine
+from farflung.protocol.errors import UserError
+from farflung.protocol.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYTES
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exporter as module
+from farflung.protocol.process.exporter import Exporter, parse_address
+from farflung.protocol.process.metrics import Family, gauge, of_process, text_of
+from farflung.protocol.verdicts import Counters
 from waiting import PATIENCE_S, eventually
 
 OPERATE = Path(__file__).resolve().parent.parent / "docs" / "operate.md"

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farflung.collectives.errors import FrameError
 from farflung.compression import native, native_build
 from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.native_build import NoLibrary, cache_folder, library
 from farflung.compression.native_check import awkward_vectors, first_difference
-from farflung.compression.wire import HEADER_BYTES
+from farflung.compression.payload import HEADER_BYTES
+from farflung.protocol.errors import FrameError
 from waiting import LONG_S
 
 NAMES = ("int8", "int4", "int2", "topk")

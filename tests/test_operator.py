@@ -22,12 +22,16 @@ import pytest
 import zmq
 from typer.testing import CliRunner
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.errors import Unreachable, UserError
-from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of, text_of
-from farflung.coordinator.messages import (
+from farflung.console.main import app
+from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
+from farflung.peer.identity import Identity
+from farflung.protocol import envelope
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Unreachable, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import (
     DOOR_OUT,
     MEMBER_OUT,
     Beat,
@@ -40,14 +44,10 @@ from farflung.coordinator.messages import (
     Refuse,
     Welcome,
 )
-from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
-from farflung.coordinator.orders import Bans, Reply
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.cli import app
-from farflung.peer.identity import Identity
-from farflung.peer.watching import StatusClient
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.orders import Bans, Reply
+from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.signed_words import hello_part
 from waiting import PATIENCE_S, eventually
 
 MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_bytes(b""))
@@ -149,16 +149,16 @@ class Peer:
     def hears(self, kind: type[Any]) -> Any:
         """What the coordinator says next of this kind."""
         while self.members.poll(PATIENCE_S * 1000):
-            said = wire.decode(self.members.recv(), frozenset(MEMBER_OUT))
+            said = envelope.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, kind):
                 return said
         pytest.fail(f"no {kind.__name__} was heard")
 
 
 def asked(line: Any, message: Message) -> Message:
-    line.send(wire.encode(message))
+    line.send(envelope.encode(message))
     assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
-    return wire.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
+    return envelope.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from farflung.collectives.errors import UserError
-from farflung.peer.optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.protocol.errors import UserError
 
 STEPS = 8
 INNER: list[Callable[[Any], Optimizer]] = [

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from farflung.collectives.errors import UserError
-from farflung.peer.data_line import checked_listen
-from farflung.peer.own_config import Caps, OwnConfig, own_config
+from farflung.peer.line.data_line import checked_listen
+from farflung.peer.settings import Caps, OwnConfig, own_config
+from farflung.protocol.errors import UserError
 
 NOON = 12 * 3600
 

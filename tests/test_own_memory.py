@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from farflung.peer import local
-from farflung.peer.local import let_go_of_text
+from farflung.peer.local import memory
+from farflung.peer.local.memory import let_go_of_text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="smaps and madvise are Linux's")
 
@@ -33,7 +33,7 @@ def test_program_text_that_is_let_go_comes_back_when_it_is_needed() -> None:
 @linux
 def test_pages_that_the_file_does_not_have_are_kept() -> None:
     """A library's table of addresses is read-only once it is made, and exists in memory alone."""
-    kept = {first for first, _ in local._unchanged_text()}
+    kept = {first for first, _ in memory._unchanged_text()}
     changed = re.findall(
         r"^([0-9a-f]+)-\S+ r-[x-]p \S+ \S+ [1-9]\d* (?:.*\n)(?:[A-Z].*\n)*?Anonymous: +[1-9]",
         Path("/proc/self/smaps").read_text(),
@@ -43,5 +43,5 @@ def test_pages_that_the_file_does_not_have_are_kept() -> None:
 
 
 def test_a_system_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_madvise", None)
+    monkeypatch.setattr(memory, "_madvise", None)
     let_go_of_text()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from farflung.coordinator.pace import RunPace
-from farflung.coordinator.status import build_status
-from farflung.peer.health import health
-from farflung.peer.scenario import Scenario
-from farflung.peer.simulator import World
+from farflung.console.screen.health import health
+from farflung.coordinator.ledger.pace import RunPace
+from farflung.coordinator.run.status import build_status
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
 
 CALM: dict[str, Any] = dict.fromkeys(
     ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s"), 0.0

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 
-from farflung.peer.supervisor import ChildTrainer
-from farflung.peer.training import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
+from farflung.peer.agent.supervisor import ChildTrainer
+from farflung.peer.machine.trainer_view import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
 from waiting import eventually
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from farflung.collectives.rates import AtLeast, RateMeter, is_mine
+from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
 
 MBIT = 125_000.0  # bytes/s
 MIB = 1 << 20

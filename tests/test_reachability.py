@@ -7,17 +7,17 @@ import zmq
 from msgspec.structs import replace
 from zmq.utils import z85
 
-from farflung.collectives.asking import IN_VAIN
-from farflung.collectives.frames import Frame, Header, Kind, Spoiled
-from farflung.collectives.plan import Contact, Decision, Plan
-from farflung.collectives.round import MemberRound
-from farflung.collectives.verdicts import Verdict
-from farflung.collectives.zmq_link import ZAP_DOMAIN
-from farflung.coordinator.dialer import DIAL_S, Dialer, Target
-from farflung.coordinator.membership import DIAL_AGAIN_S, DOUBT_S, Membership
-from farflung.coordinator.messages import ProgressReport
-from farflung.coordinator.rounds import InFlight, Moved, RoundRules
-from farflung.coordinator.zap import ZapHandler
+from farflung.collectives.link.zmq_link import ZAP_DOMAIN
+from farflung.collectives.round.asking import IN_VAIN
+from farflung.collectives.round.member import MemberRound
+from farflung.coordinator.door.dialer import DIAL_S, Dialer, Target
+from farflung.coordinator.rounds.in_flight import InFlight, Moved, RoundRules
+from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled
+from farflung.protocol.messages import ProgressReport
+from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.round_words import Contact, Decision, Plan
+from farflung.protocol.verdicts import Verdict
 from waiting import eventually
 
 ALL = ("ann", "bob", "cyd", "dan")

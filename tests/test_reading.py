@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.leases import Leases
-from farflung.coordinator.messages import UNKNOWN_LENGTH, Lease
-from farflung.peer.leased_data import LeaseBook, Span
-from farflung.peer.reading import MapStyle, Source, Stream, source_of
-from farflung.peer.text_lines import TextLines
+from farflung.coordinator.ledger.leases import Leases
+from farflung.peer.trainer.leased_data import LeaseBook, Span
+from farflung.peer.trainer.reading import MapStyle, Source, Stream, source_of
+from farflung.peer.trainer.text_lines import TextLines
+from farflung.protocol.errors import UserError
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 
 
 class Numbers(IterableDataset[int]):

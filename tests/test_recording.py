@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from farflung.collectives.errors import UserError
-from farflung.peer.cli import app
-from farflung.peer.health import health
-from farflung.peer.plots import WIDTH, picture_of
-from farflung.peer.recording import Recording
-from farflung.peer.replay import Replay, read_folder
-from farflung.peer.svg import round_steps, write_picture
+from farflung.console.history.picture import round_steps, write_picture
+from farflung.console.history.plots import WIDTH, picture_of
+from farflung.console.history.recording import Recording
+from farflung.console.history.replay import Replay, read_folder
+from farflung.console.main import app
+from farflung.console.screen.health import health
+from farflung.protocol.errors import UserError
 
 ALICE, BOB = "a" * 16, "b" * 16
 AHEAD_S = 500.0  # of Bob's clock

@@ -11,12 +11,12 @@ import pytest
 
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.effects import Roll, SendFrame
-from farflung.collectives.errors import StoreError
-from farflung.collectives.frames import ANSWERS, Kind, parse
-from farflung.peer import effects as do
-from farflung.peer.keeping_results import KeepingResults
-from farflung.peer.simulator import Scenario, World
+from farflung.collectives.round.effects import Roll, SendFrame
+from farflung.peer.machine import effects as do
+from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.state.results_on_disk import KeepingResults
+from farflung.protocol.errors import StoreError
+from farflung.protocol.frames import ANSWERS, Kind, parse
 from waiting import PATIENCE_S
 
 CALM = {

@@ -15,21 +15,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.digests import mask_to_bytes
-from farflung.collectives.frames import Payload
-from farflung.collectives.gram import _by_torch, dot_products
-from farflung.collectives.plan import Plan
-from farflung.collectives.round import Piece
-from farflung.collectives.weighing import Weighing
+from farflung.collectives.arithmetic.gram import _by_torch, dot_products
+from farflung.collectives.round.member import Piece
+from farflung.collectives.round.weighing import Weighing
 from farflung.compression.codec import codec_named, codec_names
-from farflung.coordinator.comparing import Comparing
-from farflung.coordinator.messages import DotProducts
-from farflung.coordinator.records import AbortedRound, CommittedRound, Opened, from_bytes
-from farflung.coordinator.screening import LEAST_MEMBERS, Matrix, Screening, Share, screened
-from farflung.coordinator.weighting import MergeRules, token_weights, weighted
-from farflung.peer.scenario import Scenario
-from farflung.peer.simulator import World
-from farflung.peer.spoiling import forged
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, from_bytes
+from farflung.coordinator.rounds.comparing import Comparing
+from farflung.coordinator.rounds.screening import LEAST_MEMBERS, Matrix, Screening, Share, screened
+from farflung.coordinator.rounds.weighting import MergeRules, token_weights, weighted
+from farflung.peer.simulator.hostile import forged
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+from farflung.protocol.digests import mask_to_bytes
+from farflung.protocol.frames import Payload
+from farflung.protocol.messages import DotProducts
+from farflung.protocol.round_words import Plan
 
 NAMES = tuple("abcdefgh")
 SIZE, OWNERS = 512, 8

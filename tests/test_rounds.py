@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.digests import combined, hash_bytes, mask_of, mask_to_bytes
-from farflung.collectives.plan import Plan
-from farflung.coordinator.messages import DotProducts, ProgressReport, Sent
-from farflung.coordinator.rounds import Done, Failed, InFlight, Moved, RoundRules, Settled, Step, Waiting
-from farflung.coordinator.weighting import token_weights as weigh
+from farflung.coordinator.rounds.in_flight import (
+    Done,
+    Failed,
+    InFlight,
+    Moved,
+    RoundRules,
+    Settled,
+    Step,
+    Waiting,
+)
+from farflung.coordinator.rounds.weighting import token_weights as weigh
+from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.messages import DotProducts, ProgressReport, Sent
+from farflung.protocol.round_words import Plan
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)

@@ -13,16 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.limits import PROTOCOL_VERSION
-from farflung.collectives.plan import Used
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator import evidence, wire
-from farflung.coordinator import messages as m
-from farflung.coordinator.effects import AnswerDoor, Effect, Tell, Write
-from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
-from farflung.coordinator.member_status import why_not
-from farflung.coordinator.records import (
+from farflung.coordinator.ledger import evidence
+from farflung.coordinator.ledger.records import (
     AbortedRound,
     CommittedRound,
     Genesis,
@@ -32,11 +24,20 @@ from farflung.coordinator.records import (
     Started,
     from_bytes,
 )
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.signing import statement_of
-from farflung.peer.simulator import RUN_ID, Scenario, World
+from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.member_status import why_not
+from farflung.peer.simulator.world import RUN_ID, Scenario, World
+from farflung.protocol import envelope
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Used
+from farflung.protocol.signed_words import hello_part
+from farflung.protocol.signing import statement_of
+from farflung.protocol.verdicts import Verdict
 from guests import Guest
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
@@ -509,4 +510,7 @@ def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
         effects = hall.says(guest, message) + hall.machine.on_timer(hall.now)
         for effect in effects:
             if isinstance(effect, Tell):
-                assert wire.decode(wire.encode(effect.message), frozenset(m.MEMBER_OUT)) == effect.message
+                assert (
+                    envelope.decode(envelope.encode(effect.message), frozenset(m.MEMBER_OUT))
+                    == effect.message
+                )

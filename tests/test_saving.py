@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.fragments import fragments_of
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import CheckpointSection, Manifest, RunSection
-from farflung.coordinator.signing import statement_of
-from farflung.peer.arithmetic import Arithmetic
-from farflung.peer.capture import Capture, GivenUp, nothing
-from farflung.peer.effects import DropSave, Note, SaveFragment
-from farflung.peer.lane import Lane
-from farflung.peer.own_config import place_of
-from farflung.peer.saving import Saving
+from farflung.coordinator.door.keys import load_or_create
+from farflung.peer.machine.checkpoint_policy import Saving
+from farflung.peer.machine.effects import DropSave, Note, SaveFragment
+from farflung.peer.machine.lane import Lane
+from farflung.peer.settings import place_of
+from farflung.peer.state.capture import Capture, GivenUp, nothing
+from farflung.peer.worker import Arithmetic
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.signing import statement_of
 from waiting import PATIENCE_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.schema import ModelSchema, TensorSpec, first_difference
+from farflung.protocol.model_schema import ModelSchema, TensorSpec, first_difference
 
 RUN = ModelSchema(
     tensors=(

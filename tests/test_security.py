@@ -14,22 +14,23 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from farflung.checkpoints import manifest as checkpoint
-from farflung.collectives.errors import CheckpointError, UserError
-from farflung.collectives.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
-from farflung.collectives.plan import Contact
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator import allowance, dialer, door
-from farflung.coordinator.allowance import Allowance
-from farflung.coordinator.dialer import Dialer, Target
-from farflung.coordinator.door import Listener, ListenOn
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.membership import LOST_KEPT, Membership
-from farflung.coordinator.run import RunMachine
+from farflung.checkpoints import checkpoint_manifest as checkpoint
+from farflung.coordinator.door import allowance, dialer
+from farflung.coordinator.door import listener as door
+from farflung.coordinator.door.allowance import Allowance
+from farflung.coordinator.door.dialer import Dialer, Target
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import Listener, ListenOn
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.membership import LOST_KEPT, Membership
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.zap import ZapHandler
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.round_words import Contact
+from farflung.protocol.verdicts import Verdict
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,8 +60,8 @@ def test_every_limit_of_the_page_is_the_codes() -> None:
 
 
 def test_every_bound_of_the_table_in_the_code_is_on_the_page() -> None:
-    limits = importlib.import_module("farflung.collectives.limits")
-    named = {name for *_, file, name, _ in LIMITS if file == "collectives/limits.py"}
+    limits = importlib.import_module("farflung.protocol.limits")
+    named = {name for *_, file, name, _ in LIMITS if file == "protocol/limits.py"}
     assert {name for name in vars(limits) if name.isupper()} == named | {"PROTOCOL_VERSION"}
 
 

@@ -15,18 +15,22 @@ import msgspec
 import pytest
 import zmq
 
-from farflung.collectives.digests import hash_bytes
-from farflung.collectives.errors import Unreachable
-from farflung.collectives.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
-from farflung.coordinator import wire
-from farflung.coordinator.curve_text import raw_of, text_of
-from farflung.coordinator.door import ListenOn
-from farflung.coordinator.door_process import in_thread
-from farflung.coordinator.effects import Effect
-from farflung.coordinator.journal import Journal
-from farflung.coordinator.keys import load_or_create
-from farflung.coordinator.manifest import Manifest, NetSection
-from farflung.coordinator.messages import (
+from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.run.effects import Effect
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.peer.identity import Identity
+from farflung.protocol import envelope
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Unreachable
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest, NetSection
+from farflung.protocol.messages import (
     MEMBER_OUT,
     AskStatus,
     Beat,
@@ -40,13 +44,9 @@ from farflung.coordinator.messages import (
     Tick,
     Welcome,
 )
-from farflung.coordinator.run import RunMachine
-from farflung.coordinator.schema import ModelSchema, TensorSpec
-from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.coordinator.signed_words import hello_part
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.identity import Identity
-from farflung.peer.watching import StatusClient
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.signed_words import hello_part
 from waiting import PATIENCE_S, eventually
 
 # Nobody is lost by silence: it takes longer than any wait here.
@@ -142,9 +142,9 @@ class Caller:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
     def ask(self, message: Message, kinds: frozenset[str]) -> Message:
-        self.socket.send(wire.encode(message))
+        self.socket.send(envelope.encode(message))
         assert self.socket.poll(PATIENCE_S * 1000), f"no answer to {message}"
-        return wire.decode(self.socket.recv(), kinds)
+        return envelope.decode(self.socket.recv(), kinds)
 
 
 class ScriptedPeer:
@@ -257,11 +257,11 @@ def test_every_bad_frame_at_the_door_is_counted(
     running: Running, context: zmq.Context[zmq.SyncSocket]
 ) -> None:
     unknown = msgspec.msgpack.encode({"kind": "open_sesame", "body": {}})
-    of_members = wire.encode(Leave(session=bytes(16), seq=1, reason=""))
+    of_members = envelope.encode(Leave(session=bytes(16), seq=1, reason=""))
     bad: list[tuple[list[bytes], str]] = [
         ([b"\xff garbage"], "malformed"),
         ([unknown], "malformed"),
-        ([wire.encode(AskStatus(run="my-run")), b"second part", b"third"], "malformed"),
+        ([envelope.encode(AskStatus(run="my-run")), b"second part", b"third"], "malformed"),
         ([b""], "malformed"),
         ([of_members], "unauthorised"),
         ([bytes(CONTROL_FRAME_BYTES + 1)], "oversize"),
@@ -294,7 +294,7 @@ def test_http_and_a_client_without_encryption_get_nothing(
     before = running.frames()["malformed"]
     plain = context.socket(zmq.DEALER)
     plain.connect(f"tcp://127.0.0.1:{running.url.port}")
-    plain.send(wire.encode(AskStatus(run="my-run")))
+    plain.send(envelope.encode(AskStatus(run="my-run")))
     eventually(lambda: running.frames()["malformed"] > before, "the plain client is counted")
     assert not plain.poll(100)
 
@@ -305,7 +305,7 @@ def test_who_keeps_sending_garbage_is_not_read_any_more(
     caller = Caller(context, running.url, running.url.port)
     for _ in range(3):
         caller.socket.send(b"\xff")
-    caller.socket.send(wire.encode(AskStatus(run="my-run")))
+    caller.socket.send(envelope.encode(AskStatus(run="my-run")))
     eventually(
         lambda: running.frames()["unauthorised"] == 1, "the good frame after three bad ones is dropped"
     )
@@ -347,7 +347,7 @@ def test_a_member_cannot_pass_for_another(running: Running, context: zmq.Context
         each.enter()
         assert isinstance(each.beat(), Tick)
     assert thief.members is not None
-    thief.members.socket.send(wire.encode(beat(victim.welcome.session, 50)))
+    thief.members.socket.send(envelope.encode(beat(victim.welcome.session, 50)))
     eventually(lambda: running.frames()["unauthorised"] == 1, "the forged beat is counted")
     assert not thief.members.socket.poll(50)
     thief.members.socket.close()
@@ -389,7 +389,7 @@ def test_last_words_and_a_death_in_one_breath(running: Running) -> None:
     peer.beat()
     assert peer.members is not None
     with running.held_up():
-        peer.members.socket.send(wire.encode(beat(peer.welcome.session, 10)))
+        peer.members.socket.send(envelope.encode(beat(peer.welcome.session, 10)))
         peer.members.socket.close(linger=1000)
         peer.door.socket.close()
         context.term()  # returns when all is sent and both connections are closed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.shares import Rates, _loads, _phases, assign, reassign, smoothed
+from farflung.coordinator.rounds.shares import Rates, _loads, _phases, assign, reassign, smoothed
 
 MBIT = 125_000.0  # bytes/s
 

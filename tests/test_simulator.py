@@ -1,7 +1,7 @@
 """P1-P4, P6, P7 over seeded runs in a hostile world, and proof that the simulator would see a broken promise.
 
 More seeds: FARFLUNG_SEEDS=20000 pytest tests/test_simulator.py.  A failing seed replays exactly with
-`python -m farflung.peer.simulator SEED`.
+`python -m farflung.peer.simulator.world SEED`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from farflung.collectives.plan import Commit, Decision
-from farflung.coordinator.messages import Aborted, Decided
-from farflung.peer import effects as do
-from farflung.peer.invariants import Broken
-from farflung.peer.local_messages import Provide
-from farflung.peer.machine import PeerMachine
-from farflung.peer.simulator import Scenario, World, simulate
+from farflung.peer.local.words import Provide
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.protocol.messages import Aborted, Decided
+from farflung.protocol.round_words import Commit, Decision
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300"))
 BATCHES = 20
@@ -36,7 +36,7 @@ def run_seed(seed: int, **options: object) -> str:
     try:
         return simulate(seed, **options).outcome  # type: ignore[arg-type]
     except Exception as error:
-        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator {seed}")
+        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed}")
         raise
 
 
@@ -70,7 +70,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     seed = next(s for s in range(50) if simulate(s).kills > 1)
     logs = []
     for hash_seed in ("1", "2"):  # the order of sets must not matter
-        command = [sys.executable, "-m", "farflung.peer.simulator", str(seed)]
+        command = [sys.executable, "-m", "farflung.peer.simulator.world", str(seed)]
         logs.append(
             subprocess.run(
                 command,

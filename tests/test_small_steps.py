@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from farflung.coordinator.manifest import Manifest
-from farflung.peer.api import Connection, Run
-from farflung.peer.layout import ModelLayout
-from farflung.peer.local import SharedState
-from farflung.peer.local_messages import Load, to_bytes, to_trainer
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Load, to_bytes, to_trainer
+from farflung.peer.trainer.api import Connection, Run
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.protocol.manifest import Manifest
 
 MANIFEST = Manifest.model_validate({"round": {"sync_every": 50, "chunk_kb": 1}})
 SMALL = [pytest.approx(n / 10) for n in range(1, 11)]

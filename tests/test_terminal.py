@@ -15,9 +15,9 @@ import pytest
 from rich.console import Group
 from rich.text import Text
 
-from farflung.peer import own_screen
-from farflung.peer.dashboard import render
-from farflung.peer.terminal import Terminal, has_terminal
+from farflung.console.screen import embedded
+from farflung.console.screen.dashboard import render
+from farflung.console.screen.terminal import Terminal, has_terminal
 from waiting import PATIENCE_S, Patience
 
 
@@ -57,7 +57,7 @@ def test_a_url_flows_over_the_lines_in_one_piece(capsys: pytest.CaptureFixture[s
 
 def test_no_terminal_no_screen() -> None:
     assert not has_terminal(sys.stdout)
-    assert not own_screen.wanted(plain=False) and not own_screen.wanted(plain=True)
+    assert not embedded.wanted(plain=False) and not embedded.wanted(plain=True)
 
 
 def start_in_a_terminal(words: list[str]) -> tuple[subprocess.Popen[bytes], int]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from farflung.collectives.errors import UserError
-from farflung.peer.corpus import ByteWindows, corpus_digest, load_corpus
-from farflung.peer.layout import ModelLayout
-from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.builtin.corpus import ByteWindows, corpus_digest, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.protocol.errors import UserError
 
 SMALL = GPTConfig(layers=2, width=32, heads=2, context=16)
 

@@ -15,26 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from farflung.collectives.errors import Refused, Unreachable, UserError
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.messages import Lease
-from farflung.coordinator.url import JoinUrl
-from farflung.peer import agent_process
-from farflung.peer.agent_process import AgentProcess
-from farflung.peer.api import connect, join
-from farflung.peer.exit_codes import (
-    MISMATCH,
-    OK,
-    REFUSED,
-    TEMPORARY,
-    UNEXPECTED,
-    UNREACHABLE,
-    USAGE,
-    code_for,
-)
-from farflung.peer.local import SharedState, make_folder, remove_folder
-from farflung.peer.local_channel import WAITING, LocalServer
-from farflung.peer.local_messages import (
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
+from farflung.peer.local.channel import WAITING, LocalServer
+from farflung.peer.local.memory import SharedState, make_folder, remove_folder
+from farflung.peer.local.words import (
     Attach,
     Begin,
     Bye,
@@ -49,7 +33,23 @@ from farflung.peer.local_messages import (
     Provided,
     Stop,
 )
-from farflung.peer.tiny_gpt import GPTConfig, TinyGPT
+from farflung.peer.trainer import agent_process
+from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.peer.trainer.api import connect, join
+from farflung.protocol.errors import Refused, Unreachable, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from farflung.protocol.process.exit_codes import (
+    MISMATCH,
+    OK,
+    REFUSED,
+    TEMPORARY,
+    UNEXPECTED,
+    UNREACHABLE,
+    USAGE,
+    code_for,
+)
 from waiting import PATIENCE_S, Patience, eventually
 
 URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
@@ -117,7 +117,7 @@ class LonelyAgent:
 
 
 def trainer(folder: Path, *arguments: str, code: str = "") -> subprocess.Popen[str]:
-    command = ["-c", code] if code else ["-m", "farflung.peer.trainer", *arguments]
+    command = ["-c", code] if code else ["-m", "farflung.peer.builtin.trainer", *arguments]
     environment = {**os.environ, "FARFLUNG_AGENT": str(folder)}
     return subprocess.Popen(
         [sys.executable, *command], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -221,7 +221,7 @@ def test_an_agent_that_dies_at_once_is_told_with_its_exit_code(
     told = (tmp_path / "arguments").read_text().split()
     folder = Path(told[told.index("--folder") + 1])
     assert told == [
-        "-m", "farflung.peer.agent_main", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
+        "-m", "farflung.peer.agent.main", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
         "--identity", "me.key", "--listen", "0.0.0.0:9",
     ]  # fmt: skip
     assert not folder.exists()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.collectives.plan import Used
-from farflung.coordinator.messages import Lease
 from farflung.optim.schedule import Rules
-from farflung.peer.effects import Effect, Tell
-from farflung.peer.local_messages import Frozen, LeasesNow, Load
-from farflung.peer.training import Training
+from farflung.peer.local.words import Frozen, LeasesNow, Load
+from farflung.peer.machine.effects import Effect, Tell
+from farflung.peer.machine.trainer_view import Training
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Used
 
 
 def frozen(slot: int = 0, steps: int = 4, *used: Used) -> Frozen:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
 from farflung.checkpoints.donors import FIRST_ASKED
-from farflung.checkpoints.transfer import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
-from farflung.collectives.digests import hash_bytes, root_of
-from farflung.collectives.effects import DataEffect, Install, Roll, Seal, SendFrame
-from farflung.collectives.fragments import Fragment
-from farflung.collectives.frames import Frame, Header, Kind, with_payload
-from farflung.collectives.plan import Commit
-from farflung.collectives.verdicts import Verdict
+from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.round_words import Commit
+from farflung.protocol.verdicts import Verdict
 
 TAG, CHUNKS, RETRY_S, KEEP = bytes(8), 6, 1.0, 3
 WHOLE = Fragment(number=0, first=0, count=CHUNKS)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives.errors import UserError
-from farflung.coordinator.url import JoinUrl
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
 
 KEY = bytes(range(32))
 K = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives import limits
-from farflung.collectives.errors import FrameError
-from farflung.collectives.plan import Commit, Contact, Decision, Plan, Used
-from farflung.collectives.verdicts import Verdict
-from farflung.coordinator import messages as m
-from farflung.coordinator import wire
-from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.protocol import envelope, limits
+from farflung.protocol import messages as m
+from farflung.protocol.errors import FrameError
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Commit, Contact, Decision, Plan, Used
+from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
@@ -129,7 +128,7 @@ fixed = settings(max_examples=150)
 def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:
     """What became of it.  Any error but a FrameError fails the test."""
     try:
-        wire.decode(raw, allowed)
+        envelope.decode(raw, allowed)
     except FrameError as error:
         assert str(error)
         return error.verdict
@@ -137,7 +136,7 @@ def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:
 
 
 def body_of(kind: str) -> dict[str, Any]:
-    body: dict[str, Any] = msgpack.unpackb(wire.encode(EXAMPLES[kind]))["body"]
+    body: dict[str, Any] = msgpack.unpackb(envelope.encode(EXAMPLES[kind]))["body"]
     return body
 
 
@@ -200,18 +199,18 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
-    assert wire.decode(wire.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
+    assert envelope.decode(envelope.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
 
 
 def test_a_whole_roster_fits_into_one_message() -> None:
     one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
     tick = msgspec.structs.replace(EXAMPLES["tick"], roster=(one,) * limits.MAX_PEERS)
-    assert wire.decode(wire.encode(tick), ALL) == tick
+    assert envelope.decode(envelope.encode(tick), ALL) == tick
 
 
 def test_a_message_over_the_limit_is_not_even_sent() -> None:
     with pytest.raises(ValueError, match="status message of"):
-        wire.encode(m.StatusReply(status=bytes(limits.CONTROL_FRAME_BYTES)))
+        envelope.encode(m.StatusReply(status=bytes(limits.CONTROL_FRAME_BYTES)))
 
 
 # ---- what is refused ------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ def test_a_message_over_the_limit_is_not_even_sent() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_that_is_not_allowed_here_is_unauthorised_whatever_is_in_it(kind: str) -> None:
-    assert verdict_of(wire.encode(EXAMPLES[kind]), ALL - {kind}) == Verdict.UNAUTHORISED
+    assert verdict_of(envelope.encode(EXAMPLES[kind]), ALL - {kind}) == Verdict.UNAUTHORISED
     assert verdict_of(packed(kind, "anything"), ALL - {kind}) == Verdict.UNAUTHORISED
 
 
@@ -231,7 +230,7 @@ def test_a_frame_over_the_limit_is_oversize_and_not_parsed() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cut_of_every_kind_is_malformed(kind: str) -> None:
-    raw = wire.encode(EXAMPLES[kind])
+    raw = envelope.encode(EXAMPLES[kind])
     assert {verdict_of(raw[:length]) for length in range(len(raw))} == {Verdict.MALFORMED}
     assert verdict_of(raw + b"\0") == Verdict.MALFORMED
 
@@ -370,7 +369,7 @@ def test_a_random_value_in_any_field_is_taken_or_malformed(where: tuple[str, str
 @fixed
 @given(st.sampled_from(KINDS), st.lists(st.tuples(st.integers(0, 999), st.integers(1, 255)), min_size=1))
 def test_flipped_bytes_never_raise_anything_else(kind: str, flips: list[tuple[int, int]]) -> None:
-    raw = bytearray(wire.encode(EXAMPLES[kind]))
+    raw = bytearray(envelope.encode(EXAMPLES[kind]))
     for position, change in flips:
         raw[position % len(raw)] ^= change
     assert verdict_of(bytes(raw)) in ENDS

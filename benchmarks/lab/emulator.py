@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.collectives.errors import UserError
 from farflung.compression.native_build import SWITCH, NoLibrary, library
+from farflung.protocol.errors import UserError
 from lab.shaping import Counters, LineSpec
 
 MESSAGE_BYTES = 1 << 17

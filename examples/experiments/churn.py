@@ -21,23 +21,23 @@ import torch
 from plot import draw
 from torch import Tensor
 
-from farflung.collectives.effects import Seal
+from farflung.collectives.round.effects import Seal
 from farflung.compression.codec import codec_named
-from farflung.coordinator.leases import Leases
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.records import CommittedRound, Opened, Record
-from farflung.coordinator.schema import ModelSchema, TensorSpec
+from farflung.coordinator.ledger.leases import Leases
+from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
 from farflung.optim.schedule import Rules
-from farflung.peer.corpus import ByteWindows, load_corpus
-from farflung.peer.invariants import Invariants
-from farflung.peer.layout import ModelLayout
-from farflung.peer.sampling import permuted_index
-from farflung.peer.scenario import Scenario
-from farflung.peer.simulator import COORDINATOR, World
-from farflung.peer.surroundings import Learned, Surroundings
-from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.virtual_peer import VirtualPeer
-from farflung.peer.virtual_trainer import VirtualTrainer
+from farflung.peer.builtin.corpus import ByteWindows, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.simulator.invariants import Invariants
+from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.surroundings import Learned, Surroundings
+from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.peer.simulator.world import COORDINATOR, World
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.sampling import permuted_index
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0

@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from plot import draw
 
-from farflung.collectives.effects import Merge, Roll
+from farflung.collectives.round.effects import Merge, Roll
 from farflung.compression.codec import codec_named, codec_names
-from farflung.coordinator.manifest import RoundSection
 from farflung.optim.outer import Nesterov
-from farflung.peer.corpus import ByteWindows, load_corpus
-from farflung.peer.effects import Encode
-from farflung.peer.layout import ModelLayout
-from farflung.peer.sampling import permuted_range
-from farflung.peer.state import OuterState
-from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.builtin.corpus import ByteWindows, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.machine.effects import Encode
+from farflung.peer.state.outer_state import OuterState
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.sampling import permuted_range
+from farflung.protocol.manifest import RoundSection
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 16384, 0

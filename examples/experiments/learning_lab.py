@@ -1,8 +1,9 @@
 """A run that learns for real, over the real protocol, in virtual time: what learning.py is made of.
 
-The coordinator, the peers' machines, the rounds, the codecs with their error feedback, the outer step, the leases and
-the schedules are the program's own; only the network and the clock are the simulator's (farflung.peer.simulator), and
-of the trainer only the inner step is written here.  How long a step and a transfer take is chosen by the experiment.
+The coordinator, the peers' machines, the rounds, the codecs with their error feedback, the outer step, the leases
+and the schedules are the program's own; only the network and the clock are the simulator's
+(farflung.peer.simulator.world), and of the trainer only the inner step is written here.  How long a step and a
+transfer take is chosen by the experiment.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farflung.collectives.effects import SendFrame
-from farflung.collectives.fragments import BOOKS_FRAGMENT
-from farflung.collectives.frames import Header, Kind
+from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
-from farflung.coordinator.manifest import Manifest
-from farflung.coordinator.records import CommittedRound, Record
+from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.optim.outer import Nesterov
-from farflung.peer.corpus import load_corpus
-from farflung.peer.invariants import Invariants
-from farflung.peer.layout import ModelLayout
-from farflung.peer.recipes import inner_of, outer_of
-from farflung.peer.sampling import permuted_range
-from farflung.peer.scenario import Scenario
-from farflung.peer.simulator import World
-from farflung.peer.surroundings import Learned
-from farflung.peer.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.virtual_trainer import Part, VirtualTrainer
+from farflung.optim.recipes import inner_of, outer_of
+from farflung.peer.builtin.corpus import load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.simulator.invariants import Invariants
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.surroundings import Learned
+from farflung.peer.simulator.trainer import Part, VirtualTrainer
+from farflung.peer.simulator.world import World
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.sampling import permuted_range
+from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.frames import Header, Kind
+from farflung.protocol.manifest import Manifest
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50

@@ -22,28 +22,28 @@ from pathlib import Path
 import torch
 from plot import draw
 
-from farflung.collectives import shares
-from farflung.collectives.digests import mask_from_bytes
-from farflung.collectives.effects import DataEffect, Merge, Roll, SendFrame, Weigh
-from farflung.collectives.errors import FrameError
-from farflung.collectives.frames import Kind, Payload
-from farflung.collectives.plan import Commit, Plan
-from farflung.collectives.round import MemberRound
+from farflung.collectives.round.effects import DataEffect, Merge, Roll, SendFrame, Weigh
+from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
-from farflung.coordinator.conductor import FAR_TOO_LONG, rules_for
-from farflung.coordinator.ledger import FragmentBook
-from farflung.coordinator.manifest import Manifest, MergeSection, RoundSection
-from farflung.coordinator.messages import ProgressReport, Sent
-from farflung.coordinator.rounds import Done, InFlight, Moved, Settled
+from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.in_flight import Done, InFlight, Moved, Settled
+from farflung.coordinator.run.conductor import FAR_TOO_LONG, rules_for
 from farflung.optim.outer import Nesterov
-from farflung.peer.corpus import ByteWindows, load_corpus
-from farflung.peer.effects import Encode
-from farflung.peer.layout import ModelLayout
-from farflung.peer.reports import Reporter
-from farflung.peer.sampling import permuted_range
-from farflung.peer.spoiling import forged
-from farflung.peer.state import OuterState
-from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.builtin.corpus import ByteWindows, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.machine.effects import Encode
+from farflung.peer.machine.reports import Reporter
+from farflung.peer.simulator.hostile import forged
+from farflung.peer.state.outer_state import OuterState
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.sampling import permuted_range
+from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import Kind, Payload
+from farflung.protocol.manifest import Manifest, MergeSection, RoundSection
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Commit, Plan
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 8192, 0

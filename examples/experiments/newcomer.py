@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from farflung.peer.corpus import load_corpus
-from farflung.peer.optimizer import RunOptimizer
-from farflung.peer.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.builtin.corpus import load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.trainer.run_optimizer import RunOptimizer
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 PEERS, BATCH, CLIP = 4, 4, 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from farflung.peer.svg import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, Chart, Sheet
+from farflung.console.history.picture import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, Chart, Sheet
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 250, 36, 44
 COLOURS = (INK, BLUE, ORANGE, GREEN, PINK, SKY, GREY)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from arena import STOP_S, Arena, included, is_kept
-from farflung.collectives.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
+from farflung.protocol.process.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from arena import Arena, included, is_kept
-from farflung.collectives.events import Event
+from farflung.protocol.process.journal import Event
 from lab.emulator import HostSpec, Lab
 from lab_arena import LabArena
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.collectives.digests import hash_bytes
-from farflung.coordinator.signing import peer_id_of
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.signing import peer_id_of
 
 
 @dataclass

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from farflung.peer.simulator import Scenario, World
+from farflung.peer.simulator.world import Scenario, World
 
 FILE = Path(__file__).with_name("golden_logs.txt")
 PLAIN = tuple(f"plain {seed}" for seed in range(300))

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.collectives.errors import FarflungError
-from farflung.peer.bench import BenchOptions
+from farflung.console.bench.bench import BenchOptions
+from farflung.protocol.errors import FarflungError
 from lab.emulator import HostSpec, Lab
 from lab_run import CONGESTION_FILE, Found, LabRun, Setting
 from waiting import LONG_S, PATIENCE_S

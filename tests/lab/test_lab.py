@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import lab.emulator
-from farflung.collectives.errors import UserError
+from farflung.protocol.errors import UserError
 from lab.emulator import Host, HostSpec, Lab
 from waiting import LONG_S, eventually, is_running
 

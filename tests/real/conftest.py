@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from farflung.collectives.errors import Unreachable
-from farflung.collectives.events import Event, read_events
-from farflung.coordinator.url import JoinUrl
-from farflung.peer.watching import StatusClient
+from farflung.console.screen.status_client import StatusClient
+from farflung.protocol.errors import Unreachable
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process.journal import Event, read_events
 from nursery import Child, Nursery
 from ports import free_ports
 from waiting import LONG_S, eventually

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from farflung.peer.audit import audit
-from farflung.peer.journals import read_folder
+from farflung.console.history.audit import audit
+from farflung.console.history.journals import read_folder
 from waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]

@@ -1,0 +1,392 @@
+"""Catching up: bring every chunk of outer state to the run's version, from whoever has the bytes.  Pure.
+
+    state of a chunk = the chunk at any version, verified against that version's digest
+                     + the committed results since, each verified against its commit
+
+One machine serves a peer that joins with nothing, one that missed a commit, and one that has just taken part
+(its results are at hand, so nothing is fetched).  Owned by the peer machine; returns effects.  It believes
+nobody: a digest comes from the coordinator, everything else must hash to it (P4).
+
+Each fragment has a catch-up of its own, and in it each chunk moves on its own.  A donor that moves on to a newer
+version while it serves is no trouble: its chunks come at the newer version, and the manifest of that version is
+fetched too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+
+from farflung.checkpoints.donors import Asked, Donors
+from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.protocol.digests import is_piece, root_of, split_hashes
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.round_words import Commit
+from farflung.protocol.verdicts import Verdict
+
+ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
+NO_VERSION = -1
+
+Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
+
+
+class CatchUp:
+    def __init__(self, fragment: Fragment, run_tag: bytes, retry_s: float) -> None:
+        self.fragment = fragment
+        self.versions = [NO_VERSION] * fragment.count  # by index within the fragment
+        self.target = NO_VERSION
+        self.digests: dict[int, bytes] = {}
+        self.commits: dict[int, Commit] = {}
+        self.donors: tuple[str, ...] = ()
+        self.sealed = NO_VERSION  # the version whose Seal was asked for last
+        self._run_tag = run_tag
+        self._retry_s = retry_s
+        self._manifests: dict[int, list[bytes]] = {}
+        self._bases: dict[int, bytes] = {}  # version -> digest under which chunks of it were installed
+        self._results: dict[tuple[int, int], Payload] = {}  # (version, chunk) -> verified, not rolled yet
+        self._asked: dict[Key, Asked] = {}
+        self._shunned: dict[Key, set[str]] = {}  # donors that did not have it, until all have been tried
+        self._pause_until: dict[Key, float] = {}  # all were tried: not again before
+        self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
+        self._now = 0.0
+        self._of = Donors(retry_s)
+        self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
+        self._dropped: list[str] = []  # donors that are not asked any more, not told yet
+
+    # ---- what the peer machine tells it -----------------------------------------------------------------
+
+    def reset(self) -> None:
+        """What I hold is not the run's state: start from nothing."""
+        self.versions = [NO_VERSION] * len(self.versions)
+        self.sealed = NO_VERSION
+        self._manifests.clear()
+        self._bases.clear()
+        self._unvouched.clear()
+        self._results.clear()
+        self._asked.clear()
+        self._shunned.clear()
+        self._pause_until.clear()
+        self._stuck.clear()
+
+    def founded(self, version: int = 0) -> list[DataEffect]:
+        """The trainer wrote the initial state, or a checkpoint was read: everything is at this version."""
+        self.reset()  # whatever was fetched from an earlier founder is not this state
+        self.versions = [version] * len(self.versions)
+        self.target = max(self.target, version)
+        self.sealed = version
+        return [Seal(version, self.fragment.number)]
+
+    def go_back(self, version: int, keep: bool) -> None:
+        """The run is at an older version again.  `keep`: all that I hold is of that version."""
+        self.reset()
+        self.commits.clear()
+        self.digests, self.donors, self.target = {}, (), version
+        if keep:
+            self.versions, self.sealed = [version] * len(self.versions), version
+
+    def on_commit(self, commit: Commit) -> None:
+        self.commits[commit.version] = commit
+        self.target = max(self.target, commit.version)
+
+    def on_run_state(
+        self, version: int, digests: dict[int, bytes], donors: tuple[str, ...], keep: int
+    ) -> None:
+        """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
+        if any(digests.get(base, digest) != digest for base, digest in self._bases.items()):
+            self.reset()  # version 0 was founded anew while I was fetching it
+        if version > self.target:
+            self._unvouched.clear()
+        self.target = max(self.target, version)
+        self.digests = digests
+        if donors != self.donors:
+            self.donors = donors
+            self._shunned.clear()
+            self._pause_until.clear()
+        # With nobody to ask, what is held may yet become the run's newest state.
+        for chunk, held in enumerate(self.versions if donors else ()):
+            if held != NO_VERSION and held + keep < self.target:
+                # The results that it would need are kept by nobody any more.
+                self.versions[chunk] = NO_VERSION
+                self.sealed = NO_VERSION
+        if self.done:
+            self._manifests.clear()
+            self._bases.clear()
+            self._of.forgive()
+        for version in [v for v in self.commits if v <= self.lowest]:
+            del self.commits[version]
+
+    def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
+        """Chunks that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty).
+
+        Taken where that version can still be rolled forward; what is too old or void is fetched anew.
+        """
+        for chunk, (version, digest) in held.items():
+            known = self.digests.get(version, b"")
+            if chunk in self.fragment.chunks and version <= self.target:
+                if not digest or not known or digest == known:
+                    self.versions[self.fragment.index(chunk)] = version
+                    if digest:
+                        self._bases[version] = digest
+
+    def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
+        """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
+        commit, index = self.commits.get(version), self.fragment.index(chunk)
+        if commit is None or payload_hash != commit.hashes[32 * index : 32 * index + 32]:
+            return False
+        if self.versions[index] < version:
+            self._results[version, chunk] = payload
+        return True
+
+    @property
+    def lowest(self) -> int:
+        return min(self.versions)
+
+    @property
+    def needs_commits(self) -> tuple[int, ...]:
+        held = [v for v in self.versions if v != NO_VERSION]
+        if not held:
+            return ()
+        first = min(held) + 1
+        return tuple(v for v in range(first, min(first + 8, self.target + 1)) if v not in self.commits)[:8]
+
+    @property
+    def done(self) -> bool:
+        return self.target != NO_VERSION and self.sealed == self.target
+
+    # ---- moving on ---------------------------------------------------------------------------------------
+
+    def roll(self) -> list[DataEffect]:
+        """Apply every result that is at hand, chunk by chunk; seal when all chunks have arrived."""
+        if not self._results and self.sealed != NO_VERSION and self.sealed == self.versions[0]:
+            return []  # nothing new: this is asked after every event
+        effects: list[DataEffect] = []
+        for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
+            while version != NO_VERSION and (version + 1, chunk) in self._results:
+                version += 1
+                self._stuck.discard(chunk)  # somebody had it after all
+                effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
+            self.versions[self.fragment.index(chunk)] = version
+        reached = self.lowest
+        # Seal only a version that all chunks share, and only once.
+        if reached != NO_VERSION and reached > self.sealed and max(self.versions) == reached:
+            self.sealed = reached
+            effects.append(Seal(reached, self.fragment.number))
+        return effects
+
+    def ask(self, now: float, coming: Set[tuple[int, int]] = frozenset()) -> list[DataEffect]:
+        """Requests for what is missing, spread over the donors, at most a few in flight per donor.
+
+        `coming`: (version, chunk) of results that are not missed yet.
+        """
+        self._now = now
+        late = self._of.late(self._asked.values(), now)
+        for key, asked in list(self._asked.items()):
+            lost = self._of.never_heard_of(asked, ASKED_OF_ONE_DONOR)
+            if lost or asked.donor in late or asked.donor not in self.donors:
+                self._refused(key)
+        if late:
+            self._all_may_be_asked_again(list(self._shunned))
+        trusted = self._of.trusted(self.donors)
+        load = {donor: 0 for donor in self.donors}
+        for asked in self._asked.values():
+            load[asked.donor] += 1
+        most = {donor: self._of.window(donor, ASKED_OF_ONE_DONOR) for donor in trusted}
+        effects: list[DataEffect] = []
+        for key in self._missing(coming):
+            free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
+            if not free:
+                continue
+            # The quickest first.  While there is enough to ask for, all are kept busy anyway.
+            donor = min(free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), d))
+            load[donor] += 1
+            self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
+            kind, version, chunk = key
+            effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
+        self._take_from_the_slow([d for d in trusted if not load[d] and not self._of.is_silent(d)])
+        return effects
+
+    def _take_from_the_slow(self, idle: list[str]) -> None:
+        """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
+        at one that takes much longer."""
+        if not idle:
+            return
+        waiting = Counter(asked.donor for asked in self._asked.values() if asked.heavy)
+        for key, asked in reversed(list(self._asked.items())):  # what was asked last comes last
+            waiting[asked.donor] -= asked.heavy
+            before = waiting[asked.donor] if asked.heavy else 0
+            able = [d for d in idle if d not in self._shunned.get(key, ())]
+            quick = [d for d in able if self._of.is_quicker(d, asked, before, self._now)]
+            if quick or self._of.is_silent(asked.donor):
+                self._refused(key)
+                idle = [d for d in idle if d not in quick[:1]]
+
+    def take_dropped(self) -> list[str]:
+        """Donors that gave wrong bytes too often, each told once."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _all_may_be_asked_again(self, keys: Iterable[Key]) -> None:
+        """Of these, what every donor that answers was asked for in vain, after a pause.  Who fell silent was tried."""
+        trusted = self._of.trusted(self.donors)
+        answering = {donor for donor in trusted if not self._of.is_silent(donor)} or set(trusted)
+        for key in keys:
+            if self._shunned.get(key, set()) >= answering:
+                self._shunned.pop(key)
+                self._pause_until[key] = self._now + self._retry_s
+                if key[0] == Kind.WANT_LOGGED:
+                    # The donors themselves came later: none kept this result, but they hold what it led to.
+                    self._stuck.add(key[2])
+
+    def _missing(self, coming: Set[tuple[int, int]]) -> list[Key]:
+        keys: list[Key] = []
+        held = list(zip(self.fragment.chunks, self.versions, strict=True))
+        whole = [c for c, v in held if v == NO_VERSION or (c in self._stuck and v < self.target)]
+        if whole and self.target in self.digests:
+            if self.target not in self._manifests:
+                keys.append((Kind.WANT_MANIFEST, self.target, self.fragment.first))
+            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole if chunk not in self._unvouched]
+        for chunk, version in held:
+            if version != NO_VERSION:
+                keys += [
+                    (Kind.WANT_LOGGED, v, chunk)
+                    for v in range(version + 1, self.target + 1)
+                    if v in self.commits and (v, chunk) not in self._results and (v, chunk) not in coming
+                ]
+        return [
+            key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now
+        ]
+
+    # ---- answers of donors -------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+        """MANIFEST, STATE, LOGGED or MISSING; the payload already matched the hash in its own header."""
+        header = frame.header
+        if header.chunk not in self.fragment.chunks:
+            return Verdict.MALFORMED, []
+        waited_for = dict(self._asked)
+        effects: list[DataEffect] = []
+        match header.kind:
+            case Kind.MANIFEST:
+                verdict = self._on_manifest(sender, header, frame.payload)
+                effects = self._take_unvouched() if verdict == Verdict.ACCEPTED else []
+            case Kind.STATE:
+                verdict, effects = self._on_state(sender, frame)
+            case Kind.LOGGED:
+                verdict = self._on_logged(sender, header, frame.payload)
+            case Kind.LATER:
+                for key in self._meant_by(sender, header):
+                    self._of.put_off(self._asked[key], self._now)
+                return Verdict.ACCEPTED, []
+            case _:
+                self._on_missing(sender, header)
+                verdict = Verdict.ACCEPTED
+        if verdict == Verdict.BAD_HASH:
+            self._strike(sender)
+            return verdict, effects
+        for key in waited_for.keys() - self._asked.keys():
+            self._of.answered(sender, waited_for[key], self._now, header.kind == Kind.STATE)
+        return verdict, effects
+
+    def on_spoiled(self, sender: str, header: Header) -> None:
+        """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
+        wants = {
+            Kind.STATE: Kind.WANT_STATE,
+            Kind.LOGGED: Kind.WANT_LOGGED,
+            Kind.MANIFEST: Kind.WANT_MANIFEST,
+        }
+        kind = wants[header.kind]
+        self._strike(sender)
+        self._refused_by(sender, (kind, 0 if kind == Kind.WANT_STATE else header.version, header.chunk))
+
+    def _strike(self, donor: str) -> None:
+        if self._of.strike(donor):
+            self._dropped.append(donor)
+            self._shunned.clear()  # with one donor less, those that are left are all asked again
+
+    def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
+        key = (Kind.WANT_MANIFEST, header.version, self.fragment.first)
+        digest = self.digests.get(header.version)
+        if digest is None:
+            return Verdict.STALE
+        hashes = split_hashes(bytes(payload))
+        if len(hashes) != len(self.versions) or root_of(hashes) != digest:
+            self._refused_by(sender, key)
+            return Verdict.BAD_HASH
+        self._asked.pop(key, None)
+        self._manifests[header.version] = hashes
+        self._bases[header.version] = digest
+        return Verdict.ACCEPTED
+
+    def _take_unvouched(self) -> list[DataEffect]:
+        """What came before the manifest that has just arrived."""
+        effects: list[DataEffect] = []
+        waiting, self._unvouched = self._unvouched, {}
+        for sender, frame in waiting.values():
+            verdict, moved = self._on_state(sender, frame)
+            effects += moved
+            if verdict == Verdict.BAD_HASH:
+                self._strike(sender)
+        return effects
+
+    def _on_state(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+        header, payload = frame.header, frame.payload
+        key, index = (Kind.WANT_STATE, 0, header.chunk), self.fragment.index(header.chunk)
+        manifest = self._manifests.get(header.version)
+        if manifest is None:
+            asked, room = self._asked.get(key), len(self._unvouched) < UNVOUCHED_KEPT
+            awaited = header.version == self.target and self.target in self.digests
+            if asked is not None and asked.donor == sender and awaited and room:
+                self._asked.pop(key)
+                self._unvouched[header.chunk] = (sender, frame)
+                return Verdict.ACCEPTED, []
+            # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
+            self._refused_by(sender, key)
+            return Verdict.STALE, []
+        if not is_piece(manifest[index], payload, header.hash):
+            self._refused_by(sender, key)
+            return Verdict.BAD_HASH, []
+        self._asked.pop(key, None)  # a late answer is as good as one in time
+        if self.versions[index] >= header.version:
+            return Verdict.DUPLICATE, []
+        self._stuck.discard(header.chunk)
+        self.versions[index] = header.version
+        return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
+
+    def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
+        key = (Kind.WANT_LOGGED, header.version, header.chunk)
+        if self.versions[self.fragment.index(header.chunk)] >= header.version:
+            return Verdict.STALE
+        if not self.offer(header.version, header.chunk, payload, header.hash):
+            self._refused_by(sender, key)
+            return Verdict.BAD_HASH
+        self._asked.pop(key, None)
+        return Verdict.ACCEPTED
+
+    def _on_missing(self, sender: str, header: Header) -> None:
+        for key in self._meant_by(sender, header):
+            self._refused(key)
+
+    def _meant_by(self, sender: str, header: Header) -> list[Key]:
+        """The question that MISSING or LATER names, if it was asked of that donor and is open."""
+        named = (header.decision_no, header.version, header.chunk)
+        return [
+            key
+            for key, asked in self._asked.items()
+            if asked.donor == sender and named == (int(key[0]), key[1], key[2])
+        ]
+
+    def _refused_by(self, sender: str, key: Key) -> None:
+        """Only the donor that was asked can spoil its own answer."""
+        asked = self._asked.get(key)
+        if asked is not None and asked.donor == sender:
+            self._refused(key)
+
+    def _refused(self, key: Key) -> None:
+        """This donor did not give it: another is asked; when all were tried, all are asked again after a pause."""
+        asked = self._asked.pop(key, None)
+        if asked is None:
+            return
+        self._shunned.setdefault(key, set()).add(asked.donor)
+        self._all_may_be_asked_again([key])

@@ -1,0 +1,211 @@
+"""The manifest of a checkpoint: what was saved, of which run and version, with a hash of everything.  Pure.
+
+Written last, so a checkpoint without a valid manifest does not exist.  Called by the store, the command line and
+whoever chooses a checkpoint.  The signature says who wrote it; that it is a state of the run is said by the digests,
+which must be those of the coordinator's journal, or by its signature of them.  Must not know files or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import CheckpointError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Count
+from farflung.protocol.signing import curve_key_of, peer_id_of, proves, statement_of, verify
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_BYTES_MAX = 64 << 20
+FORMAT = 1
+# At most so much state in one file: large enough for object stores, small enough to retry.
+SHARD_BYTES = 256 << 20
+PARTS_LEAST = 8  # files, if there are so many chunks: whoever shares the place writes some of them
+
+Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+# No separators and no leading dot: a manifest must not lead a reader out of its own folder.
+FileName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,79}$")]
+Text = Annotated[str, Meta(max_length=256)]
+
+
+class ShardFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The chunks [first, first + count): of each its parameters, then its momentum."""
+
+    name: FileName
+    first: Count
+    count: Annotated[int, Meta(ge=1)]
+    size_bytes: Count
+    blake3: Hex32
+    writer: Text = ""  # the peer that wrote this file; not told where one peer wrote all
+
+
+class SavedFragment(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    version: Count
+    digest: Hex32  # the root of `chunks`
+    round_no: Count  # of the round that made this version: its place in the journal; 0 if not known
+    chunks: Annotated[tuple[Hex32, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
+    proof: Annotated[str, Meta(pattern="^([0-9a-f]{192})?$")] = ""  # the coordinator's, of the digest
+
+
+class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format: int
+    run: Text
+    run_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    manifest: Hex32  # digest of run.toml
+    era: Count  # how often the run had gone back to an older state
+    version: Count  # of every fragment
+    incarnation: Count  # of the coordinator whose journal it belongs to
+    model: ModelSchema
+    fragments: Annotated[tuple[SavedFragment, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=CHUNKS_PER_FRAGMENT)]
+    writer: Text  # the id of the peer that wrote the manifest
+    key: Hex32
+    signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""
+
+    def unsigned(self) -> bytes:
+        """The bytes that the signature is over: canonical, without the signature."""
+        return canonical(msgspec.structs.replace(self, signature=""))
+
+    def signed(self, sign: Callable[[bytes], bytes]) -> CheckpointManifest:
+        return msgspec.structs.replace(self, signature=sign(self.unsigned()).hex())
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts checkpoints of a run: what came after a return to an older state is newer than what came before."""
+        return self.era, self.version
+
+    @property
+    def run_key(self) -> bytes:
+        """The key of the run's join URL, if its coordinator has signed all of this state; else empty."""
+        keys = {curve_key_of(bytes.fromhex(each.proof)[:32]) for each in self.fragments}
+        return keys.pop() if len(keys) == 1 else b""
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return tuple(bytes.fromhex(each.digest) for each in self.fragments)
+
+    @property
+    def chunk_hashes(self) -> list[str]:
+        return [chunk for each in self.fragments for chunk in each.chunks]
+
+    @property
+    def chunk_bytes(self) -> int:
+        return 8 * self.model.chunk_elements
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def canonical(manifest: CheckpointManifest) -> bytes:
+    """The one byte string of this content: JSON, sorted keys, no spaces."""
+    return msgspec.json.encode(manifest, order="sorted")
+
+
+def parse(raw: bytes, where: str) -> CheckpointManifest:
+    """Checked in itself: form, signature, and that all parts fit together.  CheckpointError names what does not."""
+    if len(raw) > MANIFEST_BYTES_MAX:
+        raise CheckpointError(f"{where}: {len(raw)} bytes, at most {MANIFEST_BYTES_MAX} are read")
+    try:
+        manifest = msgspec.json.decode(raw, type=CheckpointManifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{where}: damaged, or not a checkpoint's manifest: {error}") from None
+    if canonical(manifest) != raw:
+        raise CheckpointError(f"{where}: not in canonical form; it was changed after it was written")
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"{where}: format {manifest.format}, this version reads {FORMAT}; update farflung"
+        )
+    key = bytes.fromhex(manifest.key)
+    signature = bytes.fromhex(manifest.signature)
+    if peer_id_of(key) != manifest.writer or not verify(key, manifest.unsigned(), signature):
+        raise CheckpointError(f"{where}: the signature of {manifest.writer[:32]} does not fit the content")
+    problem = _problem(manifest)
+    if problem:
+        raise CheckpointError(f"{where}: {problem}")
+    return manifest
+
+
+def _problem(manifest: CheckpointManifest) -> str:
+    """Why the parts do not fit together, or empty."""
+    model = manifest.model
+    if len(manifest.fragments) > model.chunk_count:
+        return f"{len(manifest.fragments)} fragments of {model.chunk_count} chunks"
+    expected = fragments_of(model.chunk_count, len(manifest.fragments))
+    for fragment, saved in zip(expected, manifest.fragments, strict=True):
+        if len(saved.chunks) != fragment.count or saved.version != manifest.version:
+            return f"fragment {fragment.number} is not as the model and the version say"
+        if root_of(bytes.fromhex(chunk) for chunk in saved.chunks).hex() != saved.digest:
+            return f"the digest of fragment {fragment.number} is not that of its chunks"
+        digest, proof = bytes.fromhex(saved.digest), bytes.fromhex(saved.proof)
+        stated = statement_of(
+            bytes.fromhex(manifest.run_id), manifest.era, fragment.number, saved.version, digest
+        )
+        if proof and not proves(proof, stated):
+            return f"the run's signature of fragment {fragment.number} does not fit its digest"
+    at = 0
+    for file in manifest.files:
+        if file.count > model.chunk_count - at:  # before a head is made for so many
+            return f"{file.name} says that it holds {file.count} chunks, which is too many"
+        length = len(shard_header(file.first, file.count, model.chunk_elements))
+        if file.first != at or file.size_bytes != length + file.count * manifest.chunk_bytes:
+            return f"{file.name} does not hold the chunks that it should"
+        at += file.count
+    return "" if at == model.chunk_count else f"the files hold {at} of {model.chunk_count} chunks"
+
+
+# ---- the form of a shard file: safetensors, so that any tool can read it ------------------------------------------
+
+
+def shards_of(first: int, count: int, chunk_elements: int) -> list[tuple[int, int]]:
+    """(first chunk, chunks) of each file for a fragment."""
+    most = max(1, min(SHARD_BYTES // (8 * chunk_elements), -(-count // PARTS_LEAST)))
+    return [(start, min(most, first + count - start)) for start in range(first, first + count, most)]
+
+
+def shard_name(first: int) -> str:
+    return f"chunks-{first:05d}.safetensors"
+
+
+def shard_header(first: int, count: int, chunk_elements: int) -> bytes:
+    """The head of a safetensors file whose body is the chunks' bytes one after the other."""
+    size = 4 * chunk_elements
+    table: dict[str, object] = {}
+    for index in range(count):
+        for half, name in enumerate(("params", "momentum")):
+            start = (2 * index + half) * size
+            table[f"{first + index:05d}.{name}"] = {
+                "dtype": "F32",
+                "shape": [chunk_elements],
+                "data_offsets": [start, start + size],
+            }
+    text = msgspec.json.encode(table)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class ShardHash:
+    """The hash of a file as it goes by."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+        self.bytes = 0
+
+    def update(self, piece: bytes) -> bytes:
+        self._hasher.update(piece)
+        self.bytes += len(piece)
+        return piece
+
+    def hex(self) -> str:
+        return self._hasher.hexdigest()
+
+
+def chunk_hash(raw: bytes) -> str:
+    return hash_bytes(raw).hex()

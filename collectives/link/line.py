@@ -1,0 +1,282 @@
+"""One peer as the data plane reaches it: what waits for it, and the connections over which it can leave.
+
+Owned by collectives/link/zmq_link.py, which opens the sockets and says which peer a frame came from.  A line knows
+sockets and bytes, and nothing of rounds, contacts or keys.
+
+A line may have several connections: those that we opened, and those that the other side opened (routes of our own
+ROUTER).  Any of them will do, since frames carry all that is needed to place them and may arrive in any order.  But a
+route is used only where nothing that we opened brings anything away: a frame that was given to the slower of two
+connections comes last, and a round waits for its last frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
+from farflung.collectives.link.zmq_socket import Socket
+from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload
+from farflung.protocol.round_words import Contact
+
+# What answers the other side: it waits for a few answers at a time (checkpoints/catch_up.py) and takes them.
+ANSWERS_WAITING = 256
+ANSWER_BYTES_WAITING = 128 * 1024 * 1024
+_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
+HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
+LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
+COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
+
+# ---- large frames that the other side has not acknowledged yet ----------------------------------------
+# On a slow line the other side asks for what it misses while that is still on its way: TCP loses nothing,
+# so a second copy would only make the line slower.
+#
+# Counted are a frame's own bytes, and encryption adds some: what the kernel has had acknowledged runs a
+# little ahead. So a frame may be held for delivered too early, and be sent twice as without this; never for
+# on its way for ever.
+
+
+LARGE_BYTES = 65536  # a second copy of less does no harm
+
+
+class OnTheWay:
+    def __init__(self) -> None:
+        self._taken_bytes = self._taken_before = 0
+        self._frames: deque[tuple[int, bytes]] = deque()  # where its last byte stands, and its header
+        self._headers: set[bytes] = set()
+
+    def take(self, header: bytes, size: int) -> None:
+        self._taken_bytes += size
+        if size >= LARGE_BYTES:
+            self._frames.append((self._taken_bytes, header))
+            self._headers.add(header)
+
+    def may_have(self, header: bytes) -> bool:
+        """No: then nobody needs to ask the kernel."""
+        return header in self._headers
+
+    def has(self, header: bytes, acknowledged_bytes: int) -> bool:
+        self.look(acknowledged_bytes)
+        return header in self._headers
+
+    def look(self, acknowledged_bytes: int) -> None:
+        while self._frames and self._frames[0][0] <= acknowledged_bytes:
+            self._headers.discard(self._frames.popleft()[1])
+
+    def on_tick(self, acknowledged_bytes: int, is_empty: bool) -> None:
+        """`is_empty`: the kernel holds nothing that is not acknowledged."""
+        self.look(acknowledged_bytes)
+        if is_empty and self._taken_bytes == self._taken_before:
+            # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.
+            self.forget()
+            self._taken_bytes = acknowledged_bytes
+        self._taken_before = self._taken_bytes
+
+    def forget(self) -> None:
+        """It is another connection from now on, and what was on its way may be lost."""
+        self._taken_bytes = self._taken_before = 0
+        self._frames.clear()
+        self._headers.clear()
+
+
+# ---- the line ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Connection:
+    """One that we opened."""
+
+    socket: Socket
+    monitor: Socket
+    tcp: TcpCounts
+    up: bool = False  # connected, and the other side proved its key
+    descriptor: int = -1  # of the TCP connection
+    silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
+    on_the_way: OnTheWay = field(default_factory=OnTheWay)
+    _crossed: Crossed = NOTHING
+    _listened_at: float = float("-inf")
+
+    @staticmethod
+    def watched(socket: Socket, tcp: TcpCounts) -> Connection:
+        """Before `socket.connect`: its news are then complete."""
+        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp)
+
+    def read_news(self) -> bool:
+        """True if it came up just now."""
+        was_up = self.up
+        while self.monitor.poll(0):
+            news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
+            if news["event"] == zmq.EVENT_CONNECTED:
+                self.descriptor = news["value"]
+                self.on_the_way.forget()
+            else:
+                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return self.up and not was_up
+
+    def listen(self, now: float) -> None:
+        """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
+        before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
+        self.on_the_way.on_tick(self._crossed.sent, not self._crossed.flying and not self._crossed.waiting)
+        asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
+        if asleep or not self._crossed.flying or self._crossed.sent != before.sent:
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = now
+
+    @property
+    def waits(self) -> bool:
+        """More than the line takes at once, when it was listened to."""
+        return self._crossed.waiting > 0
+
+    def carries(self, header: bytes) -> bool:
+        """It took this frame, and the frame has not arrived."""
+        if not self.up or not self.on_the_way.may_have(header):
+            return False
+        crossed = self.tcp.of(self.descriptor)
+        return crossed != NOTHING and self.on_the_way.has(header, crossed.sent)
+
+    def close(self) -> None:
+        self.tcp.forget(self.descriptor)
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    round_no: int
+    header: bytes
+    payload: Payload
+    answer: bool  # drawn by the other side's question
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.payload)
+
+
+@dataclass
+class Line:
+    contact: Contact
+    opened: list[Connection] = field(default_factory=list)
+    routes: list[bytes] = field(default_factory=list)
+    undialable: bool = False  # its address can't be used
+    sent_bytes: int = 0
+    served_no: int = 0  # which frame of all lines was its last one
+    # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
+    stuck_since: float | None = None
+    refused_since: float | None = None  # by what we opened
+    wanted: int = 1  # connections
+    answers: int = 0  # of what waits
+    answer_bytes: int = 0
+    _waiting: deque[Waiting] = field(default_factory=deque)
+    _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
+    _turn: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.routes) or any(connection.up for connection in self.opened)
+
+    def needs_routes(self, now: float) -> bool:
+        """Nothing that we opened takes what waits."""
+        slow = self.refused_since is not None and now - self.refused_since >= HELP_AFTER_S
+        return slow or not any(connection.up for connection in self.opened)
+
+    def unreached_since(self) -> float | None:
+        """Since then something is on its way to the other side and no connection brings it there."""
+        if self.stuck_since is not None and not self.is_up:
+            return self.stuck_since
+        silent = [each.silent_since for each in self.opened]
+        if not silent or None in silent:
+            return None
+        return max(since for since in silent if since is not None)
+
+    def put(self, frame: Frame) -> None:
+        header = frame.header.pack()
+        if header in self._named or any(each.carries(header) for each in self.opened):
+            return  # asked for again while it still waits, or is on its way: once is enough
+        answer = not frame.header.round_no and frame.header.kind in _ANSWERS
+        item = Waiting(frame.header.round_no, header, frame.payload, answer)
+        if answer:
+            # Who asks without end and takes nothing must not fill our memory.  An honest asker asks again.
+            if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
+                return
+            self.answers += 1
+            self.answer_bytes += item.size
+        self._named.add(header)
+        self._waiting.append(item)
+
+    def forget_rounds_before(self, round_no: int) -> None:
+        kept = [item for item in self._waiting if item.round_no == 0 or item.round_no >= round_no]
+        if len(kept) < len(self._waiting):
+            self._waiting, self._named = deque(kept), {item.header for item in kept}
+            if not kept:
+                self.stuck_since = self.refused_since = None
+
+    def send_one(self, router: Socket | None, now: float) -> int:
+        """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
+        if not self._waiting:
+            return 0
+        item = self._waiting[0]
+        parts: list[Payload] = [item.header, item.payload]
+        if self._over_opened(parts):
+            self.refused_since = None
+        else:
+            self.refused_since = now if self.refused_since is None else self.refused_since
+            if not (self.needs_routes(now) and self._over_routes(router, parts)):
+                self.stuck_since = now if self.stuck_since is None else self.stuck_since
+                return 0
+        self._waiting.popleft()
+        self._named.discard(item.header)
+        if item.answer:
+            self.answers -= 1
+            self.answer_bytes -= item.size
+        self.stuck_since = None
+        self.refused_since = self.refused_since if self._waiting else None
+        self.sent_bytes += item.size
+        return item.size
+
+    def _over_opened(self, parts: list[Payload]) -> bool:
+        for _ in self.opened:
+            # In turn, so that all of them are kept busy when more than one is needed.
+            self._turn = (self._turn + 1) % len(self.opened)
+            if _offer(self.opened[self._turn].socket, parts):
+                self.opened[self._turn].on_the_way.take(bytes(parts[0]), sum(map(len, parts)))
+                return True
+        return False
+
+    def _over_routes(self, router: Socket | None, parts: list[Payload]) -> bool:
+        if router is None:
+            return False
+        for route in list(self.routes):
+            try:
+                if _offer(router, [route, *parts]):
+                    self.routes.append(self.routes.pop(self.routes.index(route)))  # the others are next
+                    return True
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self.routes.remove(route)  # that connection is gone; the other side will open another
+        return False
+
+    def close(self) -> None:
+        for connection in self.opened:
+            connection.close()
+        self.opened.clear()
+
+
+def _offer(socket: Socket, parts: list[Payload]) -> bool:
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        return False
+    try:
+        socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < COPIED_BELOW_BYTES)
+    except zmq.Again:
+        return False
+    return True

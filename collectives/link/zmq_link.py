@@ -1,0 +1,352 @@
+"""The data plane over ZeroMQ and CURVE: bulk frames between the peers of a run.
+
+Owned by the agent, which polls its sockets, hands it frames to send and takes frames that arrived.  It knows
+who may speak (the contacts) and how to reach them, and nothing of rounds.  Keys, clock and caps are arguments.
+
+Who can be dialled is dialled, one connection for each direction, or several where one is not enough for the line
+(widening.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
+only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from farflung.collectives.link.line import Connection, Line
+from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.pings import Pings
+from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
+from farflung.collectives.link.widening import connections_wanted
+from farflung.collectives.link.zmq_socket import Socket, bulk_socket
+from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
+from farflung.protocol.round_words import CROWD, Contact
+from farflung.protocol.verdicts import Counters, Verdict
+
+FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the control plane
+WIDEN_EVERY_S = 0.5
+STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
+UNREACHED_AFTER_S = 2.5
+ROUTES_KEPT = 16  # connections that one peer opened to us
+ROUTES_AGAIN_S = 0.005
+ZAP_DOMAIN = b"data"
+
+
+@dataclass
+class LinkSettings:
+    """What the peer's owner allows, and what this machine gives."""
+
+    upload: Pacer = field(default_factory=lambda: Pacer(None))
+    download: Pacer = field(default_factory=lambda: Pacer(None))
+    connections: int = 0  # per line; 0: as many as it turns out to need
+    window_bytes: int = 4 * 1024 * 1024  # the most that one connection can have on its way
+    clock: Callable[[], float] = time.monotonic
+
+
+class ZmqLink:
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        keys: tuple[bytes, bytes],
+        counters: Counters,
+        settings: LinkSettings | None = None,
+    ) -> None:
+        """`keys`: CURVE public and secret key of this session, z85."""
+        self.counters = counters
+        self.settings = settings if settings is not None else LinkSettings()
+        self.tx_bytes = self.rx_bytes = 0
+        self.rx_frames = 0  # each ends in one counter, here or at the machine
+        self.stalls = 0
+        self.pings = Pings(bytes(8), 0)
+        self.tcp = TcpCounts()
+        self.incoming = Incoming(self.tcp)
+        self._clock = self.settings.clock
+        self._context = context
+        self._public, self._secret = keys
+        self._lines: dict[str, Line] = {}
+        self._peer_of_key: dict[str, str] = {}
+        self._router: Socket | None = None
+        self._router_news: Socket | None = None
+        self._run_tag = bytes(8)
+        self._payload_max = 0
+        self._me = ""
+        self._widen_at = 0.0
+        self._served_no = 0
+        self._sent_before: dict[str, int] = {}
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    def listen(self, host: str, port: int) -> int:
+        """Accept connections; returns the port (port 0: any free one)."""
+        router = self._socket(zmq.ROUTER)
+        router.curve_server = True
+        router.zap_domain = ZAP_DOMAIN
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router, self._router_news = router, router.get_monitor_socket(NEWS)
+        try:
+            router.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot listen on {host}:{port} for other peers: {error.strerror}; choose another with --listen"
+            ) from None
+        endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+
+    def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
+        """What frames of this run look like.  First of all: a socket's limit is fixed when it is opened."""
+        self._me, self._run_tag, self._payload_max = me, run_tag, payload_max
+        self.pings = Pings(run_tag, payload_max)
+
+    def set_contacts(self, roster: Iterable[Contact]) -> None:
+        contacts = {contact.peer: contact for contact in roster if contact.peer != self._me}
+        for peer, line in list(self._lines.items()):
+            now_contact = contacts.get(peer)
+            if now_contact is None or now_contact.key != line.contact.key:
+                self._drop(peer)
+            elif now_contact.address != line.contact.address:
+                line.contact, line.undialable = now_contact, False
+                line.close()
+        for peer, contact in contacts.items():
+            if peer not in self._lines:
+                self._lines[peer] = Line(contact)
+                self._peer_of_key[contact.key.hex()] = peer
+        # Connections stand before they are needed: a round does not wait for handshakes, who can't be dialled is
+        # answered over them, and who can't be reached is known.
+        for line in self._lines.values():
+            if len(contacts) <= CROWD or not self._router:
+                self._dial(line)
+
+    def close(self) -> None:
+        for peer in list(self._lines):
+            self._drop(peer)
+        if self._router is not None and self._router_news is not None:
+            self._router.disable_monitor()
+            self._router_news.close(linger=0)
+            self._router.close(linger=0)
+        self.tcp.close()
+
+    def _drop(self, peer: str) -> None:
+        line = self._lines.pop(peer)
+        self._peer_of_key.pop(line.contact.key.hex(), None)
+        self._sent_before.pop(peer, None)
+        self.pings.forget(peer)
+        line.close()
+
+    def _socket(self, kind: int) -> Socket:
+        limit = self.settings.download.bytes_per_s
+        return bulk_socket(self._context, kind, (self._public, self._secret), self._payload_max, limit)
+
+    def _dial(self, line: Line) -> None:
+        """Open what the line needs, if the other side can be dialled."""
+        if not line.contact.address or line.undialable:
+            return
+        while len(line.opened) < max(1, self.settings.connections, line.wanted):
+            dealer = self._socket(zmq.DEALER)
+            dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
+            dealer.curve_serverkey = z85.encode(line.contact.key)
+            connection = Connection.watched(dealer, self.tcp)
+            try:
+                dealer.connect(f"tcp://{line.contact.address}")
+            except (
+                zmq.ZMQError
+            ):  # the coordinator checks addresses, but one that slips through must not end us
+                connection.close()
+                line.undialable = True
+                return
+            line.opened.append(connection)
+
+    # ---- polling and time ----------------------------------------------------------------------------------
+
+    def sockets(self) -> Iterator[tuple[Socket, int]]:
+        """(socket, what to wait for in it)."""
+        now = self._clock()
+        may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
+        may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 else 0
+        if self._router is not None and may_read:
+            yield self._router, may_read
+        for line in self._lines.values():
+            for connection in line.opened:
+                events = may_read | (may_write if line.waits and connection.up else 0)
+                if events:
+                    yield connection.socket, events
+
+    def idle_s(self) -> float:
+        """How long nothing is to be done unless a socket says so."""
+        now = self._clock()
+        waits = [self.settings.download.wait_s(now)] if self.settings.download.wait_s(now) > 0 else []
+        if any(line.waits for line in self._lines.values()):
+            paced_s = self.settings.upload.wait_s(now)
+            if paced_s > 0:
+                waits.append(paced_s)
+            elif any(line.waits and line.routes and line.needs_routes(now) for line in self._lines.values()):
+                waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
+        return min(waits, default=60.0)
+
+    def on_tick(self) -> None:
+        """Now and then: what became of connections, and whether lines need more of them."""
+        now = self._clock()
+        while self._router_news is not None and self._router_news.poll(0):
+            news = parse_monitor_message(self._router_news.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
+        for peer, line in self._lines.items():
+            for connection in line.opened:
+                if connection.read_news():
+                    line.put(self.pings.greet(peer, now))
+                connection.listen(now)
+            if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
+                self.stalls += 1
+                line.close()  # what is in its sockets is lost, and asked for again
+                line.routes.clear()
+                line.stuck_since = now
+                self._dial(line)
+        if now - self._widen_at >= WIDEN_EVERY_S:
+            self._widen(now - self._widen_at)
+            self._widen_at = now
+
+    def probe(self) -> None:
+        """Once, while nothing else is on the line: see what it carries."""
+        found = self.pings.probe(self._clock())
+        if found is not None:
+            self.send(*found)
+
+    def _widen(self, span_s: float) -> None:
+        for peer, line in self._lines.items():
+            rate = (line.sent_bytes - self._sent_before.get(peer, 0)) / span_s
+            self._sent_before[peer] = line.sent_bytes
+            rtt_s = self.pings.rtt_s.get(peer)
+            if self.settings.connections == 0 and line.waits and rtt_s is not None:
+                line.wanted = connections_wanted(len(line.opened), rate, rtt_s, self.settings.window_bytes)
+                self._dial(line)
+
+    def unreached(self) -> set[str]:
+        """Peers for which something waits for a while that no connection takes, or of which none hears anything."""
+        now = self._clock()
+        since = {peer: line.unreached_since() for peer, line in self._lines.items()}
+        return {peer for peer, at in since.items() if at is not None and now - at >= UNREACHED_AFTER_S}
+
+    def answers_waiting(self, peer: str) -> int:
+        """Answers to this peer's questions that have not left yet."""
+        line = self._lines.get(peer)
+        return line.answers if line is not None else 0
+
+    @property
+    def peers_waiting(self) -> int:
+        """For how many peers bytes wait, here or in the kernel."""
+        return sum(line.waits or any(each.waits for each in line.opened) for line in self._lines.values())
+
+    @property
+    def backlog(self) -> bool:
+        return any(line.waits for line in self._lines.values())
+
+    # ---- sending -------------------------------------------------------------------------------------------
+
+    def send(self, peer: str, frame: Frame) -> bool:
+        """Queue a frame.  False if the peer is not a contact: then nobody waits for it any more."""
+        line = self._lines.get(peer)
+        if line is None:
+            return False
+        line.put(frame)
+        self._dial(line)
+        if self.settings.upload.bytes_per_s is None:
+            self._flush_lines([line])
+        else:
+            self.flush()  # what may leave now is not for whoever asked last
+        return True
+
+    def forget_rounds_before(self, round_no: int) -> None:
+        """What still waits of rounds that are over would only delay the round that is on."""
+        for line in self._lines.values():
+            line.forget_rounds_before(round_no)
+
+    def flush(self) -> None:
+        self._flush_lines([line for line in self._lines.values() if line.waits])
+
+    def _flush_lines(self, lines: list[Line]) -> None:
+        """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
+        upload = self.settings.upload
+        lines.sort(key=lambda line: line.served_no)
+        while lines:
+            for line in list(lines):
+                now = self._clock()
+                if upload.wait_s(now) > 0:
+                    return
+                sent = line.send_one(self._router, now)
+                upload.take(now, sent)
+                self.tx_bytes += sent
+                if sent:
+                    self._served_no += 1
+                    line.served_no = self._served_no
+                if not sent or not line.waits:
+                    lines.remove(line)
+
+    # ---- receiving -----------------------------------------------------------------------------------------
+
+    def receive(self) -> Iterator[tuple[str, Frame | Spoiled]]:
+        """What arrived from contacts: frames that match their hash, and that one did not.  The rest is counted."""
+        for peer, line in list(self._lines.items()):
+            for connection in list(line.opened):
+                yield from self._receive_from(connection.socket, peer)
+        if self._router is not None:
+            yield from self._receive_from(self._router, None)
+
+    def _receive_from(self, socket: Socket, dialled: str | None) -> Iterator[tuple[str, Frame | Spoiled]]:
+        for _ in range(FRAMES_PER_TURN):
+            if socket.closed or self.settings.download.wait_s(self._clock()) > 0:
+                return
+            if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return  # asked, since an exception at every turn for every socket would cost more than the frames
+            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            size = sum(len(part) for part in parts)
+            self.rx_bytes += size
+            self.rx_frames += 1
+            self.settings.download.take(self._clock(), size)
+            peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
+            if not peer:
+                self.counters.count(Verdict.UNAUTHORISED)
+                continue
+            self.incoming.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
+            arrived = self._accept(peer, parts, dialled is None)
+            if arrived is not None:
+                yield peer, arrived
+
+    def _accept(self, peer: str, parts: list[zmq.Frame], routed: bool) -> Frame | Spoiled | None:
+        try:
+            if len(parts) != (3 if routed else 2):
+                raise FrameError(Verdict.MALFORMED, f"a bulk frame has two parts, this one {len(parts)}")
+            header_part, payload_part = parts[-2:]
+            header = parse(header_part.bytes, len(payload_part), self._run_tag, self._payload_max)
+            payload = payload_part.buffer
+            check_payload(header, payload)
+        except FrameError as error:
+            self.counters.count(error.verdict)
+            # Of three parts none can be trusted to be the header.
+            whole = len(parts) == (3 if routed else 2)
+            return Spoiled(error.verdict, claimed(parts[-2].bytes, self._run_tag) if whole else None)
+        line = self._lines[peer]
+        if routed and parts[0].bytes not in line.routes:
+            line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]
+        if header.kind in (Kind.PING, Kind.PONG):
+            self.counters.count(Verdict.ACCEPTED)
+            now = self._clock()
+            answer = self.pings.on_frame(peer, header, now)
+            if answer is not None:
+                line.put(answer)
+            return None
+        return Frame(header, payload)
+
+
+def _user_of(part: zmq.Frame) -> str:
+    """The CURVE key of the connection, as the ZAP handler wrote it down; "" if there was none."""
+    try:
+        user = part.get("User-Id")
+    except zmq.ZMQError:
+        return ""
+    return user if isinstance(user, str) else ""

@@ -1,0 +1,418 @@
+"""One round at one member: as sender, as owner, and as receiver.  A pure state machine.
+
+Owned by the peer machine, which feeds it the coordinator's words (plan, decision), frames from other
+members, finished arithmetic, and time; it returns effects.  It must not know sockets, clocks, tensors or
+the coordinator: it never decides that a round commits, it only reports what it holds.
+
+The rules, in the order in which a round meets them:
+  * A contribution is encoded once and its bytes kept until the round is over: any owner, first or second,
+    receives the same bytes.
+  * An owner merges only after the decision, and only when it holds every included contribution of the
+    chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
+  * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
+    to it are here, and reports their sums before the decision.
+  * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
+
+Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from farflung.collectives.round.asking import Asking
+from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
+from farflung.collectives.round.weighing import Dots, Weighing
+from farflung.protocol.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
+from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.verdicts import Verdict
+
+ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
+SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
+
+
+class MemberRound:
+    def __init__(
+        self,
+        me: str,
+        plan: Plan,
+        run_tag: bytes,
+        quiet_s: float,
+        now: float,
+        first_chunk: int = 0,
+        compare: bool = False,
+    ) -> None:
+        self.me = me
+        self.first_chunk = first_chunk
+        self.plan = plan
+        self.run_tag = run_tag
+        self.decision: Decision | None = None
+        self.mine: dict[int, Piece] = {}  # my contribution, by chunk, as far as it is encoded
+        self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
+        self.results: dict[int, Piece] = {}
+        self.merged: dict[int, bytes] = {}
+        self.weighing = Weighing(full_mask(len(plan.members)), compare)
+        self._merging: set[int] = set()
+        self._my_chunks = plan.chunks_of(me)
+        self._shelved = 0  # contributions on my shelves
+        self.refused: dict[str, Verdict] = {}  # members that sent bytes of no use, and why
+        self.unreached: set[str] = set()  # something waits for them and can't leave
+        self._faulty: set[str] = set()  # owners whose results do not match their hash
+        self._spoiled: dict[str, int] = {}
+        self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
+        self._quiet_s = quiet_s
+        self._asking = Asking(plan.members, quiet_s, now)
+
+    # ---- the coordinator's words -------------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, now: float) -> list[DataEffect]:
+        """Ownership moved.  Send my chunks to their new owners; serve what I already have as an owner."""
+        if plan.epoch <= self.plan.epoch:
+            return []
+        before, self.plan = self.plan, plan
+        self.weighing.changed = True
+        self._my_chunks = plan.chunks_of(self.me)
+        self._asking.begin_anew(plan.members, now)
+        # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
+        self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
+        effects: list[DataEffect] = []
+        kept = mask_from_bytes(plan.kept)
+        moved = [
+            chunk for chunk, owner in enumerate(plan.owners) if before.owner_of(chunk) != plan.members[owner]
+        ]
+        for chunk in moved:
+            self.merged.pop(chunk, None)
+            if not kept >> chunk & 1:
+                self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
+            if chunk in self.mine:
+                effects += self._deliver(chunk)
+            if plan.owner_of(chunk) == self.me and chunk in self.results:
+                # I hold a lost owner's result: I answer for those bytes now and do not compute them again.
+                effects += self._publish(chunk, self.results[chunk])
+        return effects + self._merge_ready()
+
+    def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
+        if self.decision is not None and decision.decision_no <= self.decision.decision_no:
+            return []
+        self.decision = decision
+        self.weighing.active = False
+        self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
+        self.merged.clear()
+        self._merging.clear()
+        self._answered_at.clear()
+        self._asking.begin(self.plan.members, now)
+        return self._merge_ready()
+
+    # ---- my own arithmetic -------------------------------------------------------------------------
+
+    @property
+    def order(self) -> list[int]:
+        """In which my chunks are best encoded: the lines of all others carry something from the first moment on.
+
+        Each member begins with the one after it, or all of them would begin with the same; my own chunks are last.
+        """
+        members = self.plan.members
+        me = members.index(self.me)
+        others = [self.plan.chunks_of(member) for member in members[me + 1 :] + members[:me]]
+        sent = [chunk for row in zip_longest(*others) for chunk in row if chunk is not None]
+        return [*sent, *self.plan.chunks_of(self.me)]
+
+    def on_encoded(self, payloads: Mapping[int, Payload]) -> list[DataEffect]:
+        """Some of my chunks; the first are on their way before the last are encoded."""
+        effects: list[DataEffect] = []
+        for chunk, payload in payloads.items():
+            self.mine[chunk] = Piece(payload, hash_bytes(payload))
+            effects += self._deliver(chunk) + self._weigh_ready(chunk)
+        return effects + self._merge_ready()
+
+    def on_calculated(self, effect: Merge | Weigh, made: object) -> list[DataEffect]:
+        if isinstance(effect, Weigh):
+            assert isinstance(made, tuple)
+            self.weighing.on_weighed(effect.chunk - self.first_chunk, effect.members, made)
+            return []  # what came of it is told with the progress
+        assert isinstance(made, bytes)
+        return self.on_merged(effect.decision_no, effect.chunk, made)
+
+    @property
+    def encoded(self) -> bool:
+        return len(self.mine) == len(self.plan.owners)
+
+    def hashes(self) -> bytes:
+        """Of all my chunks, once they are encoded."""
+        return b"".join(self.mine[chunk].hash for chunk in range(len(self.plan.owners)))
+
+    def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
+        if self.decision is None or decision_no != self.decision.decision_no:
+            return []
+        index = chunk - self.first_chunk
+        self._merging.discard(index)
+        if self.plan.owner_of(index) != self.me:
+            return []  # ownership moved while I computed
+        return self._publish(index, Piece(payload, hash_bytes(payload)))
+
+    # ---- frames from other members -----------------------------------------------------------------
+
+    def is_early(self, frame: Frame) -> bool:
+        """It overtook the plan or the decision that explains it: worth keeping for a moment."""
+        header, index = frame.header, frame.header.chunk - self.first_chunk
+        if not 0 <= index < len(self.plan.owners):
+            return False
+        if header.kind == Kind.CONTRIBUTION:
+            return self.plan.owner_of(index) != self.me
+        known = self.decision.decision_no if self.decision is not None else 0
+        return header.kind == Kind.RESULT and header.decision_no > known
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        """A frame of THIS round whose payload already matched its hash."""
+        header, index = frame.header, frame.header.chunk - self.first_chunk
+        if sender not in self.plan.members:
+            return Verdict.UNAUTHORISED, []
+        if not 0 <= index < len(self.plan.owners):
+            return Verdict.MALFORMED, []
+        match header.kind:
+            case Kind.CONTRIBUTION:
+                return self._on_contribution(sender, frame, now)
+            case Kind.RESULT:
+                return self._on_result(sender, frame, now)
+            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT:
+                return self._on_want(sender, header, now)
+            case _:
+                return Verdict.MALFORMED, []
+
+    def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
+        index = header.chunk - self.first_chunk
+        result = header.kind == Kind.WANT_RESULT
+        if result and (self.decision is None or header.decision_no != self.decision.decision_no):
+            return Verdict.STALE, []
+        key = (sender, header.kind, index)
+        if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
+            # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
+            return Verdict.DUPLICATE, []
+        piece = (self.results if result else self.mine).get(index)
+        if piece is not None:
+            self._answered_at[key] = now
+        kind = Kind.RESULT if result else Kind.CONTRIBUTION
+        return Verdict.ACCEPTED, self._answer(sender, kind, index, piece)
+
+    def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        chunk = frame.header.chunk - self.first_chunk
+        if self.plan.owner_of(chunk) != self.me:
+            return Verdict.STALE, []
+        self._asking.on_heard(sender, now)
+        shelf = self.held.setdefault(chunk, {})
+        if sender in self.refused:
+            return Verdict.UNAUTHORISED, []
+        if sender in shelf:
+            return Verdict.DUPLICATE, []
+        shelf[sender] = Piece(frame.payload, frame.header.hash)
+        self._shelved += 1
+        return Verdict.ACCEPTED, self._weigh_ready(chunk) + self._merge_ready(chunk)
+
+    def on_missing(self, sender: str, now: float) -> None:
+        """It has not got it yet, but it answers."""
+        if sender in self.plan.members:
+            self._asking.on_heard(sender, now)
+
+    def refuse(self, sender: str, why: Verdict) -> None:
+        """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
+        if sender in self.plan.members and sender != self.me:
+            self.refused.setdefault(sender, why)
+            self._faulty.add(sender)
+            self.weighing.changed = True
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
+        """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
+        if sender not in self.plan.members or sender in self.refused:
+            return []
+        self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
+        if self._spoiled[sender] > SPOILED_FORGIVEN:
+            self.refuse(sender, spoiled.verdict)
+            return []
+        wants = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.RESULT: Kind.WANT_RESULT}
+        header = spoiled.header
+        if header is None or header.kind not in wants:
+            return []  # it does not say what it should have been: what is missing is asked for when time has passed
+        index = header.chunk - self.first_chunk
+        if not 0 <= index < len(self.plan.owners):
+            return []
+        return [SendFrame(sender, Frame(self._header(wants[header.kind], index)))]
+
+    def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        chunk = frame.header.chunk - self.first_chunk
+        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
+            return Verdict.STALE, []
+        if sender != self.plan.owner_of(chunk):
+            return Verdict.STALE, []
+        self._asking.on_heard(sender, now)
+        if chunk in self.results:
+            return Verdict.DUPLICATE, []
+        self.results[chunk] = Piece(frame.payload, frame.header.hash)
+        return Verdict.ACCEPTED, []
+
+    # ---- the data plane's word, and time -----------------------------------------------------------
+
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        self.unreached = unreached
+        self._asking.on_arriving(arriving, now)
+
+    def on_timer(self, now: float) -> list[DataEffect]:
+        """Ask for what is missing from whoever has been quiet for too long."""
+        effects = self._weigh_ready() if self.weighing.changed else []
+        for member in self.plan.members:
+            if member != self.me and self._asking.is_due(member, now):
+                wants = self._wants_of(member)
+                if wants:
+                    self._asking.on_asked(member, now)
+                    effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
+        return effects
+
+    def _wants_of(self, member: str) -> list[Header]:
+        wants: list[Header] = []
+        if member in self.refused:
+            pass
+        elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
+            for chunk in self._my_chunks:
+                if member not in self.held.get(chunk, {}) and chunk not in self.results:
+                    wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
+        if self.decision is not None:
+            for chunk in self.plan.chunks_of(member):
+                if chunk not in self.results:
+                    wants.append(self._header(Kind.WANT_RESULT, chunk))
+        return wants
+
+    # ---- reports -----------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        held = {}
+        for member in self.plan.members:
+            pieces = {
+                chunk: shelf[member].hash
+                for chunk, shelf in self.held.items()
+                if member in shelf and self.plan.owner_of(chunk) == self.me
+            }
+            if pieces:
+                held[member] = (mask_of(pieces), combined(pieces.items()))
+        got = {chunk: piece.hash for chunk, piece in self.results.items()}
+        return Progress(
+            held,
+            dict(sorted(self.refused.items())),
+            tuple(sorted(self._cut_off())),
+            dict(self.merged),
+            (mask_of(got), combined(got.items())),
+            self.weighing.report(self._my_chunks, self._refused_mask),
+        )
+
+    def _cut_off(self) -> set[str]:
+        """Members that should own nothing, as far as I can tell."""
+        return (self.unreached | self._faulty | self._asking.in_vain) & set(self.plan.members)
+
+    @property
+    def complete(self) -> tuple[bool, bool, bool]:
+        """(every contribution I own is here, they are compared, every result is here): worth telling at once."""
+        held, due, got, chunks = self.counts
+        weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
+        return held >= due, weighed, got == chunks
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """(contributions here, contributions due here, results here, results in all)."""
+        # Counted, not looked up: this is asked after every frame.
+        due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
+        return self._shelved, due, len(self.results), len(self.plan.owners)
+
+    @property
+    def owing(self) -> set[str]:
+        """Members that are sending to me now, or should be."""
+        if self.decision is not None:
+            return {self.plan.owner_of(chunk) for chunk in self.missing_results()} - {self.me}
+        heard = set(self.plan.members) - {self.me, *self.refused}
+        return {m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)}
+
+    def missing_results(self) -> list[int]:
+        return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))
+
+    # ---- helpers -----------------------------------------------------------------------------------
+
+    def _header(self, kind: Kind, index: int) -> Header:
+        decision_no = self.decision.decision_no if self.decision is not None else 0
+        chunk = self.first_chunk + index
+        return Header(kind, self.run_tag, self.plan.round_no, decision_no, self.plan.version, chunk)
+
+    def _deliver(self, chunk: int) -> list[DataEffect]:
+        """My contribution of one chunk goes to its owner, or on my own shelf."""
+        owner, piece = self.plan.owner_of(chunk), self.mine[chunk]
+        if owner == self.me:
+            self.held.setdefault(chunk, {})[self.me] = piece
+            self._shelved += 1
+            return []
+        return self._answer(owner, Kind.CONTRIBUTION, chunk, piece)
+
+    def _answer(self, to: str, kind: Kind, chunk: int, piece: Piece | None) -> list[DataEffect]:
+        if piece is None:
+            return [SendFrame(to, Frame(self._header(Kind.MISSING, chunk)))]
+        return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
+
+    def _publish(self, chunk: int, piece: Piece) -> list[DataEffect]:
+        self.results[chunk] = piece
+        self.merged[chunk] = piece.hash
+        effects: list[DataEffect] = []
+        for member in self.plan.members:
+            if member != self.me:
+                effects += self._answer(member, Kind.RESULT, chunk, piece)
+        return effects
+
+    @property
+    def _refused_mask(self) -> int:
+        return mask_of(self.plan.members.index(member) for member in self.refused)
+
+    def _weigh_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Compare what is here, chunk by chunk, where nothing is missing for it."""
+        self.weighing.changed = self.weighing.changed and only is not None
+        shelves = {chunk: self.held.get(chunk, {}) for chunk in (self._my_chunks if only is None else [only])}
+        return [*self.weighing.begin(self.plan, shelves, self._refused_mask, self.first_chunk)]
+
+    def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Start the sum of every chunk of mine whose included contributions are all here."""
+        if self.decision is None:
+            return []
+        counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0]
+        effects: list[DataEffect] = []
+        for chunk in self._my_chunks if only is None else [only]:
+            shelf = self.held.get(chunk, {})
+            if chunk in self.results or chunk in self._merging or any(m not in shelf for m, _ in counted):
+                continue
+            self._merging.add(chunk)
+            effects.append(
+                Merge(
+                    self.plan.round_no,
+                    self.decision.decision_no,
+                    self.first_chunk + chunk,
+                    tuple(shelf[m].payload for m, _ in counted),
+                    tuple(w for _, w in counted),
+                )
+            )
+        return effects
+
+
+# ---- what a member holds in a round, and what it can prove of it --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    payload: Payload
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this member can prove to hold; the coordinator compares the combined hashes."""
+
+    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
+    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
+    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
+    got: tuple[int, bytes]  # (mask, combined hash) of results
+    dots: Dots | None  # of all my chunks, before the decision

@@ -1,0 +1,247 @@
+"""What the doctor thinks of a machine: from facts to findings, each with what to do.  Pure.
+
+Called by console/inspect_commands.py, which asks facts.py for the facts.  Must not know how facts are found.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from farflung.console.doctor.line_probe import Line
+from farflung.console.screen.gpu import Gpu
+from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.log_lines import duration, si
+
+GIB = 1 << 30
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+SLOW_RTT_S = 0.5
+CLOCK_S = 5.0
+LITTLE_DISK_BYTES = 1 << 30
+SHARED_COPIES = 5  # of the model, in shared memory: the anchor, its momentum and three slots
+AGENT_COPIES = 3  # beside them: a residual, chunks on their way
+TRAINER_COPIES = 5  # weights, gradients, two moments, a copy of what was loaded
+
+
+class Finding(NamedTuple):
+    name: str
+    verdict: str
+    text: str
+    todo: str = ""
+
+
+@dataclass
+class Facts:
+    """What was found out; None and empty where it was not."""
+
+    farflung: str
+    python: str
+    torch: str
+    cuda: str  # of torch: "", or why it cannot be used
+    gpus: list[Gpu]
+    cores: int
+    memory_bytes: int  # available now
+    shared_bytes: int  # free in /dev/shm
+    home: str
+    disk_bytes: int  # free where the key and the journal live
+    manifest: Manifest | None = None
+    run_software: str = ""
+    alive: int = 0
+    model_bytes: int | None = None
+    line: Line | None = None
+    unreachable: str = ""  # why the coordinator could not be asked
+    refused: str = ""
+    local_address: str = ""
+    dialled: tuple[str, str] | None = None  # the address, and what came of it
+    wants_dialling: bool = True
+    limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
+    notes: list[str] = field(default_factory=list)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    findings = [_versions(facts), _gpu(facts), _cpu(facts), _memory(facts), _shared(facts), _disk(facts)]
+    if facts.unreachable or facts.refused:
+        findings.append(_no_answer(facts))
+    if facts.line is not None:
+        findings += [_rtt(facts.line), _clock(facts.line)]
+    if facts.dialled is not None or (facts.line is not None and not facts.wants_dialling):
+        findings.append(_reach(facts))
+    if facts.line is not None:
+        findings.append(_bandwidth(facts.line))
+        if facts.manifest is not None:
+            findings += [_round(facts, facts.manifest, facts.line), _room(facts, facts.manifest)]
+    return findings
+
+
+# ---- this machine -----------------------------------------------------------------------------------------
+
+
+def _versions(facts: Facts) -> Finding:
+    here = f"farflung {facts.farflung}, Python {facts.python}, torch {facts.torch or 'not installed'}"
+    if not facts.torch:
+        return Finding("versions", FAIL, here, "install torch: https://pytorch.org/get-started")
+    if facts.run_software and facts.run_software != facts.farflung:
+        both = f"{here}; the coordinator has farflung {facts.run_software}"
+        return Finding("versions", WARN, both, "install the same farflung version as the coordinator")
+    return Finding("versions", OK, here)
+
+
+def _gpu(facts: Facts) -> Finding:
+    if not facts.gpus:
+        return Finding("GPU", WARN, "none found (no nvidia-smi): training runs on the CPU, slowly")
+    first = facts.gpus[0]
+    busy = f", {first.used:.0%} in use now" if first.used is not None and first.used > 0.2 else ""
+    memory = f"{si(first.memory_used_bytes, 'B')} of {si(first.memory_bytes, 'B')} used"
+    text = f"{len(facts.gpus)} x {first.name}, driver {first.driver}, {memory}{busy}"
+    if facts.cuda:
+        return Finding(
+            "GPU",
+            FAIL,
+            f"{text}, but torch cannot use it: {facts.cuda}",
+            "install a torch built for this driver",
+        )
+    if first.memory_used_bytes > 0.5 * first.memory_bytes > 0:
+        return Finding("GPU", WARN, text, "another program holds most of its memory: end it first")
+    return Finding("GPU", OK, text)
+
+
+def _cpu(facts: Facts) -> Finding:
+    if facts.cores < 2:
+        return Finding("CPU", WARN, "1 core: trainer and network share it", "rounds will take longer here")
+    return Finding("CPU", OK, f"{facts.cores} cores")
+
+
+def _memory(facts: Facts) -> Finding:
+    have = f"{si(facts.memory_bytes, 'B')} free"
+    if facts.model_bytes is None:
+        return Finding("memory", OK, f"{have}; the model's size is not known yet")
+    copies = SHARED_COPIES + AGENT_COPIES + (0 if facts.gpus and not facts.cuda else TRAINER_COPIES)
+    need = copies * facts.model_bytes
+    text = f"{have}, about {si(need, 'B')} needed ({copies} copies of {si(facts.model_bytes, 'B')})"
+    if need > facts.memory_bytes:
+        return Finding("memory", FAIL, text, "end other programs, or take a machine with more memory")
+    return Finding("memory", WARN if 1.3 * need > facts.memory_bytes else OK, text)
+
+
+def _shared(facts: Facts) -> Finding:
+    need = SHARED_COPIES * (facts.model_bytes or 0)
+    text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
+    if need > facts.shared_bytes:
+        todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
+        return Finding("shared memory", WARN, text, todo)
+    return Finding("shared memory", OK, text)
+
+
+def _disk(facts: Facts) -> Finding:
+    text = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
+    little = facts.disk_bytes < LITTLE_DISK_BYTES
+    return Finding(
+        "disk", WARN if little else OK, text, "make room for logs and checkpoints" if little else ""
+    )
+
+
+# ---- the way to the run -----------------------------------------------------------------------------------
+
+
+def _no_answer(facts: Facts) -> Finding:
+    if facts.refused:
+        return Finding("coordinator", FAIL, facts.refused, "ask whoever gave you the URL for a new one")
+    return Finding("coordinator", FAIL, facts.unreachable, "without it nobody can join")
+
+
+def _rtt(line: Line) -> Finding:
+    text = (
+        f"answers after {max(1.0, 1000 * line.rtt_s):.0f} ms; it sees this machine at {line.came_from or '?'}"
+    )
+    return Finding("coordinator", WARN if line.rtt_s > SLOW_RTT_S else OK, text)
+
+
+def _clock(line: Line) -> Finding:
+    ahead = line.clock_ahead_s
+    if abs(ahead) < CLOCK_S:
+        return Finding("clock", OK, f"within {max(0.1, abs(ahead)):.1f} s of the coordinator's")
+    word = "ahead of" if ahead > 0 else "behind"
+    text = f"{duration(abs(ahead))} {word} the coordinator's: training does not mind, times in logs differ"
+    return Finding("clock", WARN, text, "set the clock (timedatectl set-ntp true)")
+
+
+def nat_kind(local: str, seen: str) -> str:
+    """What can be said without sending anything to third parties."""
+    if not local or not seen:
+        return "not known"
+    if local == seen:
+        return "no NAT on the way"
+    shared = ipaddress.ip_address(local) in ipaddress.ip_network("100.64.0.0/10")
+    return "behind the NAT of a provider" if shared else "behind a NAT"
+
+
+def _reach(facts: Facts) -> Finding:
+    seen = facts.line.came_from if facts.line is not None else ""
+    nat = nat_kind(facts.local_address, seen)
+    if not facts.wants_dialling:
+        return Finding(
+            "reachable", OK, f"not asked for (--listen off), {nat}: it takes part and owns no chunks"
+        )
+    assert facts.dialled is not None
+    address, said = facts.dialled
+    if said == "yes":
+        return Finding(
+            "reachable", OK, f"the coordinator dialled {address}; {nat}. Other peers may still be blocked"
+        )
+    forward = f"forward a port of your router and use --listen 0.0.0.0:PORT --advertise {seen or 'HOST'}:PORT"
+    todo = f"{forward}; or join with --listen off: it takes part, and others own its chunks"
+    if said == "no":
+        return Finding("reachable", WARN, f"nobody can dial {address} ({nat})", todo)
+    return Finding("reachable", WARN, f"{address}: {said} ({nat})", todo)
+
+
+def _bandwidth(line: Line) -> Finding:
+    up, down = si(8 * line.up_bytes_per_s, "bit/s"), si(8 * line.down_bytes_per_s, "bit/s")
+    least = "at least " if line.bounded else ""
+    return Finding("line", OK, f"{least}{up} up, {down} down, measured to the coordinator; peers may differ")
+
+
+# ---- what it means for the run ----------------------------------------------------------------------------
+
+
+def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -> float:
+    """Bytes that one of so many equal peers sends in a round; it receives as many."""
+    values = model_bytes / 4
+    both = (BITS_PER_VALUE[codec] + BITS_PER_VALUE[gather_codec]) / 8
+    return values * both * (peers - 1) / max(peers, 1)
+
+
+def _round(facts: Facts, manifest: Manifest, line: Line) -> Finding:
+    if facts.model_bytes is None:
+        return Finding("a round here", OK, "cannot be told yet: the first peer brings the model")
+    rules, peers = manifest.round, max(2, facts.alive + 1)
+    up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
+    finest = LADDER[0] if rules.codec == AUTO else rules.codec
+    size = round_bytes(facts.model_bytes, finest, rules.gather_codec, peers)
+    took_s = size / max(1.0, min(up, down)) + 3 * line.rtt_s
+    text = f"about {duration(took_s)} with {peers} peers: {si(size, 'B')} each way ({finest}, {rules.gather_codec})"
+    sending_s = (
+        size * BITS_PER_VALUE[finest] / (BITS_PER_VALUE[finest] + BITS_PER_VALUE[rules.gather_codec]) / up
+    )
+    if took_s > rules.round_timeout_s:
+        todo = "use coarser codecs, or raise round_timeout_s in run.toml"
+        return Finding("a round here", FAIL, f"{text}; the run gives {rules.round_timeout_s:g} s", todo)
+    if sending_s > rules.scatter_grace_s and rules.codec != AUTO:
+        todo = 'codec = "auto" or a coarser one; or raise scatter_grace_s in run.toml'
+        late = f"{text}; sending takes {duration(sending_s)}, others wait {rules.scatter_grace_s:g} s"
+        return Finding("a round here", WARN, late, todo)
+    return Finding("a round here", OK, text)
+
+
+def _within(rate: float, limit: float | None) -> float:
+    return rate if limit is None else min(rate, limit)
+
+
+def _room(facts: Facts, manifest: Manifest) -> Finding:
+    run = manifest.run
+    text = f"'{run.name}': {facts.alive} of at most {run.max_peers} peers are there"
+    if facts.alive >= run.max_peers:
+        return Finding("the run", FAIL, text, "wait until somebody leaves, or raise max_peers in run.toml")
+    return Finding("the run", OK, text)

@@ -1,0 +1,107 @@
+"""Finds out what the doctor needs to know of this machine, and of its way to a run.  A shell.
+
+Called by console/inspect_commands.py.  Judges nothing.  Writes nothing: no key file is made.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from importlib import metadata
+from pathlib import Path
+
+from farflung import __version__
+from farflung.console.doctor.advice import Facts
+from farflung.console.doctor.dial_back import dial_back
+from farflung.console.doctor.line_probe import measure
+from farflung.console.screen.gpu import read_gpus
+from farflung.console.screen.status_client import StatusClient
+from farflung.console.screen.text import known, records
+from farflung.peer.identity import default_path
+from farflung.peer.line.data_line import OUTBOUND_ONLY, address_towards
+from farflung.peer.settings import Caps, OwnConfig
+from farflung.protocol.errors import FarflungError, Refused, Unreachable
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Challenge, Knock
+
+PATIENCE_S = 5.0
+
+
+def of_this_machine() -> Facts:
+    home = default_path().parent
+    place = next(folder for folder in (home, *home.parents) if folder.is_dir())
+    gpus = read_gpus()
+    return Facts(
+        farflung=__version__,
+        python=platform.python_version(),
+        torch=_version_of("torch"),
+        cuda=_why_no_cuda() if gpus else "",
+        gpus=gpus,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=_available_memory(),
+        shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        home=str(place),
+        disk_bytes=shutil.disk_usage(place).free,
+    )
+
+
+def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
+    """Adds what the run needs, and how the way there is."""
+    facts.wants_dialling = own.listen != OUTBOUND_ONLY
+    facts.limits = _limits_now(own)
+    try:
+        with StatusClient(url) as client:
+            said = client.ask(Knock(protocol=PROTOCOL_VERSION, run=url.run), Challenge, PATIENCE_S)
+            facts.manifest = Manifest.from_canonical(said.manifest)
+            status = client.fetch(PATIENCE_S)
+            facts.run_software = str(status.get("software") or "")
+            facts.alive = sum(member.get("alive") is True for member in records(status, "members"))
+            size = known(status, "model_bytes")
+            facts.model_bytes = int(size) if size is not None else None
+            facts.line = measure(client)
+            facts.local_address = address_towards(url).strip("[]")
+            if facts.wants_dialling:
+                facts.dialled = dial_back(client, own)
+    except Refused as error:
+        facts.refused = error.reason
+    except Unreachable as error:
+        facts.unreachable = str(error) if facts.manifest is None else f"it stopped answering: {error}"
+    except OSError as error:
+        facts.unreachable = f"no way to {url.host}: {error.strerror or error}"
+    except FarflungError as error:
+        facts.refused = str(error)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _why_no_cuda() -> str:
+    """Loads torch: some seconds, and only where there is a GPU to use."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    return (
+        "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no usable device"
+    )
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _limits_now(own: OwnConfig) -> tuple[float | None, float | None]:
+    clock = time.localtime()
+    second = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
+    return Caps.of(*own.upload_limits).at(second), Caps.of(*own.download_limits).at(second)

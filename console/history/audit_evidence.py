@@ -1,0 +1,77 @@
+"""Of the audit: the evidence that the coordinator kept, checked signature by signature, and asked who sent some bytes.
+
+Called by the command line with the folder of a run.  Believes no file: only what is signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from farflung.console.history.finding import Finding
+from farflung.console.history.journals import Journals
+from farflung.coordinator.ledger.evidence import SUFFIX, Evidence
+from farflung.coordinator.ledger.records import UNREADABLE
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import UserError
+from farflung.protocol.round_words import result_name
+
+FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
+
+
+def check_evidence(folder: Path, journals: Journals) -> Finding:
+    finding = Finding("P9", "hash lists signed by who sent them", "commits")
+    lists = 0
+    for path, found in _all(folder):
+        problem = found if isinstance(found, str) else found.problem() or _other(found, journals)
+        finding.expect(not problem, f"{path.name}: {problem}")
+        lists += len(found.said) if isinstance(found, Evidence) else 0
+    finding.more = f"{lists} hash lists" if finding.checked else ""
+    return finding
+
+
+def who_sent(folder: Path, file: Path) -> list[str]:
+    """One line for each peer that signed having sent these bytes: the encoded chunk as it was on the wire."""
+    try:
+        digest = hash_bytes(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    lines, looked_at = [], 0
+    for _, found in _all(folder):
+        if isinstance(found, str) or found.problem():
+            continue
+        looked_at += 1
+        where = f"fragment {found.commit.fragment}, round {found.commit.round_no}"
+        lines += [
+            f"{peer} signed that it sent these bytes: chunk {chunk} of {where}"
+            for peer, chunk in found.who_sent(digest)
+        ]
+    nobody = f"nobody signed that it sent these bytes (in the evidence of {looked_at} commits)"
+    return lines or [nobody]
+
+
+def _all(folder: Path) -> Iterator[tuple[Path, Evidence | str]]:
+    return ((path, read_evidence(path)) for path in sorted(folder.rglob(f"*{SUFFIX}")))
+
+
+def _other(found: Evidence, journals: Journals) -> str:
+    """Why this is not evidence of a commit of this run, or empty."""
+    run_id = str(journals.coordinators[0].start["run_id"])
+    if found.run_id.hex() != run_id:
+        return "it is of another run"
+    written = journals.by_round.get(found.commit.round_no, [])
+    if written and result_name(found.commit) not in [each["result"] for each in written]:
+        return "its results are not those of the journal"
+    return ""
+
+
+def read_evidence(path: Path) -> Evidence | str:
+    """The evidence in a file, or why there is none."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            return f"more than {FILE_BYTES_MAX} bytes"
+        return msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
+    except (OSError, *UNREADABLE) as error:
+        return f"cannot be read: {error}"

@@ -1,0 +1,291 @@
+"""A run that was, from its event journals: what happened when, on one time line, and the status at any moment of it.
+
+Called by the replay and by the plots, with the events as they were read from the files.  Pure.  The coordinator's
+journal tells the story; peers' journals add steps, states and when each was where.  Clocks of different machines are
+brought together by the commits, which all of them saw at about the same time.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farflung.protocol.errors import UserError
+
+Event = Mapping[str, Any]
+Status = dict[str, Any]
+
+ROUNDS_SHOWN, EVENTS_SHOWN = 40, 30
+_EVERY_ROUND = re.compile(r"round \d+.* opened from|version \d+.* committed by")
+RATE_SPAN_S = 60.0  # over which tokens per second are counted
+
+
+@dataclass(frozen=True)
+class Moment:
+    at_s: float  # since the run's first event
+    peer: str  # whose journal it comes from; "": the coordinator's
+    event: Event
+
+
+@dataclass
+class Recording:
+    run: str
+    moments: list[Moment]
+    names: dict[str, str]
+
+    @property
+    def seconds(self) -> float:
+        return self.moments[-1].at_s
+
+    @classmethod
+    def of(cls, journals: Iterable[Sequence[Event]]) -> Recording:
+        """From the journals of one run; UserError where the coordinator's is missing."""
+        host: list[Event] = []
+        peers: dict[str, list[Event]] = {}
+        for events in journals:
+            first = next((e for e in events if e.get("event") == "start"), None)
+            if first is None:
+                continue
+            if first.get("role") == "coordinator":
+                host += events
+            else:
+                peers.setdefault(str(first.get("peer")), []).extend(events)
+        if not host:
+            raise UserError(
+                "no coordinator's journal (events.jsonl of its data folder) is among these files: it tells the story"
+            )
+        host.sort(key=_wall)
+        start = _wall(host[0])
+        moments = [Moment(_wall(e) - start, "", e) for e in host]
+        run = str(next((e.get("run") for e in host if e.get("run")), ""))
+        for peer, events in peers.items():
+            shift_s = _ahead_s(host, events)
+            moments += [Moment(_wall(e) - shift_s - start, peer, e) for e in events if _is_of(e, run)]
+        moments = sorted((m for m in moments if m.at_s >= 0), key=lambda m: m.at_s)
+        names = {
+            str(e["peer"]): str(e.get("name") or e["peer"]) for e in host if e.get("event") == "admitted"
+        }
+        return cls(run, moments, names)
+
+    def name(self, peer: str) -> str:
+        return self.names.get(peer, peer)
+
+    def coordinators(self, kind: str) -> list[Moment]:
+        return [m for m in self.moments if not m.peer and m.event.get("event") == kind]
+
+
+def _wall(event: Event) -> float:
+    return float(event.get("wall") or 0.0)
+
+
+def _is_of(event: Event, run: str) -> bool:
+    return "run" not in event or event["run"] == run
+
+
+def _ahead_s(host: list[Event], events: list[Event]) -> float:
+    """How far the clock behind these events is ahead of the coordinator's: by the commits that both tell of."""
+    there = {e["round"]: _wall(e) for e in host if e.get("event") == "committed"}
+    both = [
+        _wall(e) - there[e["round"]] for e in events if e.get("event") == "committed" and e["round"] in there
+    ]
+    return statistics.median(both) if both else 0.0
+
+
+@dataclass
+class _Member:
+    name: str
+    alive: bool = True
+    state: str = "joining"
+    version: int = -1
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    missed: int = 0
+    why: str = "it has only just arrived"
+    digest: str = ""
+    heard_at: float = 0.0
+
+
+@dataclass
+class Story:
+    """The fold: `tell` each moment in order, then ask for the status."""
+
+    recording: Recording
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _rounds: list[Status] = field(default_factory=list)
+    _notes: list[Status] = field(default_factory=list)
+    _spent: list[tuple[float, int]] = field(default_factory=list)  # (when, tokens) of each commit
+    _open: Status | None = None
+    _rules: Event = field(default_factory=dict)
+    version: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    digest: str = ""
+    model_bytes: int | None = None
+
+    def tell(self, moment: Moment) -> None:
+        kind = str(moment.event.get("event"))
+        prefix = "_peer_" if moment.peer else "_on_"
+        handler = getattr(self, prefix + kind, None)
+        if handler is not None:
+            handler(moment.event, moment.peer, moment.at_s)
+
+    # ---- the coordinator's events ----------------------------------------------------------------------
+
+    def _on_start(self, event: Event, _: str, at: float) -> None:
+        self._rules = event.get("rules") or {}
+        for member in self._members.values():
+            if member.alive:
+                member.alive, member.state, member.why = False, "lost", "the coordinator restarted"
+        self._open = None
+
+    def _on_model(self, event: Event, _: str, at: float) -> None:
+        self.model_bytes = 4 * int(event.get("chunks") or 0) * int(event.get("elements") or 0)
+
+    def _on_admitted(self, event: Event, _: str, at: float) -> None:
+        peer = str(event["peer"])
+        member = self._members.setdefault(peer, _Member(self.recording.name(peer)))
+        member.alive, member.state, member.heard_at, member.missed = True, "joining", at, 0
+        member.why = "it has only just arrived"
+
+    def _on_vouched(self, event: Event, _: str, at: float) -> None:
+        member = self._members.get(str(event["peer"]))
+        if member is not None and member.alive:
+            member.state, member.why = "inner", ""
+            member.version = max(member.version, self.version)
+
+    def _on_departed(self, event: Event, _: str, at: float) -> None:
+        member = self._members.get(str(event["peer"]))
+        if member is not None:
+            why = str(event.get("reason") or "")
+            lost = "closed" in why or "nothing heard" in why
+            member.alive, member.state, member.why, member.heard_at = (
+                False,
+                "lost" if lost else "left",
+                why,
+                at,
+            )
+
+    def _on_opened(self, event: Event, _: str, at: float) -> None:
+        same = self._open is not None and self._open["number"] == event["round"]
+        begun = self._open["begun"] if same and self._open is not None else at
+        members = [str(peer) for peer in event["members"]]
+        self._open = {"number": event["round"], "epoch": event["epoch"], "begun": begun, "who": members}
+        for peer in members:
+            if peer in self._members and self._members[peer].alive:
+                self._members[peer].state, self._members[peer].why = "scatter", ""
+
+    def _on_decided(self, event: Event, _: str, at: float) -> None:
+        for peer in self._open["who"] if self._open is not None else []:
+            if peer in self._members and self._members[peer].alive:
+                self._members[peer].state = "gather"
+
+    def _on_aborted(self, event: Event, _: str, at: float) -> None:
+        self._back_to_work()
+
+    def _back_to_work(self) -> None:
+        for peer in self._open["who"] if self._open is not None else []:
+            if peer in self._members and self._members[peer].alive:
+                self._members[peer].state = "inner"
+        self._open = None
+
+    def _on_committed(self, event: Event, _: str, at: float) -> None:
+        self._back_to_work()
+        weights = list(event.get("weights") or [])
+        members = [str(peer) for peer in event["members"]]
+        included = [peer for peer, weight in zip(members, weights, strict=False) if weight]
+        excluded = {str(peer): str(why) for peer, why in (event.get("excluded") or {}).items()}
+        self.version = int(event["version"])
+        if int(event.get("fragment") or 0) == 0:
+            self.tokens += int(event.get("tokens") or 0)
+            self.loss = event.get("loss") if event.get("loss") is not None else self.loss
+            self._spent.append((at, int(event.get("tokens") or 0)))
+        for peer, member in self._members.items():
+            if peer in included:
+                member.missed, member.why, member.version = 0, "", self.version
+            elif member.alive and member.state != "joining":
+                member.missed += 1
+                member.why = f"round {event['round']}: {excluded.get(peer, 'it was not ready in time')}"
+        name = self.recording.name
+        self._rounds.append(
+            {
+                "version": self.version, "round": event["round"], "included": [name(p) for p in included],
+                "excluded": [{"name": name(p), "reason": why} for p, why in excluded.items()],
+                "seconds": event.get("seconds"), "bytes": event.get("tx_bytes"), "tokens": event.get("tokens"),
+                "loss": event.get("loss"),
+            }
+        )  # fmt: skip
+        del self._rounds[:-ROUNDS_SHOWN]
+
+    def _on_digest(self, event: Event, _: str, at: float) -> None:
+        self.digest = str(event.get("digest") or "")
+
+    def _on_rolled_back(self, event: Event, _: str, at: float) -> None:
+        self.version = min(event.get("versions") or [0])
+
+    def _on_note(self, event: Event, _: str, at: float) -> None:
+        if _EVERY_ROUND.match(str(event.get("text"))):
+            return  # the list of rounds says that
+        self._notes.append({"at_s": round(at, 2), "text": event.get("text")})
+        del self._notes[:-EVENTS_SHOWN]
+
+    # ---- peers' events ---------------------------------------------------------------------------------
+
+    def _peer_frozen(self, event: Event, peer: str, at: float) -> None:
+        if (member := self._members.get(peer)) is not None and member.alive:
+            member.step, member.loss, member.state = int(event.get("step") or 0), event.get("loss"), "ready"
+
+    def _peer_sealed(self, event: Event, peer: str, at: float) -> None:
+        if (member := self._members.get(peer)) is not None and member.alive:
+            member.version, member.digest = int(event["version"]), str(event.get("digest") or "")
+            member.state = "inner"
+
+    # ---- the status ------------------------------------------------------------------------------------
+
+    def status(self, at: float) -> Status:
+        recent = sum(tokens for when, tokens in self._spent if when >= at - RATE_SPAN_S)
+        target = self._rules.get("rounds") or self.version
+        flight = self._open
+        states = [member.state for member in self._members.values() if member.alive]
+        phase = "scatter" if "scatter" in states else "gather" if "gather" in states else "inner"
+        if target and self.version >= target:
+            phase = "finished"
+        return {
+            "run": self.recording.run,
+            "phase": phase if states or phase == "finished" else "waiting",
+            "reason": "as the journals tell it",
+            "version": self.version,
+            "target": target,
+            "tokens": self.tokens,
+            "tokens_per_s": recent / max(1.0, min(at, RATE_SPAN_S)),
+            "loss": self.loss,
+            "elapsed_s": at,
+            "digest": self.digest,
+            "parity": self._parity(),
+            "model_bytes": self.model_bytes,
+            "members": sorted((self._member(peer, at) for peer in self._members), key=lambda m: not m["alive"]),
+            "round": None if flight is None else {
+                "number": flight["number"], "epoch": flight["epoch"], "members": len(flight["who"]),
+                "seconds": at - flight["begun"], "deadline_s": self._rules.get("round_timeout_s") or 0.0,
+            },
+            "rounds": list(self._rounds),
+            "events": list(self._notes),
+        }  # fmt: skip
+
+    def _parity(self) -> bool | None:
+        """Do the peers' own journals name one digest of the newest version?"""
+        shown = {m.digest for m in self._members.values() if m.digest and m.version == self.version}
+        return len(shown) == 1 if shown else None
+
+    def _member(self, peer: str, at: float) -> Status:
+        member = self._members[peer]
+        return {
+            "name": member.name, "id": peer, "state": member.state, "alive": member.alive, "why": member.why,
+            "version": member.version, "behind": max(0, self.version - member.version), "digest": member.digest,
+            "same": member.digest == self.digest if member.digest and member.version == self.version else None,
+            "heard_s": None if member.alive else at - member.heard_at, "step": member.step,
+            "loss": member.loss, "missed": member.missed,
+        }  # fmt: skip

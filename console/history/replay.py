@@ -1,0 +1,82 @@
+"""Plays a finished run on the dashboard: journals from a folder, a time that moves, keys that move it.
+
+Called by `farflung watch --replay DIR` and by `farflung plot`.  What happened is recording.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from farflung.console.history.journals import PATTERN
+from farflung.console.history.recording import Recording, Status, Story
+from farflung.console.screen.text import Record
+from farflung.protocol.errors import UserError
+from farflung.protocol.process.journal import read_events
+from farflung.protocol.process.log_lines import duration
+
+_KEYS = "←→ Home End move, + - speed, p pause, q quit"
+STEP = 0.01  # of the whole, for a press of left or right
+FASTEST, SLOWEST = 1024.0, 0.125
+
+
+def read_folder(folder: Path) -> Recording:
+    """All journals below a folder, as one run."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    newest = sorted(path for path in folder.rglob(PATTERN) if path.is_file())
+    if not newest:
+        raise UserError(f"{folder}: no event journals below it (files like {PATTERN})")
+    return Recording.of([read_events(path) for path in newest])
+
+
+class Replay:
+    """A source for the screen.  `speed`: seconds of the run for each second here."""
+
+    holds = True  # it does its own pausing: time can be moved while it stands still
+    is_over = False
+
+    def __init__(self, recording: Recording, speed: float) -> None:
+        self.at_s = 0.0
+        self._recording = recording
+        self._speed = speed
+        self._paused = False
+        self._looked_at = time.monotonic()
+        self._story, self._told = Story(recording), 0
+
+    def status(self) -> Status:
+        now = time.monotonic()
+        if not self._paused:
+            self.at_s = min(self._recording.seconds, self.at_s + self._speed * (now - self._looked_at))
+        self._looked_at = now
+        return self.status_at(self.at_s)
+
+    def status_at(self, at_s: float) -> Status:
+        moments = self._recording.moments
+        if self._told and moments[self._told - 1].at_s > at_s:
+            self._story, self._told = Story(self._recording), 0  # back in time: told again from the beginning
+        while self._told < len(moments) and moments[self._told].at_s <= at_s:
+            self._story.tell(moments[self._told])
+            self._told += 1
+        return self._story.status(at_s)
+
+    def on_key(self, key: str) -> None:
+        whole = self._recording.seconds
+        moves = {"left": -STEP * whole, "right": STEP * whole, "home": -whole, "end": whole}
+        if key in moves:
+            self.at_s = min(whole, max(0.0, self.at_s + moves[key]))
+        elif key in ("+", "="):
+            self._speed = min(FASTEST, 2 * self._speed)
+        elif key == "-":
+            self._speed = max(SLOWEST, self._speed / 2)
+        elif key == "p":
+            self._paused = not self._paused
+
+    def own(self) -> Record:
+        whole = self._recording.seconds
+        pace = "PAUSED" if self._paused else f"{self._speed:g} x"
+        return {
+            "title": "replay",
+            "text": f"{duration(self.at_s)} of {duration(whole)}   {pace}   {_KEYS}",
+            "slider": self.at_s / whole if whole > 0 else 1.0,
+        }

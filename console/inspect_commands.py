@@ -1,0 +1,104 @@
+"""The commands that look and change nothing: `farflung doctor` (facts, findings, a line for each, an exit code) and
+`farflung watch` (a live run or a replay, on the screen, as one frame, or as a picture).
+
+Called by the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from farflung.console.doctor.advice import FAIL, OK, WARN, Finding, examine
+from farflung.console.doctor.facts import of_the_run, of_this_machine
+from farflung.console.history.replay import Replay, read_folder
+from farflung.console.screen import live
+from farflung.console.screen.status_client import StatusClient
+from farflung.console.screen.terminal import has_terminal
+from farflung.peer.settings import OwnConfig
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process import exit_codes
+
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def run_doctor(url: JoinUrl | None, own: OwnConfig, as_json: bool) -> int:
+    """0 if this machine can take part, with or without warnings; BLOCKED if something keeps it out."""
+    if url is not None and not as_json:
+        print(
+            "looking at this machine and its way to the run; a slow line takes some seconds", file=sys.stderr
+        )
+    facts = of_this_machine()
+    if url is not None:
+        of_the_run(facts, url, own)
+    findings = examine(facts)
+    failed = [finding.name for finding in findings if finding.verdict == FAIL]
+    if as_json:
+        told = [finding._asdict() for finding in findings]
+        print(json.dumps({"ok": not failed, "findings": told}))
+    else:
+        _show(findings, failed, url is not None)
+    return exit_codes.BLOCKED if failed else exit_codes.OK
+
+
+def _show(findings: list[Finding], failed: list[str], with_run: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        line = Text.assemble(
+            (f"{finding.verdict:<5}", _STYLES[finding.verdict]), f"{finding.name:<{width + 2}}{finding.text}"
+        )
+        console.print(line)
+        if finding.todo:
+            console.print(Text(" " * (width + 7) + "-> " + finding.todo))
+    if failed:
+        console.print(f"this machine cannot take part yet: {', '.join(failed)}")
+    elif with_run:
+        console.print("this machine can take part")
+    else:
+        console.print("this machine is fit; with a join URL the way to the run is looked at, too")
+
+
+# ---- farflung watch -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    url: JoinUrl | None
+    replay: Path | None
+    speed: float
+    at_s: float | None
+    once: bool
+    svg: Path | None
+    size: str | None
+    every_s: float
+
+
+def run_watch(options: WatchOptions) -> None:
+    size = live.size_of(options.size)
+    still = options.once or options.svg is not None
+    if options.replay is not None:
+        recording = read_folder(options.replay)
+        replay = Replay(recording, options.speed)
+        replay.at_s = options.at_s or 0.0
+        if has_terminal(sys.stdout) and not still:
+            live.interact(replay)
+            return
+        status = replay.status_at(recording.seconds if options.at_s is None else options.at_s)
+    else:
+        assert options.url is not None
+        if not still:
+            live.watch(options.url, options.every_s)
+            return
+        with StatusClient(options.url) as client:
+            status = client.fetch(live.FETCH_S)
+    if options.svg is not None:
+        live.save_svg(status, options.svg, size, "farflung watch")
+        print(f"wrote {options.svg}", file=sys.stderr)
+    if options.once or options.svg is None:
+        live.print_frame(status, size)

@@ -1,0 +1,314 @@
+"""The command line: parses words, calls one function, turns errors into one line and an exit code.
+
+Results go to stdout, everything else to stderr.  Heavy imports (torch) happen inside the commands that need
+them, so that `farflung status` and `--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung import __version__
+from farflung.console.bench_command import app as bench_app
+from farflung.console.checkpoint_commands import app as checkpoint_app
+from farflung.console.operator_commands import app as operator_app
+from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.process import exit_codes, log_lines
+
+app = typer.Typer(
+    name="farflung",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench_app, name="bench")
+app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(operator_app)
+
+Url = Annotated[
+    str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
+]
+STATUS_TIMEOUT_S = 5.0
+PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
+VERBOSE_HELP = "Tell what happens in every round, too."
+METRICS_HELP = (
+    "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
+)
+LOG_JSON_HELP = "Each line of the log as one JSON object."
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"farflung {__version__} (protocol {PROTOCOL_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell it and end.")
+    ] = False,
+) -> None:
+    """Many people, each with one GPU box and an ordinary internet link, train one model together."""
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write run.toml, commented: the description of a run."""
+    from farflung.console.run_toml import TEMPLATE
+
+    if path.exists() and not force:
+        raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    typer.echo(f"wrote {path}; next: farflung coordinate {path}")
+
+
+@app.command()
+def coordinate(
+    run_toml: Annotated[Path, typer.Argument(help="The run's description; `farflung init` writes one.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Where the journal and the key live [run.toml's folder].")
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(help="HOST:PORT[:MEMBER_PORT] to listen on; a port of 0, or none, takes any free one."),
+    ] = "0.0.0.0:29800",
+    host: Annotated[
+        str | None, typer.Option(help="The name or address that peers dial, for the URL.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
+    exit_when_done: Annotated[
+        bool, typer.Option(help="End when the run is complete and everybody left.")
+    ] = False,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
+    restored: Annotated[
+        bool,
+        typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
+) -> None:
+    """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
+    from farflung.console.screen import embedded
+
+    log_lines.choose(verbose, log_json)
+    if embedded.wanted(plain or json_output or log_json):
+        raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
+    from farflung.coordinator.hosting import Hosting, serve
+
+    log_lines.set_up_logging()
+
+    def announce(url: str) -> None:
+        told = f'peers join with:  farflung join "{url}"'
+        if not json_output:
+            print(log_lines.json_line("coordinator", "info", told) if log_json else told, file=sys.stderr)
+        print(json.dumps({"url": url}) if json_output else url, flush=True)
+
+    folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
+    serve(Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored), announce)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def join(
+    url: Url,
+    script_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to --script.")] = None,
+    identity: Annotated[Path | None, typer.Option(help="Key file of this peer [~/.config/farflung].")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for other peers; `off`: this peer can't be dialled.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="HOST[:PORT] that others dial, behind a forwarded port.")
+    ] = None,
+    upload_limit: Annotated[
+        str | None, typer.Option(help='For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".')
+    ] = None,
+    download_limit: Annotated[str | None, typer.Option(help="The same for what comes in.")] = None,
+    connections: Annotated[
+        str | None, typer.Option(help="To each peer [as many as the line turns out to need].")
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL (s3://...) for checkpoints of the run, to save and to resume."),
+    ] = None,
+    results_limit: Annotated[
+        str | None, typer.Option(help='For results of past rounds, by which others catch up ["2 GB"].')
+    ] = None,
+    results_on_disk: Annotated[
+        bool, typer.Option("--results-on-disk", help="Keep those beside the key, not in memory.")
+    ] = False,
+    script: Annotated[
+        Path | None, typer.Option(help="Your own training script instead of the built-in one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
+) -> None:
+    """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
+    from farflung.console.screen import embedded
+
+    log_lines.choose(verbose, log_json)
+    if embedded.wanted(plain or log_json):
+        raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
+    from farflung.peer.agent.join import JoinOptions
+    from farflung.peer.agent.join import join as take_part
+    from farflung.peer.settings import own_config
+
+    given = {"identity": str(identity) if identity is not None else None, "listen": listen}
+    given |= {"advertise": advertise, "upload_limit": upload_limit, "download_limit": download_limit}
+    given |= {"connections": connections, "checkpoints": checkpoints, "metrics": metrics}
+    given |= {"results_limit": results_limit, "results_on_disk": "yes" if results_on_disk else None}
+    own = own_config(given)
+    options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
+    raise typer.Exit(take_part(options))
+
+
+@app.command()
+def status(
+    url: Url,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Show where a run is, once."""
+    from farflung.console.screen.health import plain_line
+    from farflung.console.screen.status_client import StatusClient
+
+    with StatusClient(JoinUrl.parse(url)) as client:
+        found = client.fetch(STATUS_TIMEOUT_S)
+    typer.echo(json.dumps(found) if json_output else plain_line(found))
+
+
+@app.command()
+def watch(
+    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Play a finished run from the event journals below this folder.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
+    at: Annotated[
+        float | None, typer.Option(min=0, help="Seconds into the replay [its end, with --once].")
+    ] = None,
+    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
+    size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
+    from farflung.console.inspect_commands import WatchOptions, run_watch
+
+    if (url is None) == (replay is None):
+        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
+    parsed = JoinUrl.parse(url) if url is not None else None
+    run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
+    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
+) -> None:
+    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
+    from farflung.console.history.picture import write_picture
+    from farflung.console.history.plots import picture_of
+    from farflung.console.history.replay import read_folder
+
+    write_picture(picture_of(read_folder(folder)), out)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write a TensorBoard log into this folder.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option(help="Log to this project of Weights & Biases.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
+    ] = False,
+) -> None:
+    """Hand a run's figures to an experiment tracker: a row for each round, live or long after the run."""
+    from farflung.console.history.trackers import ExportOptions
+    from farflung.console.history.trackers import export as hand_over
+
+    options = ExportOptions(folder, tensorboard, wandb, json_output, follow)
+    hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
+
+
+@app.command()
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(help="The join URL (put it in quotes); none: this machine only.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="As for `join`: HOST:PORT, or `off`.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="As for `join`.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Can this machine take part, and how well?  Each line is ok, warn or FAIL, with what to do."""
+    from farflung.console.inspect_commands import run_doctor
+    from farflung.peer.settings import own_config
+
+    own = own_config({"listen": listen, "advertise": advertise})
+    raise typer.Exit(run_doctor(JoinUrl.parse(url) if url is not None else None, own, json_output))
+
+
+@app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    who_sent: Annotated[
+        Path | None, typer.Option(help="A file with an encoded chunk: who signed that it sent these bytes?")
+    ] = None,
+) -> None:
+    """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    from farflung.console.history import audit_evidence
+    from farflung.console.history.audit import audit as check
+    from farflung.console.history.journals import read_folder
+
+    if who_sent is not None:
+        typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
+        return
+    journals = read_folder(folder)
+    report = check(journals)
+    evidence = audit_evidence.check_evidence(folder, journals)
+    report.findings += [evidence] if evidence.checked else []
+    typer.echo("\n".join(report.lines()))
+    raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
+
+
+@app.command()
+def demo(
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and models in this folder.")] = None,
+) -> None:
+    """A whole run on this machine: a coordinator, three peers, one of them killed, a fresh one in its place."""
+    from farflung.console.demo import run_demo
+
+    raise typer.Exit(run_demo(keep))
+
+
+def main() -> int:
+    """The entry point: every expected failure is one line on stderr and a documented exit code."""
+    try:
+        app()
+    except SystemExit as end:  # how the parser ends, also after a success
+        return end.code if isinstance(end.code, int) else exit_codes.UNEXPECTED
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except FarflungError as error:
+        log_lines.Teller.from_environment("farflung").failed(str(error))
+        return exit_codes.code_for(error)
+    return exit_codes.OK

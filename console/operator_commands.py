@@ -1,0 +1,165 @@
+"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume,
+drain.
+
+Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
+coordinator makes of it: the words come from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.coordinator.operator_socket import ask
+from farflung.protocol.errors import UserError
+from farflung.protocol.orders import (
+    Ban,
+    Bans,
+    Drain,
+    Invite,
+    Invites,
+    Kick,
+    Order,
+    Pause,
+    Reply,
+    Resume,
+    Revoke,
+    Unban,
+)
+
+app = typer.Typer(no_args_is_help=True)
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+Place = Annotated[
+    Path, typer.Argument(help="The run.toml that the coordinator was started with, or its data folder.")
+]
+Who = Annotated[str, typer.Argument(help="A peer's name, its id, or the beginning of its id.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
+
+
+@app.command()
+def invite(
+    place: Place,
+    uses: Annotated[int, typer.Option(min=1, max=10_000, help="So many peers may come in with it.")] = 1,
+    expires: Annotated[str, typer.Option(help="After so long: 90m, 24h, 7d.")] = "24h",
+    note: Annotated[str, typer.Option(help="For whom; kept in the journal.")] = "",
+    json_output: Json = False,
+) -> None:
+    """Make an invitation: prints a join URL, for a run that lets in by invitation."""
+    reply = _asked(place, Invite(uses=uses, lasts_s=seconds(expires), note=note))
+    if json_output:
+        typer.echo(json.dumps(reply.found))
+        return
+    typer.echo(f"{reply.text}, for {expires}:", err=True)
+    typer.echo(reply.found["url"])
+
+
+@app.command()
+def invites(place: Place, json_output: Json = False) -> None:
+    """Which invitations there are, who used them, and how long they last."""
+    reply = _asked(place, Invites())
+    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+
+
+@app.command()
+def revoke(
+    place: Place,
+    which: Annotated[
+        str,
+        typer.Argument(help="Its id, the beginning of it, its note, or the join URL that has it."),
+    ],
+    reason: Annotated[
+        str, typer.Option(help="Told to whoever comes with it, and kept in the journal.")
+    ] = "no reason given",
+    guests: Annotated[bool, typer.Option(help="Send away who came in by it, too.")] = False,
+) -> None:
+    """Take an invitation back: nobody comes in with it any more."""
+    typer.echo(_asked(place, Revoke(which=which, reason=reason, guests=guests)).text)
+
+
+@app.command()
+def kick(
+    place: Place,
+    who: Who,
+    reason: Annotated[
+        str, typer.Option(help="Told to the peer and kept in the journal.")
+    ] = "no reason given",
+) -> None:
+    """Send a peer away.  It may come again."""
+    typer.echo(_asked(place, Kick(who=who, reason=reason)).text)
+
+
+@app.command()
+def ban(
+    place: Place,
+    who: Who,
+    reason: Annotated[
+        str, typer.Option(help="Told to the peer and kept in the journal.")
+    ] = "no reason given",
+    lasts: Annotated[str, typer.Option("--for", help="90m, 24h, 7d.")] = "365d",
+    network: Annotated[bool, typer.Option(help="Everybody else from its network, too.")] = False,
+) -> None:
+    """Send a peer away and keep it out."""
+    order = Ban(who=who, reason=reason, lasts_s=seconds(lasts), network=network)
+    typer.echo(_asked(place, order).text)
+
+
+@app.command()
+def unban(place: Place, who: Who) -> None:
+    """Let a banned peer in again, and forget its strikes."""
+    typer.echo(_asked(place, Unban(who=who)).text)
+
+
+@app.command()
+def bans(place: Place, json_output: Json = False) -> None:
+    """Who is banned, who has strikes, and why."""
+    reply = _asked(place, Bans())
+    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+
+
+@app.command()
+def pause(place: Place, reason: Annotated[str, typer.Option(help="Told to the peers.")] = "") -> None:
+    """Open no rounds until `farflung resume`.  Peers train on alone, and lose nothing."""
+    typer.echo(_asked(place, Pause(reason=reason)).text)
+
+
+@app.command()
+def resume(place: Place) -> None:
+    """Let a paused run go on."""
+    typer.echo(_asked(place, Resume()).text)
+
+
+@app.command()
+def drain(place: Place) -> None:
+    """End the coordinator when the rounds in flight are over, to upgrade it.  Peers train on and come back."""
+    typer.echo(_asked(place, Drain()).text)
+
+
+def seconds(text: str) -> float:
+    """Of 90m, 24h, 7d."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise UserError(f"{text!r} is no time: write a number and s, m, h or d, such as 24h or 7d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def folder_of(place: Path) -> Path:
+    """Where `farflung coordinate` keeps what belongs to this run."""
+    folder = place if place.is_dir() else place.parent / f"{place.stem}.data"
+    if not folder.is_dir():
+        raise UserError(
+            f"{place}: there is no data folder {folder}; name the one of farflung coordinate --data"
+        )
+    return folder
+
+
+def _asked(place: Path, order: Order) -> Reply:
+    reply = ask(folder_of(place), order)
+    if not reply.ok:
+        raise UserError(reply.text)
+    return reply

@@ -1,0 +1,90 @@
+"""What `farflung init` writes: run.toml with every key at its default, and what each is for.
+
+Must say what protocol/manifest.py means; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+TEMPLATE = """\
+# The public description of a run.  Every peer gets it and it is hashed: a change makes another run, but for
+# [admission].  Every key is optional; the values below are the defaults.
+
+[run]
+name = "my-run"           # appears in the join URL; a-z, 0-9 and -
+seed = 0                  # first weights and order of the data; change it to repeat a run independently
+min_peers = 1             # no round opens with fewer; raise it if lonely rounds are worth nothing to you
+max_peers = 64            # further peers are refused
+rounds = 100              # the run is finished after so many committed rounds (by every fragment)
+
+[model]
+builtin = "tiny-gpt"      # "" if every peer brings the same model of its own, through farflung.join(...)
+layers = 2                # this and the next three describe tiny-gpt; other models ignore them
+width = 64                # size of a token's vector, a multiple of heads; raise it for a bigger model
+heads = 4                 # attention heads of each layer
+context = 64              # tokens per sample
+
+[data]
+source = "python-stdlib"  # text that every peer already has; "" if your own script brings the data
+batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
+lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
+
+[inner]                   # run by each peer alone between two rounds
+optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest
+lr = 4e-4                 # size of a step; lower it if the loss jumps about
+betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
+weight_decay = 0.1        # pulls weights to zero; lower it for short runs
+warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
+rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its optimizer begins without memory
+clip = 1.0                # largest gradient norm; lower it if the loss spikes
+
+[outer]                   # what is done with the merged result of a round
+step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2"
+lr = "auto"               # 0.7 for nesterov, else 1.0; lower it if the loss rises right after rounds
+momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds on, less with fewer
+schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
+                          # same, and each fragment has its rounds at another time: set fragments in [round]
+overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
+mix = "auto"              # how much of its own values a peer keeps when it takes a result: overlap 0.5, streaming 0
+
+[round]
+sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
+period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps
+codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
+                          # "auto": each peer's follows from its upload, so that it is sent within scatter_grace_s
+gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does
+chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
+fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
+deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
+scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
+round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
+weight_cap = 4.0          # no peer counts for more than so many times the median tokens
+ramp_rounds = 3           # newcomers, and peers that were suspect, count for less in so many rounds; 0: never
+keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
+
+[merge]                   # how the contributions of a round become one update
+policy = "robust"         # from 4 members on: other directions than the others' out, long ones shortened; or "mean"
+clip = 2.0                # no contribution is longer than so many times the median; raise it if peers differ much
+guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
+                          # "robust" only
+
+[net]
+heartbeat_s = 1.0         # how often a peer says that it lives
+dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
+upload_limit = "none"     # of every peer, for model data; "20 Mbit/s", or "20 Mbit/s, 5 Mbit/s 08:00-18:00"
+download_limit = "none"   # whoever sets a limit of his own as well keeps to the stricter of the two
+
+[checkpoint]              # saved by the peers that say where: farflung join --checkpoints URL
+every_rounds = 0          # after so many rounds the state is saved, and at the end; 0: never
+keep = 3                  # so many of the newest stay; older ones are removed
+go_back_after_s = 300.0   # nobody holds the newest version any more: after so long the run goes on from the newest
+                          # state that somebody brings; the rounds in between are trained again; 0: it waits
+
+[admission]               # who may come in.  Not hashed: change it and start the coordinator again, the run goes on
+mode = "open"             # anyone with the URL; "token": by invitation (farflung invite); "allowlist": peers whose
+                          # ids stand in allowlist.txt in the data folder
+joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
+joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
+probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
+ban_strikes = 5           # strikes within a day after which a peer is banned; 0: never
+ban_hours = 24.0          # for so long
+"""

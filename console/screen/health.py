@@ -1,0 +1,121 @@
+"""Does the run go well?  One word and one sentence, from a status.  Pure.
+
+Called by everything that shows a run to people.  Must not know screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
+from farflung.protocol.process.log_lines import duration, si
+
+RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller
+# Joining and catching up are part of a healthy run.
+_ARRIVING = frozenset({"joining", "syncing"})
+_SAID_AT_MOST = 60
+
+
+class Health(NamedTuple):
+    mark: str  # tells apart what the colour repeats
+    word: str
+    style: str
+    text: str
+
+
+def takes_part(member: Record) -> bool:
+    """Alive, with the run's state, and in the rounds; a coordinator that says no `why` says `participating`."""
+    if member.get("alive") is not True or member.get("out"):
+        return False
+    return not member.get("why") if "why" in member else member.get("participating") is True
+
+
+def why_not(member: Record) -> str:
+    """The reason in full, with when it was lost; empty for one that takes part."""
+    if takes_part(member):
+        return ""
+    if member.get("out") and member.get("alive") is True:
+        return f"not in this round: {clean(member.get('out'))}"
+    why = clean(member.get("why") or member.get("left_out"))
+    if member.get("alive") is True:
+        return why or "no reason was given"
+    heard_s = known(member, "heard_s")
+    return (why or "gone") + (f" ({duration(heard_s)} ago)" if heard_s is not None else "")
+
+
+def health(status: Record) -> Health:
+    members = records(status, "members")
+    alive = [member for member in members if member.get("alive") is True]
+    if status.get("phase") == "finished":
+        return Health("✔", "DONE", "bold green", "the run is complete")
+    if status.get("unasked") is True:
+        return Health("…", "CONNECTING", "bold yellow", "the coordinator has not answered yet")
+    silent_s = known(status, "unanswered_s")
+    if silent_s is not None:
+        old = f"no word from the coordinator for {duration(silent_s)}; training goes on"
+        return Health("▲", "NO ANSWER", "bold yellow", old)
+    if status.get("parity") is False:
+        bad = "peers at one version hold different models; do not trust newer checkpoints"
+        return Health("✖", "BROKEN", "bold white on red", bad)
+    if not alive:
+        return Health("…", "WAITING", "bold yellow", "nobody is here; the first peer to join starts the run")
+    if status.get("phase") == "waiting":
+        return Health("…", "WAITING", "bold yellow", clean(status.get("reason")) or "for peers")
+    return _with_members(members, alive)
+
+
+def _with_members(members: list[Record], alive: list[Record]) -> Health:
+    part = [member for member in alive if takes_part(member)]
+    trouble = [m for m in alive if not takes_part(m) and m.get("state") not in _ARRIVING]
+    lost = [m for m in members if m.get("state") == "lost" and number(m, "heard_s") < RECENTLY_S]
+    lost = [m for m in lost if m.get("alive") is not True and known(m, "heard_s") is not None]
+    arriving = [m for m in alive if not takes_part(m) and m.get("state") in _ARRIVING]
+    if trouble or lost:
+        first = (trouble + lost)[0]
+        more = len(trouble) + len(lost) - 1
+        told = f"{clean(first.get('name'), 40)}: {why_not(first)}" + (f"; and {more} more" if more else "")
+        counted = f"{len(part)} of {len(alive) + len(lost)} take part"
+        return Health("▲", "LOOK", "bold yellow", f"{counted}. {told}")
+    if arriving:
+        names = ", ".join(clean(member.get("name"), 40) for member in arriving)[:_SAID_AT_MOST]
+        return Health("●", "GOING WELL", "bold green", f"{len(part)} take part, on the way in: {names}")
+    all_of = "1 peer takes part" if len(part) == 1 else f"all {len(part)} peers take part"
+    return Health("●", "GOING WELL", "bold green", all_of)
+
+
+def plain_line(status: Record) -> str:
+    """A run in one line, for logs and for output that is no terminal."""
+    members = records(status, "members")
+    alive = sum(member.get("alive") is True for member in members)
+    part = sum(takes_part(member) for member in members)
+    verdict = health(status)
+    return (
+        f"version {progress(status)}  loss {loss_of(status)}  {alive} alive {part} participating  "
+        f"tokens {si(number(status, 'tokens'))}  {parity(status)[0]}  {verdict.word}: {verdict.text}"
+        f"{_data(status)}"
+    )
+
+
+def _data(status: Record) -> str:
+    """The accounts of the samples, where the status has them: what was leased is committed, held or returned."""
+    leases = status.get("leases")
+    if not isinstance(leases, Mapping) or "held" not in leases or not number(leases, "leased"):
+        return ""
+    counts = {name: count(leases, name) for name in ("leased", "committed", "held", "returned")}
+    told = "{leased} samples leased = {committed} committed + {held} held + {returned} returned"
+    return "  " + told.format(**counts)
+
+
+def progress(status: Record) -> str:
+    phase = clean(status.get("phase") or "waiting", 20)
+    return f"{count(status, 'version')}/{count(status, 'target')} {phase}"
+
+
+def parity(status: Record) -> tuple[str, str]:
+    """Words and their style: nobody should need colour to see that a run is broken."""
+    if status.get("parity") is True:
+        return f"parity ok {clean(status.get('digest'))[:4]}".rstrip(), "green"
+    if status.get("parity") is False:
+        return "PARITY BROKEN", "bold white on red"
+    return "parity unknown", "dim"

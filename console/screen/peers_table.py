@@ -1,0 +1,226 @@
+"""The table of peers: who takes part, what each one does, and why somebody does not take part.  Pure.
+
+Called by the dashboard.  Must not know the rest of the screen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.text import Text
+
+from farflung.console.screen.health import takes_part, why_not
+from farflung.console.screen.text import (
+    Record,
+    bar,
+    clean,
+    count,
+    cut,
+    fraction,
+    known,
+    loss_of,
+    number,
+    records,
+)
+from farflung.console.screen.view import View
+from farflung.protocol.process.log_lines import si
+
+# What a peer does, in a word, and its style: colour only repeats what the word says.
+_DOES = {
+    "joining": ("joins", "yellow"),
+    "syncing": ("fetches", "yellow"),
+    "inner": ("trains", "cyan"),
+    "ready": ("ready", "bright_blue"),
+    "stuck": ("hangs", "bold red"),
+    "scatter": ("sends", "magenta"),
+    "gather": ("gets", "magenta"),
+    "apply": ("applies", "magenta"),
+    "lost": ("lost", "bold red"),
+    "left": ("left", "dim"),
+    "quarantined": ("differs", "bold red"),
+}
+_IN, _LESS, _OUT, _ABSENT = "■", "▪", "□", "·"
+_WHY_WIDTH = 34  # a last column of this width has room for reasons; before that they take the row
+
+
+class _Column(NamedTuple):
+    """A column of the table.  Those of the highest rank are dropped first; rank 0 stays."""
+
+    title: str
+    width: int
+    rank: int
+    right: bool = True
+
+
+_COLUMNS = (
+    _Column("peer", 14, 0, right=False),
+    _Column("does", 10, 0, right=False),
+    _Column("step", 5, 1),
+    _Column("tok/s", 5, 2),
+    _Column("up/s", 6, 3),
+    _Column("", 5, 8, right=False),  # the line's share in use, as a bar
+    _Column("down/s", 6, 3),
+    _Column(" ", 5, 8, right=False),
+    _Column("ver", 5, 4),
+    _Column("lag", 3, 5),
+    _Column("hash", 4, 9, right=False),
+    _Column("loss", 6, 7),
+    _Column("miss", 4, 6),
+    _Column("bad", 3, 9),
+    _Column("heard", 6, 10),
+    _Column("id", 16, 11, right=False),
+)
+_HISTORY = _Column("last rounds", 11, 0, right=False)
+
+
+@dataclass(frozen=True)
+class _Table:
+    columns: list[_Column]
+    last_width: int
+
+
+def peers_table(status: Record, view: View, width: int, lines: int) -> list[Text]:
+    """A heading and a line per member; what does not fit is counted by state in the last line."""
+    members, table = view.ordered(status), _table(width)
+    title = "last rounds, or why not in" if table.last_width >= _WHY_WIDTH else _HISTORY.title
+    heading = [_cell(column.title, column, "bold") for column in table.columns]
+    heading.append(cut(Text(title, "bold"), table.last_width))
+    rows = [Text("  ") + Text(" ").join(heading)]
+    if not members:
+        return [*rows, Text("no peers yet", "dim")]
+    shown = members if len(members) < lines else _window(members, view, max(0, lines - 2))
+    rows += [_row(member, status, table, width, view) for member in shown]
+    if hidden := [member for member in members if member not in shown]:
+        states = Counter(clean(member.get("state", "?"), 20) for member in hidden)
+        counted = ", ".join(f"{n} {state}" for state, n in states.most_common())
+        rows.append(Text(f"... {len(hidden)} more: {counted}", "dim"))
+    return rows
+
+
+def _window(members: list[Record], view: View, lines: int) -> list[Record]:
+    """The lines around the selected peer."""
+    at = next((n for n, m in enumerate(members) if clean(m.get("id")) == view.selected), 0)
+    first = min(max(0, at - lines + 1), len(members) - lines)
+    return members[first : first + lines]
+
+
+def _table(width: int) -> _Table:
+    columns = list(_COLUMNS)
+    while (spare := width - 2 - sum(column.width + 1 for column in columns)) < _HISTORY.width:
+        worst = max(column.rank for column in columns)
+        if worst == 0:
+            break
+        columns = [column for column in columns if column.rank < worst]
+    return _Table(columns, max(0, spare))
+
+
+def _row(member: Record, status: Record, table: _Table, width: int, view: View) -> Text:
+    part, why = takes_part(member), why_not(member)
+    mark = "●" if part else "○" if member.get("alive") is True else "×"
+    word, style = _does(member)
+    cells = _cells(member) | {"does": word}
+    texts = [
+        _line_share(member, column)
+        if not column.title.strip()
+        else _cell(cells[column.title], column, style if column.title == "does" else "")
+        for column in table.columns
+    ]
+    row = Text(f"{mark} ", "green" if part else "bold yellow" if mark == "○" else "dim")
+    if why and table.last_width < _WHY_WIDTH:
+        row += Text(" ").join([*texts[:2], Text(why, "yellow")])
+    else:
+        last = Text(why, "yellow") if why else _last_rounds(member, status, table.last_width)
+        row += Text(" ").join([*texts, last])
+    cut(row, width)
+    if view.selected and clean(member.get("id")) == view.selected:
+        row.pad_right(width - row.cell_len)
+        row.stylize("reverse")
+    return row
+
+
+def _does(member: Record) -> tuple[str, str]:
+    state = clean(member.get("state") or "?")
+    word, style = _DOES.get(state, (state, ""))
+    done = fraction(member, "sent" if state == "scatter" else "got")
+    if state in ("scatter", "gather") and done is not None:
+        word = f"{word} {done:.0%}"
+    return word, style
+
+
+def _last_rounds(member: Record, status: Record, width: int) -> Text:
+    name = clean(member.get("name"), 40)
+    marks = []
+    for past in records(status, "rounds")[-width:]:
+        included = past.get("included")
+        names = [clean(each, 40) for each in included] if isinstance(included, list) else []
+        out = any(clean(each.get("name"), 40) == name for each in records(past, "excluded"))
+        less = any(clean(each.get("name"), 40) == name for each in records(past, "clipped"))
+        marks.append((_LESS if less else _IN) if name in names else _OUT if out else _ABSENT)
+    return Text("".join(marks)[-width:] if width else "", "cyan")
+
+
+def _line_share(member: Record, column: _Column) -> Text:
+    """How much of what its line is known to carry it uses now."""
+    way = ("tx_bytes_per_s", "up_bytes_per_s") if not column.title else ("rx_bytes_per_s", "down_bytes_per_s")
+    most = number(member, way[1])
+    return bar(number(member, way[0]) / most, column.width) if most > 0 else Text(" " * column.width)
+
+
+def version_mark(member: Record) -> str:
+    return {True: "=", False: "≠"}.get(member.get("same"), "?")  # type: ignore[call-overload, no-any-return]
+
+
+def _cells(member: Record) -> dict[str, str]:
+    behind, heard_s = number(member, "behind"), known(member, "heard_s")
+    holds = number(member, "version") >= 0
+    return {
+        "peer": clean(member.get("name") or "?"),
+        "step": count(member, "step"),
+        "tok/s": si(number(member, "tokens_per_s")),
+        "loss": loss_of(member),
+        "up/s": si(number(member, "tx_bytes_per_s"), "B"),
+        "down/s": si(number(member, "rx_bytes_per_s"), "B"),
+        "ver": count(member, "version") + version_mark(member) if holds else "-",
+        "lag": f"-{behind:.0f}" if behind else "0" if holds else "-",
+        "hash": clean(member.get("digest"))[:4] or "-",
+        "miss": count(member, "missed"),
+        "bad": count(member, "strikes"),
+        "heard": "-" if heard_s is None else f"{heard_s:.1f} s" if heard_s < 99 else si(heard_s, " s"),
+        "id": clean(member.get("id")) or "-",
+    }
+
+
+def _cell(text: str, column: _Column, style: str) -> Text:
+    cell = cut(Text(text, style), column.width)
+    cell.align("right" if column.right else "left", column.width)
+    return cell
+
+
+def details(member: Record, status: Record) -> list[Text]:
+    """All that is known of one peer, in words."""
+    part = takes_part(member)
+    why = why_not(member)
+    sent, got = fraction(member, "sent"), fraction(member, "got")
+    line_up, line_down = number(member, "up_bytes_per_s"), number(member, "down_bytes_per_s")
+    reach = (
+        "others can dial it" if member.get("reachable") is True else "nobody can dial it: it owns no chunks"
+    )
+    same = {"=": "the run's state, bit for bit", "≠": "NOT the run's state", "?": "not compared yet"}
+    cells = _cells(member)
+    lines = [
+        f"{clean(member.get('name'))}  ({clean(member.get('id'))})",
+        f"takes part: {'yes' if part else 'no: ' + why}",
+        f"holds version {cells['ver'][:-1] or '-'}, digest {cells['hash']}: {same[version_mark(member)]}",
+        f"step {cells['step']}, {si(number(member, 'tokens'))} tokens, {cells['tok/s']} tokens/s, loss {cells['loss']}",
+        f"sends {cells['up/s']}/s of {si(line_up, 'B') if line_up else '?'}/s, "
+        f"gets {cells['down/s']}/s of {si(line_down, 'B') if line_down else '?'}/s; "
+        f"{si(number(member, 'tx_bytes'), 'B')} sent, {si(number(member, 'rx_bytes'), 'B')} received; {reach}",
+        f"this round: {'not in it' if sent is None else f'{sent:.0%} sent, {got or 0.0:.0%} of the results here'}"
+        + (f"; left out: {clean(member.get('out'))}" if member.get("out") else ""),
+        f"rounds missed in a row: {cells['miss']}; shown another state: {cells['bad']}; heard {cells['heard']} ago",
+    ]
+    if member.get("left_out"):
+        lines.append(f"last left out: {clean(member.get('left_out'))}")
+    return [Text(line) for line in lines]

@@ -1,0 +1,106 @@
+"""Dialling back: can a peer's data plane be reached at the address it gave?  A shell, driven by the server.
+
+The server hands over (peer, session, address, key) and collects verdicts.  A completed CURVE handshake is the proof:
+whoever answers at that address holds the peer's session key.  Nothing is sent over the connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farflung.protocol.process.curve_text import text_of
+
+DIAL_S = 3.0  # no handshake within this: it can't be dialled
+AT_ONCE = 64  # the others wait their turn: a crowd at the door must not open a crowd of sockets
+
+Socket = zmq.Socket[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    peer: str
+    session: bytes
+    address: str
+    key: bytes  # CURVE public key that must answer there
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    target: Target
+    socket: Socket
+    monitor: Socket
+    until: float
+
+
+class Dialer:
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        keys: tuple[bytes, bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`keys`: any CURVE key pair, z85; the other side lets every key shake hands."""
+        self._context = context
+        self._public, self._secret = keys
+        self._clock = clock
+        self._queue: list[Target] = []
+        self._open: list[_Attempt] = []
+
+    def dial(self, target: Target) -> None:
+        self._queue.append(target)
+
+    def verdicts(self) -> Iterator[tuple[Target, bool]]:
+        """Attempts that ended since the last call, then the next ones are begun."""
+        now, still = self._clock(), []
+        for attempt in self._open:
+            reached = bool(attempt.monitor.poll(0)) and _shook_hands(attempt.monitor)
+            if reached or now >= attempt.until:
+                self._end(attempt)
+                yield attempt.target, reached
+            else:
+                still.append(attempt)
+        self._open = still
+        while self._queue and len(self._open) < AT_ONCE:
+            target = self._queue.pop(0)
+            begun = self._begin(target, now)
+            if begun is None:
+                yield target, False
+            else:
+                self._open.append(begun)
+
+    def close(self) -> None:
+        for attempt in self._open:
+            self._end(attempt)
+        self._open.clear()
+
+    def _begin(self, target: Target, now: float) -> _Attempt | None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
+        socket.curve_serverkey = text_of(target.key)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        attempt = _Attempt(target, socket, monitor, now + DIAL_S)
+        try:
+            socket.connect(f"tcp://{target.address}")
+        except zmq.ZMQError:  # not an address after all
+            self._end(attempt)
+            return None
+        return attempt
+
+    @staticmethod
+    def _end(attempt: _Attempt) -> None:
+        attempt.socket.disable_monitor()
+        attempt.monitor.close(linger=0)
+        attempt.socket.close(linger=0)
+
+
+def _shook_hands(monitor: Socket) -> bool:
+    event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+    return event == zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -1,0 +1,159 @@
+"""What the coordinator and its front door say to each other, and the channel between them.
+
+The front door is a process of its own and talks to strangers, so its words are bounded and typed like anybody's
+(msgpack, nothing is executed).  The channel never blocks: a word that does not fit is not said, and whoever waited for
+it asks again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from farflung.protocol.limits import CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES
+from farflung.protocol.messages import Bytes32, Hello, Session
+
+WORD_BYTES = CONTROL_FRAME_BYTES + 8192
+WORDS_PER_TURN = 64
+# At the front door, of everybody and of one network (networks.py).
+CONNECTIONS_MOST = 1024
+CONNECTIONS_OF_NETWORK = 64
+SILENT_S = 10.0  # a full door makes room for the next by cutting off who said nothing for so long
+FRAMES_PER_S = 100.0  # of one network; three seconds' worth at once
+BYTES_PER_S = 4.0 * (1 << 20)
+HELLOS_PER_S = 200.0  # of everybody: what is passed on to the coordinator
+MEMORY_BYTES = 512 << 20  # address space of the whole process
+Caller = Annotated[bytes, Meta(max_length=512)]
+
+
+class _Word(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="word"):
+    pass
+
+
+# ---- to the front door ---------------------------------------------------------------------------------
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds at a door; tests have others."""
+
+    connections: int = CONNECTIONS_MOST
+    connections_of_network: int = CONNECTIONS_OF_NETWORK
+    silent_s: float = SILENT_S
+    frames_per_s: float = FRAMES_PER_S
+    bytes_per_s: float = BYTES_PER_S
+    hellos_per_s: float = HELLOS_PER_S
+    memory_bytes: int = MEMORY_BYTES
+
+
+class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
+    name: str
+    run_id: Session
+    manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    secret: bytes  # the coordinator's CURVE key: the join URL pins one for both sockets
+    host: str
+    port: int
+    limits: Limits = Limits()
+
+
+class Answer(_Word, frozen=True, kw_only=True, tag="answer"):
+    caller: Caller
+    message: Annotated[bytes, Meta(max_length=CONTROL_FRAME_BYTES)]
+
+
+class StatusNow(_Word, frozen=True, kw_only=True, tag="status"):
+    status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+
+
+# ---- from the front door -------------------------------------------------------------------------------
+
+
+class Listening(_Word, frozen=True, kw_only=True, tag="listening"):
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class CannotListen(_Word, frozen=True, kw_only=True, tag="cannot_listen"):
+    reason: Annotated[str, Meta(max_length=1000)]
+
+
+class Brings(_Word, frozen=True, kw_only=True, tag="brings"):
+    """Somebody whose hello is signed and fits the run."""
+
+    caller: Caller
+    hello: Hello
+    nonce: Bytes32
+    came_from: Annotated[str, Meta(max_length=128)]
+
+
+class WantsStatus(_Word, frozen=True, kw_only=True, tag="wants_status"):
+    pass
+
+
+class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
+    """Since the last time; said twice a second, so that its silence means that it hangs."""
+
+    arrived: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    counters: Annotated[dict[str, int], Meta(max_length=16)]
+    connections: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    notes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=8)] = ()
+
+
+ToDoor = Begin | Answer | StatusNow
+FromDoor = Listening | CannotListen | Brings | WantsStatus | Counted
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a channel."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # a word must fit into it whole
+        end.setblocking(False)
+    return ends
+
+
+def packed(word: ToDoor | FromDoor) -> bytes:
+    return _encoder.encode(word)
+
+
+class Channel:
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self.closed = False  # by the other side
+
+    def send(self, word: ToDoor | FromDoor) -> bool:
+        """False: the other side does not read, or is gone."""
+        return self.send_raw(packed(word))
+
+    def send_raw(self, raw: bytes) -> bool:
+        try:
+            self.socket.send(raw)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.closed = True
+            return False
+        return True
+
+    def receive(self) -> Iterator[ToDoor | FromDoor]:
+        """What has come so far, a bounded number; a word that is none ends the channel."""
+        for _ in range(WORDS_PER_TURN):
+            try:
+                raw = self.socket.recv(WORD_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                raw = b""
+            if not raw:
+                self.closed = True
+                return
+            try:
+                yield _decoder.decode(raw)
+            except msgspec.MsgspecError:
+                self.closed = True
+                return

@@ -1,0 +1,107 @@
+"""The doorkeeper: hears strangers, and passes on whoever proves who it is and that it speaks of this run.  Pure.
+
+It knows what is fixed about a run and nothing of how the run is: whether somebody who is passed on may come in is
+the admission's business.  Challenges are remembered per caller and used once; no clock takes part in any check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import Challenge, Hello, Knock, Refuse
+from farflung.protocol.signed_words import hello_part
+from farflung.protocol.signing import verify
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+UNPROVEN = frozenset({"challenge", "key", "signature"})  # refusals of callers that did not show who they are
+CHALLENGES_PER_CALLER = 4  # a peer that knocked while nobody was there hears several, and answers the first
+CHALLENGES_KEPT = 1024  # a flood of knocks pushes out old challenges, not memory
+
+
+def refuse(code: str, reason: str, retry_after_s: float = 0.0) -> Refuse:
+    return Refuse(code=code, reason=reason, retry_after_s=retry_after_s)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is fixed about a run."""
+
+    name: str
+    run_id: bytes
+    manifest: bytes  # canonical
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A hello that its identity signed over this challenge, from a connection with the key that it names."""
+
+    hello: Hello
+    nonce: bytes
+    came_from: str = ""  # the address of the connection
+
+
+class Doorkeeper:
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+        self._manifest_digest = hash_bytes(facts.manifest)
+        self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()
+
+    def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
+        if knock.protocol != PROTOCOL_VERSION:
+            return refuse(
+                "protocol",
+                f"protocol version is {knock.protocol} here, {PROTOCOL_VERSION} in the run; "
+                "install the same farflung version as the coordinator",
+            )
+        if (wrong := self.wrong_run(knock.run)) is not None:
+            return wrong
+        self._challenges[caller] = [*self._challenges.get(caller, []), nonce][-CHALLENGES_PER_CALLER:]
+        self._challenges.move_to_end(caller)
+        while len(self._challenges) > CHALLENGES_KEPT:
+            self._challenges.popitem(last=False)
+        return Challenge(nonce=nonce, run_id=self._facts.run_id, manifest=self._facts.manifest)
+
+    def wrong_run(self, name: str) -> Refuse | None:
+        here = self._facts.name
+        return None if name == here else refuse("run", f"this coordinator runs '{here}', not '{name}'")
+
+    def examine(self, caller: bytes, key: bytes, hello: Hello, came_from: str = "") -> Refuse | Passed:
+        """Uses up the caller's challenges."""
+        nonces = self._challenges.pop(caller, [])
+        if not nonces:
+            return refuse("challenge", "hello without a fresh challenge; knock first", retry_after_s=0.5)
+        if hello.key != key:
+            return refuse("key", "the key in the hello is not the key of this connection")
+        proven = [nonce for nonce in nonces if is_signed(hello, nonce)]
+        if not proven:
+            return refuse("signature", "the hello is not signed by the identity it names")
+        return self._unfit(hello) or Passed(hello, proven[0], came_from)
+
+    def _unfit(self, hello: Hello) -> Refuse | None:
+        if hello.protocol != PROTOCOL_VERSION:
+            return refuse(
+                "protocol", f"protocol version is {hello.protocol} here, {PROTOCOL_VERSION} in the run"
+            )
+        if hello.run_id != self._facts.run_id:
+            return refuse(
+                "run", "this is another run under the same name: its run id differs; use its new join URL"
+            )
+        if hello.manifest != self._manifest_digest:
+            return refuse("manifest", "the manifest differs from the run's; read it again with a fresh join")
+        if hello.address and not is_address(hello.address):
+            return refuse("address", f"the address for other peers, {hello.address[:60]!r}, is not HOST:PORT")
+        return None
+
+
+def is_signed(hello: Hello, nonce: bytes) -> bool:
+    return verify(hello.identity, hello_part(hello, nonce), hello.signature)
+
+
+def is_address(text: str) -> bool:
+    """HOST:PORT as other peers can dial it: what they are given goes straight to their sockets."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 1 <= int(found[1]) <= 65535

@@ -1,0 +1,112 @@
+"""Owns the coordinator's keys and the file that keeps their one secret, `coordinator.key`.
+
+Called by the server.  The public half of its CURVE key stands in every join URL, so losing the file makes every URL
+that was handed out useless.  The CURVE key follows from an ed25519 key (protocol/signing.py), which signs states of
+the run; a file of an older version has a CURVE key alone, and its run signs nothing.  Must not know messages or
+runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shlex
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.protocol.errors import UserError
+from farflung.protocol.process.curve_text import raw_of, text_of
+
+FILE_NAME = "coordinator.key"
+_TEXT_BYTES = 40  # a 32-byte key in ZeroMQ's own base 85
+_SEED = b"ed25519:"  # what follows is the secret of both keys; without it, that of the CURVE key alone
+_REPLACE = "put back a copy of it, or move it away for a new key (and with it a new join URL)"
+
+
+@dataclass(frozen=True)
+class CoordinatorKeys:
+    """Both halves as ZeroMQ wants them; `public_raw` is what a join URL carries."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+    signing: Ed25519PrivateKey | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def public_raw(self) -> bytes:
+        return raw_of(self.public)
+
+    def prove(self, statement: bytes) -> bytes:
+        """The ed25519 key and its signature; empty where there is none."""
+        if self.signing is None:
+            return b""
+        return self.signing.public_key().public_bytes_raw() + self.signing.sign(statement)
+
+
+def load_or_create(folder: Path) -> CoordinatorKeys:
+    """The key in the folder, made on first use; UserError if its file cannot be trusted."""
+    path = folder / FILE_NAME
+    try:
+        if not os.path.lexists(path):
+            _create(path)
+        return _load(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot use this key file: {error.strerror}") from error
+
+
+def _create(path: Path) -> None:
+    """Written aside, then linked: a crash in between leaves no half key behind."""
+    secret = _SEED + text_of(os.urandom(32))
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        aside.unlink()
+
+
+def _load(path: Path) -> CoordinatorKeys:
+    # Non-blocking, because opening a pipe would otherwise wait for a writer for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise UserError(f"{path}: not a regular file; {_REPLACE}")
+        if mode & 0o077:
+            raise UserError(
+                f"{path}: others may read this private key (mode {stat.S_IMODE(mode):04o}); "
+                f"run: chmod 600 {shlex.quote(str(path))}"
+            )
+        text = os.read(descriptor, 1024).strip()
+    finally:
+        os.close(descriptor)
+    try:
+        secret, signing = text, None
+        if text.startswith(_SEED):
+            seed = raw_of(text.removeprefix(_SEED))
+            secret, signing = text_of(_scalar_of(seed)), Ed25519PrivateKey.from_private_bytes(seed)
+        if len(secret) != _TEXT_BYTES:
+            raise ValueError
+        return CoordinatorKeys(zmq.curve_public(secret), secret, signing)
+    except (ValueError, KeyError, zmq.ZMQError):
+        raise UserError(
+            f"{path}: damaged, expected one line of {len(_SEED) + _TEXT_BYTES} characters; {_REPLACE}"
+        ) from None
+
+
+def _scalar_of(seed: bytes) -> bytes:
+    """The secret number of an ed25519 key, which is that of the CURVE key too (RFC 8032, 5.1.5)."""
+    raw = bytearray(hashlib.sha512(seed).digest()[:32])
+    raw[0] &= 248
+    raw[31] = raw[31] & 127 | 64
+    return bytes(raw)

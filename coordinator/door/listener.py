@@ -1,0 +1,203 @@
+"""A listening socket of the coordinator, and the news of its connections: who came, who never got in, who left.
+
+There are two: the door, where strangers knock, in a process of its own (front_door.py), and the members' socket in the
+server.  Bounds what may arrive before anything is parsed.  Must not know messages.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.protocol import limits
+from farflung.protocol.errors import UserError
+from farflung.protocol.verdicts import Verdict
+
+FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
+GOODBYE_MS = 1000
+_EVERY_ADDRESS = ("*", "0.0.0.0", "::")
+
+_OPTIONS = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.MAXMSGSIZE: limits.CONTROL_FRAME_BYTES
+    + 4096,  # encryption adds bytes; what is far over is cut unread
+    zmq.SNDHWM: 256,  # of a ROUTER: for each connection; a tick, and a plan and a decision for each fragment
+    zmq.RCVHWM: 64,
+    zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
+    zmq.BACKLOG: 1024,  # after a restart all peers come back at once
+    zmq.HANDSHAKE_IVL: round(1000 * limits.HANDSHAKE_S),
+    # No ZMTP heartbeats: who is dead is the machine's word, from the beats, by the manifest's dead_after_s.
+    zmq.TCP_MAXRT: 10_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 15,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+def take_all_descriptors() -> None:
+    """As many connections as the system lets this process have: each member takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@dataclass(frozen=True)
+class ListenOn:
+    """Where to listen; port 0 is any free one.  An IPv6 host has no brackets here."""
+
+    host: str
+    port: int
+    member_port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> ListenOn:
+        """`HOST:PORT`, or `HOST:PORT:MEMBER_PORT` where a firewall must let both through."""
+        host, bracket, rest = text[1:].partition("]") if text.startswith("[") else ("", "", "")
+        if not bracket:
+            host, colon, rest = text.partition(":")
+            rest = colon + rest
+        empty, *ports = rest.split(":")
+        numbers = [int(port) for port in ports if port.isascii() and port.isdigit() and int(port) <= 65535]
+        if empty or not ports or len(ports) > 2 or len(numbers) != len(ports):
+            raise UserError(
+                f"listen address '{text}': expected HOST:PORT or HOST:PORT:MEMBER_PORT, such as *:7000"
+            )
+        return cls(host or "*", *numbers)
+
+    def host_for_others(self) -> str:
+        """The host to put into a URL: if this listens everywhere, the address that leads out of this machine."""
+        if self.host not in _EVERY_ADDRESS:
+            return self.host
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # an address of nobody; choosing a route sends no packet
+            except OSError:
+                return "127.0.0.1"
+            return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    routing_id: bytes  # names the connection for as long as it lasts
+    key: bytes  # the CURVE key that the connection proved
+    descriptor: int  # of its TCP socket: what the news of its end will name
+    payload: bytes | None  # None: it was not exactly one frame
+    came_from: str = ""  # the address of the other end
+
+
+class Listener:
+    """A bound ROUTER that speaks CURVE.  Poll `readable`; read `news` before `arrivals`."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.SyncSocket],
+        domain: str,
+        keys: CoordinatorKeys,
+        host: str,
+        port: int,
+        on_accepted: Callable[[int], list[int]] | None = None,
+    ) -> None:
+        """`on_accepted(descriptor)` says, before its handshake, which connections are to be cut."""
+        self._socket = context.socket(zmq.ROUTER)
+        for option, value in _OPTIONS.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode("ascii"))
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._heard: dict[int, bool] = {}  # open connections by descriptor: has a frame come over it?
+        self._on_accepted = on_accepted
+        self._refused = False  # the latest news was of a key that may not come in
+        try:
+            self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise UserError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose a free port, and an address of "
+                "this machine (* for all of them)"
+            ) from error
+        endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))
+        self.port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+
+    @property
+    def readable(self) -> tuple[zmq.SyncSocket, zmq.SyncSocket]:
+        return self._socket, self._monitor
+
+    def close(self, linger_ms: int = GOODBYE_MS) -> None:
+        self._socket.disable_monitor()
+        self._socket.close(linger_ms)
+
+    def send(self, routing_id: bytes, raw: bytes) -> bool:
+        """False if the connection is gone or its reader has stopped reading."""
+        try:
+            self._socket.send_multipart([routing_id, raw], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def cut(self, descriptor: int) -> None:
+        """End a connection.  libzmq has no word for that: it finds that the other side hung up."""
+        if descriptor not in self._heard:
+            return
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has just ended by itself, which is what was wanted
+
+    def is_open(self, descriptor: int) -> bool:
+        return descriptor in self._heard
+
+    def news(self) -> tuple[list[int], list[Verdict]]:
+        """(connections that ended, a verdict for each that ended without a frame) since the last call."""
+        ended: list[int] = []
+        verdicts: list[Verdict] = []
+        while True:
+            try:
+                report = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return ended, verdicts
+            event, descriptor = report["event"], report["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self._heard[descriptor] = False
+                for each in self._on_accepted(descriptor) if self._on_accepted is not None else ():
+                    self.cut(each)
+            elif event == zmq.EVENT_DISCONNECTED:
+                ended.append(descriptor)
+                # Why a handshake failed is often not said (a web browser, no encryption, another server's key in
+                # the URL): all that counts as bytes that could not be read.
+                if not self._heard.pop(descriptor, True):
+                    verdicts.append(Verdict.UNAUTHORISED if self._refused else Verdict.MALFORMED)
+            # The end of a refused connection is always the very next news.
+            self._refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The frames waiting now, a bounded number."""
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                routing_id = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            first = last = self._socket.recv(copy=False)
+            while last.more:  # dropped one by one: a message of a million parts must not become a list
+                last = self._socket.recv(copy=False)
+            descriptor = int(first.get(zmq.SRCFD))
+            if descriptor in self._heard:
+                self._heard[descriptor] = True
+            key = bytes.fromhex(str(first.get("User-Id")))
+            whole = first.bytes if first is last else None
+            yield Arrival(routing_id, key, descriptor, whole, str(first.get("Peer-Address") or ""))

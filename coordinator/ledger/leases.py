@@ -1,0 +1,233 @@
+"""Data leases: every sample of an epoch is handed out once and acknowledged by the commits that used it (P7).
+
+Held by the ledger; changed only through journal records, so a restart restores it exactly.  Pure.
+A lease is a range [start, stop) of an epoch's order.  A sample's gradient goes into every fragment, and each
+fragment commits for itself: `uptos` is how far each has learned from the range.  A sample counts as committed when
+the last fragment has learned from it.  What a lost holder did not get committed goes back to the pool with its
+`uptos`, and is granted first: the next holder lets only those fragments learn that have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Used
+
+Uptos = tuple[int, ...]  # of each fragment
+Missing = tuple[int, int, int]  # (epoch, start, stop)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Samples [start, stop) of an epoch's order; a fragment has learned from those before its `upto`."""
+
+    epoch: int
+    start: int
+    stop: int
+    uptos: Uptos
+
+    def cut(self, start: int, stop: int) -> Range:
+        return Range(self.epoch, start, stop, tuple(min(max(upto, start), stop) for upto in self.uptos))
+
+
+@dataclass
+class Held:
+    peer: str
+    epoch: int
+    start: int
+    stop: int
+    uptos: Uptos
+
+    @property
+    def upto(self) -> int:
+        """Every fragment has learned from the samples before it."""
+        return min(self.uptos)
+
+    def as_lease(self, lease_id: int) -> Lease:
+        return Lease.at(lease_id, self.epoch, self.start, self.stop, self.uptos)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one fragment had not learned from when it made some version: these ranges, and all from the cursor on."""
+
+    epoch: int
+    cursor: int
+    missing: tuple[Missing, ...]
+
+
+@dataclass
+class Leases:
+    """`cursor` is the next sample of `epoch` that was never granted; `returned` holds ranges to grant again."""
+
+    lease_samples: int
+    samples: int = 0  # of an epoch; 0 until the first peer names it, UNKNOWN_LENGTH until a stream has ended
+    fragments: int = 1
+    epoch: int = 0
+    cursor: int = 0
+    next_id: int = 1
+    held: dict[int, Held] = field(default_factory=dict)
+    returned: list[Range] = field(default_factory=list)
+    returned_samples: int = 0  # ever
+    _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
+
+    def after_unpacking(self) -> None:
+        self._by_peer = {}
+        for lease_id, held in self.held.items():
+            self._by_peer.setdefault(held.peer, {})[lease_id] = held
+
+    # ---- the accounts -----------------------------------------------------------------------------------
+
+    @property
+    def granted_samples(self) -> int:
+        """Of all epochs, each counted once."""
+        return self.epoch * self.samples + self.cursor if self.epoch else self.cursor
+
+    @property
+    def held_samples(self) -> int:
+        """Out with peers, and not committed yet."""
+        return sum(max(0, self._inside(held.stop) - held.upto) for held in self.held.values())
+
+    @property
+    def waiting_samples(self) -> int:
+        """Handed back, and not granted again yet."""
+        return sum(each.stop - each.start for each in self.returned)
+
+    @property
+    def committed_samples(self) -> int:
+        return self.granted_samples - self.held_samples - self.waiting_samples
+
+    @property
+    def leased_samples(self) -> int:
+        """Ever leased; a sample that was handed back and leased again counts each time."""
+        return self.committed_samples + self.held_samples + self.returned_samples
+
+    def _inside(self, position: int) -> int:
+        """Leases may reach beyond the end of a stream, which nobody knew when they were granted."""
+        return min(position, self.samples)
+
+    # ---- decisions: what to write down ---------------------------------------------------------------
+
+    def next_range(self, wanted: int) -> Range:
+        """The next lease to grant; large enough that a peer needs only a few at a time."""
+        size = max(wanted, self.lease_samples)
+        if self.returned:
+            first = self.returned[0]
+            return first.cut(first.start, min(first.start + size, first.stop))
+        epoch, start = (self.epoch + 1, 0) if self.cursor >= self.samples else (self.epoch, self.cursor)
+        return Range(epoch, start, min(start + size, self.samples), (start,) * self.fragments)
+
+    def of(self, peer: str) -> dict[int, Held]:
+        return dict(self._by_peer.get(peer, {}))
+
+    def foreign(self, peer: str, lease_ids: Iterable[int]) -> tuple[int, ...]:
+        """Those ids that the peer believes to hold and does not."""
+        return tuple(i for i in lease_ids if i not in self.held or self.held[i].peer != peer)
+
+    def problem(self, peer: str, used: Iterable[Used], fragment: int = 0) -> str | None:
+        """Why these samples can't be acknowledged for this peer, or None."""
+        seen: set[int] = set()
+        for item in used:
+            held = self.held.get(item.lease)
+            if item.lease in seen:
+                return f"it names lease {item.lease} twice"
+            seen.add(item.lease)
+            if held is None or held.peer != peer:
+                return f"it used lease {item.lease}, which is not its own any more"
+            upto = held.uptos[fragment]
+            if not upto <= item.upto <= held.stop:
+                return f"it says it used lease {item.lease} up to {item.upto}, outside {upto}..{held.stop}"
+        return None
+
+    # ---- changes: called by the ledger only, for a record that is written ------------------------------
+
+    def grant(self, peer: str, lease: Lease) -> None:
+        first = self.returned[0] if self.returned else None
+        if first is not None and (first.epoch, first.start) == (lease.epoch, lease.start):
+            rest = [first.cut(lease.stop, first.stop)] if lease.stop < first.stop else []
+            self.returned[:1] = rest
+        else:
+            self.epoch, self.cursor = lease.epoch, lease.stop
+        held = Held(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
+        self.held[lease.lease] = self._by_peer.setdefault(peer, {})[lease.lease] = held
+        self.next_id = lease.lease + 1
+
+    def acknowledge(self, used: Iterable[Used], fragment: int = 0) -> None:
+        for item in used:
+            held = self.held.get(item.lease)
+            if held is None:
+                continue  # named once more; the last fragment has learned from all of it since then
+            held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])
+            if held.upto == held.stop:
+                self._take(item.lease)
+
+    def release(self, lease_ids: Iterable[int]) -> None:
+        for lease_id in lease_ids:
+            held = self._take(lease_id)
+            stop = self._inside(held.stop)
+            if held.upto < stop:
+                whole = Range(held.epoch, held.start, held.stop, held.uptos)
+                self.returned.append(whole.cut(held.upto, stop))
+                self.returned_samples += stop - held.upto
+
+    def _take(self, lease_id: int) -> Held:
+        held = self.held.pop(lease_id)
+        of_peer = self._by_peer[held.peer]
+        del of_peer[lease_id]
+        if not of_peer:
+            del self._by_peer[held.peer]
+        return held
+
+    def end_stream(self, samples: int) -> None:
+        """The data set turned out to have so many samples.  Leases beyond stay with their holders, and are empty."""
+        before = self.waiting_samples
+        self.samples, self.cursor = samples, min(self.cursor, samples)
+        kept = [each for each in self.returned if each.start < samples]
+        self.returned = [each.cut(each.start, min(each.stop, samples)) for each in kept]
+        self.returned_samples -= before - self.waiting_samples
+
+    # ---- going back -------------------------------------------------------------------------------------
+
+    def reach(self, fragment: int) -> Reach:
+        """What the fragment has learned from by now."""
+        ranges = [Range(h.epoch, h.start, h.stop, h.uptos) for h in self.held.values()] + self.returned
+        missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
+        return Reach(self.epoch, self.cursor, tuple(missing))
+
+    def go_back(self, reaches: Sequence[Reach]) -> None:
+        """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
+        before = self.waiting_samples
+        self.held.clear()
+        self._by_peer.clear()
+        self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])
+        self.returned_samples += self.waiting_samples - before
+
+    def _granted_since(self, reach: Reach) -> list[Missing]:
+        found = []
+        for epoch in range(reach.epoch, self.epoch + 1):
+            start = reach.cursor if epoch == reach.epoch else 0
+            stop = self.cursor if epoch == self.epoch else self.samples
+            if start < stop:
+                found.append((epoch, start, stop))
+        return found
+
+
+def _ranges(missing: Sequence[Sequence[Missing]]) -> list[Range]:
+    """What each fragment lacks, as ranges within which the same fragments lack every sample."""
+    found: list[Range] = []
+    for epoch in sorted({each[0] for lacks in missing for each in lacks}):
+        of_each = [[(start, stop) for e, start, stop in lacks if e == epoch] for lacks in missing]
+        edges = sorted({edge for lacks in of_each for span in lacks for edge in span})
+        pieces = [
+            (first, last, tuple(any(start <= first < stop for start, stop in lacks) for lacks in of_each))
+            for first, last in pairwise(edges)
+        ]
+        for lacking, group in groupby(pieces, key=lambda piece: piece[2]):
+            joined = list(group)
+            start, stop = joined[0][0], joined[-1][1]
+            if any(lacking):
+                found.append(Range(epoch, start, stop, tuple(start if lacks else stop for lacks in lacking)))
+    return found

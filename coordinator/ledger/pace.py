@@ -1,0 +1,62 @@
+"""How fast things go, for people: each member's figures per second, and the run's time from version to version.
+
+Fed by the guidance with beats and by the conductors with commits; read by the status alone.  Nothing is decided
+by it.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from farflung.protocol.messages import Beat
+
+SPAN_S = 2.0  # beats come in bursts around a round: shorter spans say nothing
+COMMITS_KEPT = 20
+TOKENS_SMOOTHED = 0.3
+
+
+@dataclass
+class MemberPace:
+    """What one member does per second, from what its beats count."""
+
+    tokens_per_s: float = 0.0
+    tx_bytes_per_s: float = 0.0
+    rx_bytes_per_s: float = 0.0
+    _at: float = 0.0
+    _seen: tuple[int, int, int] | None = None
+
+    def on_beat(self, beat: Beat, now: float) -> None:
+        counted = (beat.tokens, beat.tx_bytes, beat.rx_bytes)
+        seconds = now - self._at
+        if self._seen is not None and seconds < SPAN_S:
+            return
+        if self._seen is not None:
+            tokens, tx, rx = (
+                max(0, new - old) / seconds for new, old in zip(counted, self._seen, strict=True)
+            )
+            self.tokens_per_s += TOKENS_SMOOTHED * (tokens - self.tokens_per_s)
+            self.tx_bytes_per_s, self.rx_bytes_per_s = tx, rx
+        self._at, self._seen = now, counted
+
+
+@dataclass
+class RunPace:
+    """The commits of this coordinator's life, by which the rest of the run is estimated."""
+
+    _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=COMMITS_KEPT))
+
+    def on_commit(self, version: int, now: float) -> None:
+        if self._commits and version <= self._commits[-1][1]:
+            if version == self._commits[-1][1]:
+                return  # another fragment's: the run as a whole is no further
+            self._commits.clear()  # the run went back
+        self._commits.append((now, version))
+
+    def left_s(self, target: int, now: float) -> float | None:
+        """Until the run has `target` versions, if it goes on like this; None as long as nothing is known."""
+        if len(self._commits) < 2:
+            return None
+        (begun, first), (ended, last) = self._commits[0], self._commits[-1]
+        each_s = max((ended - begun) / (last - first), (now - ended) / 2)  # a halted run is not nearly done
+        return max(0.0, (target - last) * each_s - min(now - ended, each_s))

@@ -1,0 +1,167 @@
+"""The coordinator's event journal: its durable records as JSON lines, for people, for the audit, for replays.
+
+Called by the server right after records became durable, and once at its start with all of them: what became durable
+just before a kill is written then.  Must not know what the run makes of a record.  The format: docs/events.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farflung import __version__
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
+    CommittedRound,
+    DataFixed,
+    DecidedOn,
+    Folded,
+    Genesis,
+    Granted,
+    ModelFixed,
+    Opened,
+    Record,
+)
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.journal import EventLog, read_events
+from farflung.protocol.round_words import result_name
+
+FRAMES_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a coordinator knows of itself when it starts."""
+
+    manifest: Manifest
+    run_id: bytes
+    ledger: Ledger
+    records: Sequence[Record]
+
+
+class RecordEvents:
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._log = EventLog(path, detailed=False)
+        self._pos = 0  # of the newest record that is durable
+        self._frames_at = 0.0
+        self._frames: dict[str, Any] = {}
+
+    def begin(self, known: Beginning) -> None:
+        """Before the first record of this process."""
+        found = read_events(self._path) if self._path is not None else []
+        written = [each["pos"] for each in found if isinstance(each.get("pos"), int)]
+        rules = known.manifest
+        self._log.begin(
+            role="coordinator",
+            run=rules.run.name,
+            run_id=known.run_id.hex(),
+            incarnation=known.ledger.incarnation + 1,
+            software=f"farflung {__version__}",
+            versions=[book.version for book in known.ledger.books],
+            era=known.ledger.era,
+            rules={
+                "min_peers": rules.run.min_peers,
+                "rounds": rules.run.rounds,
+                "fragments": rules.round.fragments,
+                "weight_cap": rules.round.weight_cap,
+                "deadline_s": rules.round.deadline_s,
+                "round_timeout_s": rules.round.round_timeout_s,
+                "heartbeat_s": rules.net.heartbeat_s,
+                "dead_after_s": rules.net.dead_after_s,
+            },
+        )
+        records = known.records
+        folded = records[0].position if records and isinstance(records[0], Folded) else 0
+        here = records[1:] if folded else records  # what was folded was written long ago
+        self._pos = max(folded, min(max(written, default=0), folded + len(here)))
+        for record in here[self._pos - folded :]:
+            self._write(record, late=True)
+
+    def on_records(self, records: Sequence[Record]) -> None:
+        """They are durable now."""
+        for record in records:
+            self._write(record)
+
+    def on_note(self, text: str) -> None:
+        self._log.write("note", text=text)
+
+    def on_failpoint(self, point: str, action: str) -> None:
+        self._log.write("failpoint", point=point, action=action)
+
+    def on_timer(self, now: float, counts: dict[str, Any]) -> None:
+        if now >= self._frames_at and counts != self._frames:
+            self._frames_at, self._frames = now + FRAMES_EVERY_S, counts
+            self._log.write("frames", **counts)
+
+    def close(self, reason: str, counts: dict[str, Any]) -> None:
+        self._log.write("frames", **counts)
+        self._log.write("end", reason=reason)
+        self._log.close()
+
+    def _write(self, record: Record, **more: object) -> None:
+        self._pos += 1
+        kind, body = event_of(record)
+        self._log.write(kind, pos=self._pos, **body, **more)
+
+
+def event_of(record: Record) -> tuple[str, dict[str, Any]]:
+    """(the event's name, its fields): what is long is named by a hash or counted."""
+    match record:
+        case Opened(plan=plan):
+            return "opened", {
+                "round": plan.round_no,
+                "epoch": plan.epoch,
+                "version": plan.version,
+                "fragment": plan.fragment,
+                "members": plan.members,
+                "owned": [plan.owners.count(index) for index in range(len(plan.members))],
+                "codecs": plan.codecs,
+            }
+        case DecidedOn(decision=made):
+            fields = {"round": made.round_no, "decision": made.decision_no}
+            return "decided", {**fields, "weights": made.weights, "reasons": made.reasons}
+        case CommittedRound():
+            return "committed", _committed(record)
+        case Genesis(peer=peer):
+            return "genesis", {"peer": peer, "digests": [digest.hex() for digest in record.digests]}
+        case ModelFixed(model=model, peer=peer):
+            return "model", {"peer": peer, "chunks": model.chunk_count, "elements": model.chunk_elements}
+        case DataFixed(samples=samples, peer=peer):
+            return "data", {"peer": peer, "samples": samples}
+        case Granted(peer=peer, lease=lease):
+            fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
+            return "granted", {"peer": peer, **fields}
+        case _:
+            return _plain(record)
+
+
+def _committed(record: CommittedRound) -> dict[str, Any]:
+    commit = record.commit
+    return {
+        "round": commit.round_no,
+        "version": commit.version,
+        "fragment": commit.fragment,
+        "members": commit.members,
+        "weights": commit.weights,
+        "result": result_name(commit),
+        "used": {peer: [[use.lease, use.upto] for use in used] for peer, used in record.used.items()},
+        "excluded": record.excluded,
+        "tokens": record.tokens,
+        "steps": record.steps,
+        "loss": record.loss,
+        "seconds": round(record.seconds, 4),
+        "tx_bytes": record.tx_bytes,
+    }
+
+
+def _plain(record: Record) -> tuple[str, dict[str, Any]]:
+    """Its fields as they are; a round's number is `round` everywhere."""
+    config = type(record).__struct_config__
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    if "round_no" in fields:
+        fields["round"] = fields.pop("round_no")
+    return str(config.tag), json.loads(json.dumps(fields, default=lambda raw: raw.hex()))

@@ -1,0 +1,238 @@
+"""The journal's records: every durable transition of a run, one type each.
+
+Written by the run machine, made durable by the journal before anything acts on them, folded by the ledger.
+Data only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.messages import Lease
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Commit, Decision, Plan, Used
+
+
+class _Record(Struct, frozen=True, tag_field="record", kw_only=True):
+    pass
+
+
+class Started(_Record, frozen=True, kw_only=True, tag="started"):
+    """A coordinator process took over the run."""
+
+    incarnation: int
+    # The run's clock, and the wall clock of this machine, at that moment: see register.py.
+    clock_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
+    """The first peer's model is the run's model."""
+
+    model: ModelSchema
+    peer: str
+
+
+class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
+    samples: int
+    peer: str
+
+
+class StreamEnded(_Record, frozen=True, kw_only=True, tag="stream_ended"):
+    """A peer read a data set of unknown length to its end: this is the length of every epoch."""
+
+    samples: int
+    peer: str
+
+
+class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
+    """Version 0 of every fragment is the founder's initial state."""
+
+    digest: bytes  # of fragment 0
+    peer: str
+    others: tuple[bytes, ...] = ()  # of fragments 1, 2, ...
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return (self.digest, *self.others)
+
+
+class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
+    peer: str
+    name: str
+    session: bytes
+    invitation: bytes = b""  # the digest of the token that it came in with for the first time
+
+
+class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
+    """This peer has shown the run's state: it may speak for the digest of a version that it helped to make."""
+
+    peer: str
+    fragment: int = 0
+
+
+class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
+    peer: str
+    reason: str
+
+
+class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
+    plan: Plan
+
+
+class DecidedOn(_Record, frozen=True, kw_only=True, tag="decided"):
+    decision: Decision
+    merged: str = ""  # how, and what the guard did
+
+
+class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
+    commit: Commit
+    used: dict[str, tuple[Used, ...]]
+    excluded: dict[str, str]
+    tokens: int
+    steps: int
+    loss: float | None
+    seconds: float
+    tx_bytes: int
+    merged: str = ""  # how, for people
+    clipped: dict[str, str] = {}  # who was shortened, and by which figure
+    suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
+    norm: float | None = None  # of the merged update, where it is known
+
+
+class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
+    round_no: int
+    reason: str
+    fragment: int = 0
+    dropped: bool = False  # by the guard: its members start again from the version before
+
+
+class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
+    version: int
+    digest: bytes
+    fragment: int = 0
+
+
+class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
+    """The newest state was lost with all who held it: the run goes on from an older version of its own.
+
+    The versions after it are made again, by other commits; `era` in the ledger counts how often that happened.
+    """
+
+    versions: tuple[int, ...]  # of each fragment, from now on
+    reason: str
+
+
+class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
+    peer: str
+    lease: Lease
+
+
+class Released(_Record, frozen=True, kw_only=True, tag="released"):
+    leases: tuple[int, ...]
+    reason: str
+
+
+class Invited(_Record, frozen=True, kw_only=True, tag="invited"):
+    """So many peers may come in with the token that has this digest.  The token itself is not kept."""
+
+    digest: bytes
+    uses: int
+    until_s: float  # on the run's clock
+    at_s: float
+    note: str = ""  # for whom
+
+
+class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
+    """A member did what no honest member does."""
+
+    peer: str
+    reason: str
+    at_s: float
+
+
+class Revoked(_Record, frozen=True, kw_only=True, tag="revoked"):
+    """Nobody comes in with this invitation any more."""
+
+    digest: bytes
+    reason: str
+    at_s: float
+    guests: bool = False  # who came in by it may not come again without another one
+
+
+class Banned(_Record, frozen=True, kw_only=True, tag="banned"):
+    peer: str
+    reason: str
+    at_s: float
+    until_s: float
+    network: str = ""  # nobody else from there is let in either
+
+
+class Unbanned(_Record, frozen=True, kw_only=True, tag="unbanned"):
+    """Its strikes are forgotten as well."""
+
+    peer: str
+
+
+class Paused(_Record, frozen=True, kw_only=True, tag="paused"):
+    """No rounds are opened until `Resumed`."""
+
+    reason: str
+
+
+class Resumed(_Record, frozen=True, kw_only=True, tag="resumed"):
+    pass
+
+
+class Folded(_Record, frozen=True, kw_only=True, tag="folded"):
+    """Takes the place of all records up to its own position: the ledger that they made (snapshot.py)."""
+
+    position: int
+    ledger: bytes
+    digest: bytes  # of the ledger's bytes: damaged ones are not taken apart
+
+
+Record = (
+    Started
+    | ModelFixed
+    | DataFixed
+    | StreamEnded
+    | Genesis
+    | Admitted
+    | Vouched
+    | Departed
+    | Opened
+    | DecidedOn
+    | CommittedRound
+    | AbortedRound
+    | DigestFixed
+    | RolledBack
+    | Granted
+    | Released
+    | Invited
+    | Revoked
+    | Struck
+    | Banned
+    | Unbanned
+    | Paused
+    | Resumed
+    | Folded
+)
+
+# What `from_bytes` raises for bytes that are no record.
+UNREADABLE = (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def to_bytes(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def from_bytes(raw: bytes) -> Record:
+    record = _decoder.decode(raw)
+    if isinstance(record, Folded) and hash_bytes(record.ledger) != record.digest:
+        raise msgspec.ValidationError("the folded ledger is damaged")
+    return record

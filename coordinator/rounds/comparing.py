@@ -1,0 +1,94 @@
+"""What owners say of the contributions' dot products in one round: collected, checked, asked for.  Pure.
+
+Part of the round at the coordinator.  A share's matrix counts when it covers exactly the chunks that its owner owns
+now, and all members that are to be compared.  Numbers that no vectors can have are a lie or a fault of the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations_with_replacement
+from math import isfinite, sqrt
+
+from farflung.coordinator.rounds.screening import Matrix, Share
+from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
+from farflung.protocol.messages import DotProducts
+
+ROUNDING = 1e-3  # products are summed in fp32 by tiles: so much over what vectors can have is forgiven
+
+
+class Comparing:
+    def __init__(self, members: Sequence[str]) -> None:
+        self._members = list(members)
+        self._said: dict[str, DotProducts] = {}  # by owner
+        self._asked: tuple[str, ...] = ()
+        self.impossible: dict[str, str] = {}  # owner -> what is wrong with its numbers
+        self.asks_anew = False  # somebody has to be told whom to compare
+
+    def on_report(self, owner: str, said: DotProducts | None) -> None:
+        if said is None or said == self._said.get(owner):
+            return
+        problem = _problem(said, len(self._members))
+        if problem:
+            self.impossible[owner] = problem
+        else:
+            self._said[owner] = said
+
+    def lacking(self, ready: Sequence[str], shares: Mapping[str, int]) -> list[str]:
+        """Owners whose word is missing before these members can be compared.  `shares`: owner -> mask of its chunks."""
+        wanted = self._mask(ready)
+        lacking = [owner for owner, share in shares.items() if not self._covers(owner, share, wanted)]
+        if lacking and tuple(ready) != self._asked:
+            self._asked, self.asks_anew = tuple(ready), True
+        return lacking
+
+    @property
+    def asked(self) -> bytes:
+        """The mask of members that owners are to compare; empty: not asked for, they compare whom they have."""
+        return mask_to_bytes(self._mask(self._asked))
+
+    def shares_of(self, ready: Sequence[str], shares: Mapping[str, int]) -> list[Share]:
+        """By owner; call it when nothing is lacking."""
+        rows = [self._members.index(member) for member in ready]
+        return [
+            Share(share.bit_count(), _matrix(self._said[owner], rows))
+            for owner, share in sorted(shares.items())
+        ]
+
+    def _covers(self, owner: str, share: int, wanted: int) -> bool:
+        said = self._said.get(owner)
+        return (
+            said is not None
+            and mask_from_bytes(said.chunks) == share
+            and not wanted & ~mask_from_bytes(said.members)
+        )
+
+    def _mask(self, members: Sequence[str]) -> int:
+        return mask_of(self._members.index(member) for member in members)
+
+
+def _pairs(said: DotProducts) -> dict[tuple[int, int], float]:
+    members = bits(mask_from_bytes(said.members))
+    return dict(zip(combinations_with_replacement(members, 2), said.products, strict=True))
+
+
+def _matrix(said: DotProducts, rows: Sequence[int]) -> Matrix:
+    pairs = _pairs(said)
+    return [[pairs[min(i, j), max(i, j)] for j in rows] for i in rows]
+
+
+def _problem(said: DotProducts, members: int) -> str:
+    """Why no vectors have these dot products, or empty."""
+    mask = mask_from_bytes(said.members)
+    count = mask.bit_count()
+    if mask >> members or len(said.products) != count * (count + 1) // 2:
+        return f"{len(said.products)} dot products of {count} members"
+    if not all(isfinite(product) for product in said.products):
+        return "dot products that are not finite"
+    pairs = _pairs(said)
+    if any(pairs[i, i] < 0.0 for i in bits(mask)):
+        return "a negative square"
+    norms = {i: sqrt(pairs[i, i]) for i in bits(mask)}
+    if any(abs(product) > (1.0 + ROUNDING) * norms[i] * norms[j] for (i, j), product in pairs.items()):
+        return "a dot product above the product of the norms"
+    return ""

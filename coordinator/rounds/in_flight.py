@@ -1,0 +1,399 @@
+"""One round at the coordinator: when each phase ends, who is in, and why.  Pure.
+
+`InFlight` collects what members report; `next_step` says which transition is due now, with its reason, and the
+run machine writes it down and announces it.  Must not know sockets, journals or membership beyond the set of
+peers alive and dialable at the moment.  Chunks are counted within the round's fragment here.
+
+Order matters: the dead are replaced first, then the decision is made or remade, then the commit is considered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.comparing import Comparing
+from farflung.coordinator.rounds.screening import Screening, screened
+from farflung.coordinator.rounds.weighting import MergeRules, weighted
+from farflung.protocol.digests import (
+    bits,
+    combined,
+    full_mask,
+    mask_from_bytes,
+    mask_of,
+    mask_to_bytes,
+    split_hashes,
+)
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Commit, Decision, Plan
+from farflung.protocol.verdicts import Verdict
+
+UNUSABLE = {
+    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
+    Verdict.OVERSIZE: "frames that are longer than any of this run",
+    Verdict.UNAUTHORISED: "frames of another run",
+    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
+}
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    min_peers: int
+    scatter_grace_s: float
+    round_timeout_s: float
+    weight_cap: float
+    gather_codec: str
+    merge: MergeRules = field(default_factory=MergeRules)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Ownership changed: announce the plan of the new epoch."""
+
+    plan: Plan
+    reason: str
+    unfit: frozenset[str]  # living owners that others could not get through to
+
+
+@dataclass(frozen=True)
+class Settled:
+    decision: Decision
+    reason: str
+    merged: str = ""  # how, where contributions were compared
+
+
+@dataclass(frozen=True)
+class Done:
+    commit: Commit
+    norm: float | None = None  # of the merged update, where it is known
+
+
+@dataclass(frozen=True)
+class Failed:
+    reason: str
+    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
+    dropped: bool = False  # the guard: what was contributed must not come again
+
+
+@dataclass(frozen=True)
+class Waiting:
+    reason: str
+
+
+Step = Moved | Settled | Done | Failed | Waiting
+
+
+@dataclass
+class InFlight:
+    """What the coordinator knows of the round in flight.  Volatile: a restart aborts the round."""
+
+    plan: Plan
+    rules: RoundRules
+    opened_at: float
+    decision: Decision | None = None
+    sent: dict[str, Sent] = field(default_factory=dict)
+    barred: dict[str, str] = field(default_factory=dict)  # member -> why its contribution can't count
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
+    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    reports: dict[str, ProgressReport] = field(default_factory=dict)
+    comparing: Comparing = field(init=False)
+    screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
+    norm: float | None = None
+    _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
+    _shares_of: Plan | None = None
+    _share_masks: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.comparing = Comparing(self.plan.members)
+
+    @property
+    def _shares(self) -> dict[str, int]:
+        """Owner -> mask of its chunks."""
+        if self._shares_of is not self.plan:
+            self._shares_of, self._share_masks = self.plan, {}
+            for chunk, owner in enumerate(self.plan.owners):
+                peer = self.plan.members[owner]
+                self._share_masks[peer] = self._share_masks.get(peer, 0) | 1 << chunk
+        return self._share_masks
+
+    @property
+    def _every_chunk(self) -> int:
+        return full_mask(len(self.plan.owners))
+
+    # ---- what members report -------------------------------------------------------------------------
+
+    def on_sent(self, peer: str, sent: Sent) -> str | None:
+        """Returns why the contribution is barred, if it is."""
+        if peer in self.sent:
+            return None
+        if len(sent.hashes) != 32 * len(self.plan.owners):
+            self.barred[peer] = (
+                f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
+            )
+        elif sent.tokens == 0 and sent.steps == 0:
+            self.barred[peer] = "it has nothing to contribute"
+        self.sent[peer] = sent
+        for owner, report in self.reports.items():
+            self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
+        return self.barred.get(peer)
+
+    def on_progress(self, peer: str, report: ProgressReport) -> None:
+        self.reports[peer] = report
+        for member, verdict in self._refused_by(peer, report).items():
+            what = UNUSABLE.get(verdict, "frames of no use")
+            self.barred.setdefault(member, f"what {peer} got from it was unusable: {what}")
+        self._prove_held(peer, report)
+        if self.decision is None and self.rules.merge.robust:
+            self.comparing.on_report(peer, report.dots)
+        if self.decision is not None and report.decision_no == self.decision.decision_no:
+            mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
+            if len(report.merged_hashes) != 32 * mask.bit_count():
+                return  # a report that contradicts itself says nothing
+            for chunk, digest in zip(bits(mask), hashes, strict=True):
+                if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
+                    self.merged.setdefault(chunk, digest)
+
+    def accusers_of(self, peer: str) -> set[str]:
+        return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
+
+    def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
+        """Members that the report refuses.  Who refuses most of the others is not believed (P9)."""
+        others = set(self.plan.members) - {peer}
+        about = {member: why for member, why in report.refused.items() if member in others}
+        return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
+
+    def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
+        """Count only chunks that hash to what their sender says it sent."""
+        proven = self.held.setdefault(owner, {})
+        for member in report.held if not only else report.held.keys() & {only}:
+            raw, digest = report.held[member]
+            mask = mask_from_bytes(raw) & full_mask(len(self.plan.owners))
+            sent = self.sent.get(member)
+            if sent is None or member in self.barred:
+                continue
+            hashes = split_hashes(sent.hashes)
+            if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
+                proven[member] = mask
+            else:
+                self.barred[member] = f"the bytes that {owner} holds are not the bytes it says it sent"
+
+    # ---- what is due -----------------------------------------------------------------------------------
+
+    def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
+        moved = self._replace_the_lost(alive, dialable)
+        if moved is not None:
+            return moved
+        if now - self.opened_at >= self.rules.round_timeout_s:
+            late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
+            return Failed(late, self._withheld(alive, dialable))
+        if self.decision is None:
+            return self._decide(now, alive)
+        lost = self._unobtainable(alive)
+        if lost:
+            return self._settle(
+                [m for m in self.decision.included(self.plan.members) if m not in lost],
+                alive,
+                f"the contributions of {', '.join(sorted(lost))} died with their holders",
+            )
+        return self._maybe_commit(alive)
+
+    def cut_off(self, alive: set[str]) -> set[str]:
+        """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
+        said: set[str] = alive & self.comparing.impossible.keys()
+        for reporter, report in self.reports.items():
+            others = alive & set(self.plan.members) - {reporter}
+            about = set(report.cut_off) & others
+            # Who can reach hardly anybody is itself cut off; among three, either of two may be.
+            if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
+                said |= about
+        return said
+
+    def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
+        """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
+        if self.decision is None:
+            owing = self._uncompared & alive
+        else:
+            unmerged = bits(self._every_chunk & ~mask_of(self.merged))
+            owing = {self.plan.owner_of(chunk) for chunk in unmerged} & alive
+        others = (alive & dialable & set(self.plan.members)) - owing
+        return frozenset(owing) if others else frozenset()
+
+    def _replace_the_lost(self, alive: set[str], dialable: set[str]) -> Step | None:
+        """Owners that died, or that others can't get through to, are replaced."""
+        members, cut_off = self.plan.members, self.cut_off(alive)
+        able = {i for i, member in enumerate(members) if member in alive and member in dialable}
+        heirs = sorted(i for i in able if members[i] not in cut_off)
+        fit = alive - cut_off if heirs else alive  # somebody must own the chunks
+        lost = {index for index in set(self.plan.owners) if members[index] not in fit}
+        heirs = heirs or sorted(able)
+        if not lost:
+            return None
+        if not heirs:
+            return Failed("no living member can be dialled, so nobody can own a chunk")
+        owners = list(shares.reassign(self.plan.owners, lost, heirs))
+        kept = mask_from_bytes(self.plan.kept)
+        for chunk, owner in enumerate(self.plan.owners):
+            holders = [i for i in heirs if chunk in self.merged and self._got(members[i]) >> chunk & 1]
+            if owner in lost and holders:
+                owners[chunk] = min(holders, key=lambda index: (owners.count(index), index))
+                kept |= 1 << chunk
+            elif owner in lost:
+                kept &= ~(1 << chunk)
+                self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
+        for index in lost:
+            self.held.pop(members[index], None)
+        self.plan = plan = replace(
+            self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners), kept=mask_to_bytes(kept)
+        )
+        names = ", ".join(members[index] for index in sorted(lost))
+        unfit = frozenset(members[index] for index in lost) & alive
+        how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
+        useless = self.comparing.impossible | self.barred
+        why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
+        how = f"sent what is of no use ({why})" if why else how
+        return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
+
+    def _decide(self, now: float, alive: set[str]) -> Step:
+        ready = [m for m in self.plan.members if self._complete(m)]
+        late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
+        grace_over = now - self.opened_at >= self.rules.scatter_grace_s
+        if late and not (grace_over and len(ready) >= self.rules.min_peers):
+            return Waiting(f"scatter: waiting for {', '.join(late)}")
+        reason = "the grace window is over" if late else "every living member's contribution is in"
+        # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
+        ready = [m for m in ready if self.sent[m].tokens > 0] or ready
+        if self.rules.merge.robust and len(ready) >= self.rules.min_peers:
+            self._uncompared = set(self.comparing.lacking(ready, self._shares))
+            if self._uncompared:
+                return Waiting(
+                    f"decide: waiting for the dot products of {', '.join(sorted(self._uncompared))}"
+                )
+            shares = self.comparing.shares_of(ready, self._shares)
+            self.screening = screened(ready, shares, self.rules.merge.clip)
+        return self._settle(ready, alive, reason)
+
+    def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
+        """`ready`: who has a whole contribution.  Who is out for its direction counts towards the quorum all the same:
+        one liar must not be able to stop a run that needs everybody."""
+        if len(ready) < self.rules.min_peers:
+            whose = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
+            return Failed(
+                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
+            )
+        out = self.screening.out if self.screening is not None else {}
+        tokens = {m: self.sent[m].tokens for m in ready if m not in out}
+        made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
+        if made.refusal:
+            return Failed(made.refusal, dropped=True)
+        self.norm = made.norm
+        number = 1 if self.decision is None else self.decision.decision_no + 1
+        decision = Decision(
+            self.plan.round_no,
+            number,
+            tuple(made.weights.get(m, 0.0) for m in self.plan.members),
+            {m: self._why_out(m, tokens, alive) for m in self.plan.members if not made.weights.get(m)},
+        )
+        self.decision = decision
+        self.merged.clear()
+        told = self.screening.told if self.screening is not None else ""
+        return Settled(decision, reason, "; ".join(each for each in (told, made.told) if each))
+
+    def _unobtainable(self, alive: set[str]) -> set[str]:
+        """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
+        assert self.decision is not None
+        unmerged = self._every_chunk & ~mask_of(self.merged)
+        return {
+            member
+            for member in self.decision.included(self.plan.members)
+            if (member not in alive or member in self.barred)
+            and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
+        }
+
+    def _maybe_commit(self, alive: set[str]) -> Step:
+        chunks = len(self.plan.owners)
+        missing = chunks - len(self.merged)
+        if missing:
+            return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
+        here = [m for m in self.plan.members if m in alive]
+        needed = min(2, len(here))
+        once = twice = 0  # chunks that one living peer, or two, proved to hold
+        for member in here:
+            got = self._got(member)
+            once, twice = once | got, twice | (once & got)
+        thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
+        if thin or not here:
+            return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
+        assert self.decision is not None
+        hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
+        return Done(
+            Commit(
+                self.plan.version + 1,
+                self.plan.round_no,
+                self.plan.members,
+                self.decision.weights,
+                hashes,
+                self.rules.gather_codec,
+                self.plan.fragment,
+            ),
+            self.norm,
+        )
+
+    # ---- questions -------------------------------------------------------------------------------------
+
+    def _held(self, owner: str, member: str) -> int:
+        return self.held.get(owner, {}).get(member, 0)
+
+    def _complete(self, member: str) -> bool:
+        """Every owner holds its share of the member's contribution."""
+        if member not in self.sent or member in self.barred:
+            return False
+        return all(not share & ~self._held(owner, member) for owner, share in self._shares.items())
+
+    def _got(self, member: str) -> int:
+        """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
+        report = self.reports.get(member)
+        if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
+            return 0
+        mask = mask_from_bytes(report.got) & self._every_chunk
+        if mask & ~mask_of(self.merged):
+            return 0  # its proof speaks of chunks that nobody answers for yet
+        return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
+
+    def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> str:
+        if self.screening is not None and member in self.screening.out:
+            return self.screening.out[member]
+        if self.screening is not None and member in counted:
+            return self.screening.clipped[member]  # to nothing
+        if member in self.barred:
+            return self.barred[member]
+        if self._complete(member):
+            return "it counts no tokens"
+        if member not in alive:
+            return "it was lost before its contribution was safe"
+        return (
+            "its contribution was not whole in time"
+            if member in self.sent
+            else "it sent no hash list in time"
+        )
+
+    def _lag(self, alive: set[str]) -> str:
+        dead = [m for m in self.plan.members if m not in alive]
+        late = [m for m in self.plan.members if m in alive and not self._complete(m)]
+        mute = f"; no dot products from {', '.join(sorted(self._uncompared))}" if self._uncompared else ""
+        return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}{mute}"
+
+    def done_by(self, member: str) -> tuple[float, float]:
+        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
+        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in self._shares.items())
+        return kept / len(self.plan.owners), self._got(member).bit_count() / len(self.plan.owners)
+
+    def fractions(self) -> tuple[int, float, float, float]:
+        """(members whose contribution is whole, held, merged, got) for the status."""
+        chunks, members = len(self.plan.owners), self.plan.members
+        held = sum(mask.bit_count() for by in self.held.values() for mask in by.values())
+        got = sum(self._got(m).bit_count() for m in members)
+        whole = sum(1 for m in members if self._complete(m))
+        return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))

@@ -1,0 +1,97 @@
+"""From tokens, trust and norms to the weights of a round, and the guard on what they make.  Pure.
+
+Called by the round at the coordinator (in_flight.py), which knows who is in.  Weights are the coordinator's alone (P9):
+proportional to tokens, but at most `weight_cap` times the median; less for who is new; less for who was shortened.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farflung.coordinator.rounds.screening import Screening
+
+NORMS_LEAST = 4  # before so many commits nobody knows what size is usual
+
+
+@dataclass(frozen=True)
+class MergeRules:
+    """How contributions become one.  `trust` and `norms` are facts of the run when the round was opened."""
+
+    robust: bool = False
+    clip: float = 1.0
+    guard: float = 0.0  # times the median of `norms`; 0: no guard
+    trust: Mapping[str, float] = field(default_factory=dict)  # share of the full weight; 1.0 if not named
+    norms: Sequence[float] = ()  # of the last merged updates
+    usual_tokens: float = 0.0  # of a member in those; 0: not known
+    refused: bool = False  # the guard threw away the work of a round from this very version
+
+
+@dataclass(frozen=True)
+class Weighted:
+    weights: dict[str, float]  # exactly representable in fp32
+    norm: float | None = None  # of the weighted sum, where it is known
+    refusal: str = ""  # the guard: this must not become a version
+    told: str = ""  # what the guard did
+
+
+def weighted(
+    tokens: Mapping[str, int], cap: float, rules: MergeRules, screening: Screening | None
+) -> Weighted:
+    """Of the members in `tokens`, in their order.  Who is out has no place there."""
+    names = list(tokens)
+    trust = [rules.trust.get(name, 1.0) for name in names]
+    weights = token_weights([tokens[name] for name in names], cap, trust)
+    if screening is None:
+        return Weighted(dict(zip(names, weights, strict=True)))
+    # Not scaled up again: what is cut from one member's length is not given to the others.
+    by_name = {
+        name: _fp32(weight * screening.factors.get(name, 1.0))
+        for name, weight in zip(names, weights, strict=True)
+    }
+    norm = screening.norm_of(by_name)
+    known = len(rules.norms) >= NORMS_LEAST
+    limit = (
+        rules.guard * statistics.median(rules.norms) * _longer(tokens, rules)
+        if rules.guard and known
+        else 0.0
+    )
+    if not 0.0 < limit < norm:
+        return Weighted(by_name, norm)
+    usual = f"over {rules.guard:g} times the usual {limit / rules.guard:.3g} for so much work"
+    figures = f"the merged update has norm {norm:.3g}, {usual}"
+    if not rules.refused:
+        return Weighted(by_name, norm, refusal=figures)
+    # The second time in a row it is what the peers really learn: it is taken, but no longer than the guard allows.
+    scaled = {name: _fp32(weight * limit / norm) for name, weight in by_name.items()}
+    return Weighted(scaled, limit, told=f"{figures}, again: shortened to {limit:.3g}")
+
+
+def _longer(tokens: Mapping[str, int], rules: MergeRules) -> float:
+    """How much more work than usual this is: while the coordinator was away, steps went on (P5), and all of it counts.
+
+    Told by the member in the middle, so that nobody lifts the limit alone.  Never less than 1.
+    """
+    return (
+        max(1.0, statistics.median_low(tokens.values()) / rules.usual_tokens) if rules.usual_tokens else 1.0
+    )
+
+
+def token_weights(tokens: Sequence[int], cap: float, trust: Sequence[float] = ()) -> list[float]:
+    """Weights that sum to about 1, proportional to tokens but at most `cap` times the median; exact in fp32.
+
+    `trust`: what each counts of that; only the ratios matter, so that a run of newcomers is like any other.
+    Rounded to fp32 here, once, so that what is written down is what every owner multiplies by.
+    """
+    bound = cap * statistics.median_low(tokens)  # of two: the lower, or one could lift its own bound
+    capped = [min(float(t), bound) if bound > 0 else 1.0 for t in tokens]
+    most = max(trust, default=1.0)
+    shares = [c * t / most for c, t in zip(capped, trust, strict=True)] if trust else capped
+    total = sum(shares)
+    return [_fp32(share / total) for share in shares]
+
+
+def _fp32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])

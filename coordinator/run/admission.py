@@ -1,0 +1,161 @@
+"""The admission: may somebody who proved who it is come in now?  Pure.
+
+Called by the run machine with each hello that the doorkeeper passed on.  It does not take the doorkeeper's word for
+the signature: that process talks to strangers.  The words of a refusal say what to do; its code is for programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.coordinator.door.allowance import Quota
+from farflung.coordinator.door.hello_check import Passed, is_signed, refuse
+from farflung.coordinator.door.networks import network_of
+from farflung.coordinator.ledger.register import Invitation
+from farflung.coordinator.run.core import Core
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import UserError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.manifest import AdmissionSection
+from farflung.protocol.messages import Hello, Refuse
+from farflung.protocol.model_schema import first_difference
+from farflung.protocol.signing import name_of, peer_id_of
+
+ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
+BUSY_RETRY_S = 5.0
+DRAINING_RETRY_S = 5.0
+FULL_RETRY_S = 30.0
+COMES_PER_MINUTE = 30.0  # one identity: each time is a line in the journal, and news for all members
+
+
+@dataclass(frozen=True)
+class Let:
+    """It may come in."""
+
+    invitation: bytes = b""  # the digest of the token that is used up by that, if one is
+
+
+def token_digest(token: str) -> bytes:
+    """What the journal keeps of a token: who reads the journal can't come in with it."""
+    return hash_bytes(b"farflung/token/1\0", token.encode())
+
+
+class Admission:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.rules: AdmissionSection = core.manifest.admission
+        self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
+        per_minute = float(self.rules.joins_per_minute)
+        self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
+        self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
+
+    def examine(self, passed: Passed) -> Refuse | Let:
+        core, hello = self._core, passed.hello
+        if not is_signed(hello, passed.nonce):
+            return refuse("signature", "the hello is not signed by the identity it names")
+        peer = peer_id_of(hello.identity)
+        if (banned := self._banned(peer, network_of(passed.came_from))) is not None:
+            return banned
+        if core.draining:
+            why = "the coordinator is about to end, and takes nobody in any more; it may be back soon"
+            return refuse("draining", why, DRAINING_RETRY_S)
+        if (unfit := self._unfit(hello)) is not None:
+            return unfit
+        let = self._invited(hello, peer)
+        if isinstance(let, Refuse):
+            return let
+        network = network_of(passed.came_from)
+        return self._crowded(hello, peer) or self._rushed(peer, network) or self._restless(peer) or let
+
+    def _banned(self, peer: str, network: str) -> Refuse | None:
+        ban = self._core.ledger.register.ban_of(peer, network, self._core.clock_s)
+        if ban is None:
+            return None
+        whom = "this peer" if ban.peer == peer else f"the network {network}"
+        hours = (ban.until_s - self._core.clock_s) / 3600.0
+        return refuse("banned", f"{whom} is banned from the run for {hours:.1f} h more: {ban.reason}"[:1000])
+
+    def _unfit(self, hello: Hello) -> Refuse | None:
+        core = self._core
+        if core.ledger.model is not None and not self._may_still_change():
+            difference = first_difference(hello.model, core.ledger.model)
+            if difference:
+                return refuse("model", f"the model differs from the run's: {difference}")
+        try:
+            fragments_of(hello.model.chunk_count, core.ledger.fragments)
+        except UserError as error:
+            return refuse("model", str(error))
+        return None
+
+    def _may_still_change(self) -> bool:
+        """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""
+        return not self._core.ledger.learned and not self._core.members.alive
+
+    # ---- by invitation, by list --------------------------------------------------------------------------
+
+    def _invited(self, hello: Hello, peer: str) -> Refuse | Let:
+        me = f"this peer is {name_of(hello.identity)}, {peer}"
+        if self.rules.mode == "allowlist" and peer not in self.allowed:
+            why = "this run lets in only peers whose id is on its host's list; tell the host your id"
+            return refuse("not-listed", f"{why}: {me}")
+        if self.rules.mode != "token" or peer in self._core.ledger.register.guests:
+            return Let()
+        digest = token_digest(hello.token)
+        found = self._core.ledger.register.invitations.get(digest) if hello.token else None
+        if found is not None and found.revoked is not None:
+            why = f"this invitation was revoked by the host of the run: {found.revoked}"
+            return refuse("revoked", f"{why}; ask it for another one")
+        problem = self._problem(hello.token, found)
+        if problem:
+            return refuse("token", f"{problem}; ask the host of the run for a join URL with a new invitation")
+        return Let(digest)
+
+    def _problem(self, token: str, found: Invitation | None) -> str:
+        if not token:
+            return "this run lets in only invited peers, and this join URL has no invitation (&t=...)"
+        if found is None:
+            return "nobody was invited with this invitation (t= in the join URL)"
+        if len(found.guests) >= found.uses:
+            return f"this invitation is used up: it was for {found.uses}"
+        # Judged by the coordinator's own clock alone: no peer is asked for the time, nor told it.
+        return "this invitation has expired" if self._core.clock_s >= found.until_s else ""
+
+    # ---- how many ----------------------------------------------------------------------------------------
+
+    def _crowded(self, hello: Hello, peer: str) -> Refuse | None:
+        core = self._core
+        old = core.members.members.get(peer)
+        if old is not None and old.alive and old.process != hello.process and old.closed_at is None:
+            return refuse(
+                "already-here",
+                "this identity is already in the run as another process; stop that one, or use another identity file",
+                retry_after_s=core.manifest.net.dead_after_s / 2,
+            )
+        if old is None and len(core.members.alive) >= core.manifest.run.max_peers:
+            return refuse("full", f"the run is full: {core.manifest.run.max_peers} peers", FULL_RETRY_S)
+        return None
+
+    def _rushed(self, peer: str, network: str) -> Refuse | None:
+        """Newcomers only: after a restart of the coordinator all its peers come back at once, and may."""
+        core = self._core
+        if self.rules.mode != "open" or peer in core.ledger.names:
+            return None
+        if core.ledger.learned and (arriving := self._arriving()) >= self.rules.joins_at_once:
+            told = f"{arriving} newcomers are fetching the model already; yours is next"
+            return refuse("busy", told, BUSY_RETRY_S)
+        if network and not self._joins.take(network, core.now):
+            wait_s = self._joins.wait_s(network, core.now)
+            told = f"more than {self.rules.joins_per_minute} newcomers a minute from your network ({network})"
+            return refuse("rate", f"{told}; waiting", max(1.0, wait_s))
+        return None
+
+    def _arriving(self) -> int:
+        alive, since = self._core.members.alive, self._core.now - ARRIVING_S
+        return sum(member.admitted_at > since and not member.has_shown for member in alive.values())
+
+    def _restless(self, peer: str) -> Refuse | None:
+        """Whoever is let in, is thrown out or goes, and comes again without end."""
+        if self._comes.take(peer, self._core.now):
+            return None
+        told = f"this identity came in more than {COMES_PER_MINUTE:g} times in a minute; waiting"
+        return refuse("rate", told, max(1.0, self._comes.wait_s(peer, self._core.now)))

@@ -1,0 +1,474 @@
+"""Conducts the rounds of one fragment: opens them, moves them on, commits them, settles the digest of a version.
+
+One of the two halves of the run machine (the other is machine.py, which listens to members); there is one conductor
+for each fragment, and their rounds are in flight side by side.  Pure.  The rules that a round is opened with, and the
+witness that checks the signed hash lists, are its own parts.
+Each decision leaves a reason in `reason`, which the status shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from statistics import median
+
+from farflung.coordinator.ledger.evidence import Said, is_signed
+from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
+from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
+from farflung.coordinator.rounds.shares import codecs_by_member
+from farflung.coordinator.rounds.weighting import MergeRules
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.discipline import found_useless
+from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run.membership import Member, Standing
+from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import (
+    Aborted,
+    Committed,
+    Decided,
+    FragmentBeat,
+    OpenRound,
+    ProgressReport,
+    Sent,
+)
+from farflung.protocol.round_words import Commit, Plan
+
+RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
+RETRY_MAX_S = 30.0
+MUCH_SHORTENED = 0.5  # to this or less: people are told
+FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
+
+
+class Conductor:
+    def __init__(self, core: Core, fragment: int) -> None:
+        self.core = core
+        self.fragment = fragment
+        self.round: InFlight | None = None
+        self._witness = Witness(core)
+        self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
+        self.reason = "starting"
+        self.merged = ""  # how the round in flight is merged, once that is decided
+        self._not_before = 0.0
+        self._aborts = 0
+        self._committed_at = 0.0
+        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
+
+    @property
+    def book(self) -> FragmentBook:
+        return self.core.ledger.books[self.fragment]
+
+    @property
+    def since_commit_s(self) -> float:
+        return self.core.now - self._committed_at
+
+    def standing(self, member: Member) -> Standing:
+        return member.standings[self.fragment]
+
+    def beat_of(self, member: Member) -> FragmentBeat | None:
+        """What the member last said of this fragment."""
+        return member.beat.fragments[self.fragment] if member.beat is not None else None
+
+    @property
+    def able(self) -> list[Member]:
+        return [m for m in self.core.members.alive.values() if self.standing(m).verified]
+
+    # ---- opening -------------------------------------------------------------------------------------
+
+    def maybe_open(self) -> None:
+        if self.round is not None:
+            return
+        if self.core.finished:
+            self.reason = "finished"
+            return
+        able = self.able
+        ready = [m for m in able if self._is_ready(m)]
+        why_not = self.core.held or self._why_not_open(able, ready)
+        if why_not:
+            self.reason = why_not
+            return
+        # Who was left out last time comes first, where not all fit into one round.
+        ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
+        owners = self.core.members.can_own(self.core.now)
+        self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
+
+    def _is_ready(self, member: Member) -> bool:
+        beat = self.beat_of(member)
+        if beat is None or beat.dropped != self.book.dropped_round:
+            return False  # who has not heard that the guard threw a round away might bring its work again
+        return beat.ready and beat.version == self.book.version and beat.round_no == 0
+
+    def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
+        rules, now = self.core.manifest.round, self.core.now
+        least = self.core.manifest.run.min_peers
+        if len(able) < least:
+            held = f"version {self.book.version}{self.core.of(self.fragment)}"
+            return f"{len(able)} of at least {least} peers hold {held}"
+        if len(ready) < least:
+            return f"inner steps: {len(ready)} of at least {least} peers are ready"
+        if now < self._not_before:
+            return f"the last round failed; trying again in {self._not_before - now:.1f} s"
+        first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
+        here = {m.peer for m in ready}
+        expected = [m for m in able if m.peer in here or m.trains]
+        expected = [m for m in expected + self._arriving if not m.leaving]
+        if len(ready) < len(expected) and now < first + rules.deadline_s:
+            left_s = first + rules.deadline_s - now
+            return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
+        if not here & self.core.members.can_own(self.core.now):
+            return "no ready peer can be dialled, so nobody can own a chunk"
+        return ""
+
+    @property
+    def opens_in_s(self) -> float | None:
+        """For the status: after so long the next round opens without those that are not ready."""
+        since = [standing.ready_since for standing in map(self.standing, self.able)]
+        ready = [at for at in since if at is not None]
+        if self.round is not None or len(ready) < self.core.manifest.run.min_peers:
+            return None
+        return max(0.0, min(ready) + self.core.manifest.round.deadline_s - self.core.now)
+
+    @property
+    def _arriving(self) -> list[Member]:
+        """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
+        return [member for member in self.core.members.alive.values() if self.is_arriving(member)]
+
+    def is_arriving(self, member: Member) -> bool:
+        standing, beat = self.standing(member), self.beat_of(member)
+        known = standing.vouched and not (standing.verified or standing.quarantined)
+        return known and beat is not None and beat.version >= max(0, self.book.version - 1)
+
+    def _open(self, peers: list[str]) -> None:
+        core, manifest = self.core, self.core.manifest
+        codecs = self._codecs_for(peers)
+        plan = Plan(
+            round_no=core.ledger.round_no + 1,
+            epoch=1,
+            version=self.book.version,
+            members=tuple(peers),
+            owners=self._owners(peers, codecs),
+            codecs=codecs,
+            fragment=self.fragment,
+        )
+        rules = rules_for(manifest, self.book, peers)
+        core.write(Opened(plan=plan))
+        self.round = InFlight(plan, rules, core.now)
+        self.processes = {peer: core.members.members[peer].process for peer in peers}
+        of = core.of(self.fragment)
+        core.log(f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}")
+        for member in self.able:
+            if member.peer not in peers:
+                why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
+                self._leave_out(member.peer, why)
+        self._tell_members(OpenRound, plan=plan)
+
+    @property
+    def _chunks(self) -> Fragment:
+        model = self.core.ledger.model
+        assert model is not None
+        return fragments_of(model.chunk_count, self.core.ledger.fragments)[self.fragment]
+
+    def _codecs_for(self, peers: list[str]) -> tuple[str, ...]:
+        """The codec of each one's contribution: the run's, or what its line can carry in time."""
+        core, rules = self.core, self.core.manifest.round
+        if rules.codec != AUTO:
+            return (rules.codec,) * len(peers)
+        assert core.ledger.model is not None
+        # All fragments may be on their way at once: what counts is the whole model.
+        values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
+        sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
+        lines = shares.smoothed([self._rates(peer, LADDER[0]) for peer in peers])
+        up = {peer: line.up_bytes_per_s for peer, line in zip(peers, lines, strict=True)}
+        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, self._codecs)
+        self._codecs |= chosen
+        return tuple(chosen[peer] for peer in peers)
+
+    def _owners(self, peers: list[str], codecs: tuple[str, ...]) -> tuple[int, ...]:
+        """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+        core, turn = self.core, self.fragment % len(peers)
+        rates = shares.smoothed([self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)])
+        owners = shares.assign(
+            self._chunks.count,
+            peers[turn:] + peers[:turn],
+            core.members.can_own(core.now),
+            rates[turn:] + rates[:turn],
+            BITS_PER_VALUE[core.manifest.round.gather_codec],
+        )
+        return tuple((owner + turn) % len(peers) for owner in owners)
+
+    def _rates(self, peer: str, codec: str) -> shares.Rates:
+        beat = self.core.members.members[peer].beat
+        assert beat is not None, "a peer that never spoke is not ready"
+        up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
+        return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
+
+    # ---- moving on -----------------------------------------------------------------------------------
+
+    def counts_on(self, member: Member) -> bool:
+        """The round in flight counts on this very process."""
+        return self.round is not None and self.processes.get(member.peer) == member.process
+
+    def is_about(self, member: Member, round_no: int) -> bool:
+        """That is the round in flight here, and it counts on this very process."""
+        return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
+
+    def on_progress(self, member: Member, report: ProgressReport) -> None:
+        assert self.round is not None
+        self.round.on_progress(member.peer, report)
+        self.standing(member).progress_seen = report.seq
+
+    def on_sent(self, member: Member, sent: Sent) -> None:
+        assert self.round is not None
+        leases = self.core.ledger.leases
+        problem = self._witness.problem(member, sent) or leases.problem(member.peer, sent.used, self.fragment)
+        if problem and member.peer not in self.round.sent:
+            self.round.barred[member.peer] = problem
+        why = self.round.on_sent(member.peer, sent)
+        if why:
+            self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
+
+    def may_use_work_of(self, peer: str) -> bool:
+        """A commit of the round in flight may acknowledge what this peer sent."""
+        flight = self.round
+        return flight is not None and peer in flight.plan.members and peer not in flight.barred
+
+    def on_restart(self, peer: str) -> None:
+        """A member came back as another process: what its former self sent may not be acknowledged twice."""
+        if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
+            self.round.barred[peer] = "it restarted during the round"
+
+    def advance(self) -> None:
+        """Take every transition that is due now."""
+        # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
+        if self.round is not None and self.core.finished:
+            self.abort("the run is complete")
+        while self.round is not None:
+            alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
+            step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
+            match step:
+                case Waiting(reason):
+                    self.reason = reason
+                    return
+                case Moved(plan, reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        why = self.round.barred.get(peer, "others could not get through to it")
+                        self._leave_out(peer, f"it lost its chunks: {why}")
+                    self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
+                    self.core.write(Opened(plan=plan))
+                    self._tell_members(OpenRound, plan=plan)
+                case Settled():
+                    self._announce(step)
+                case Failed(reason, unfit, dropped):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        self._leave_out(peer, "it owned chunks and did not give their results in time")
+                    self.abort(reason, dropped)
+                case Done():
+                    self._commit(step)
+
+    def _announce(self, step: Settled) -> None:
+        assert self.round is not None
+        core, decision, screening = self.core, step.decision, self.round.screening
+        core.write(DecidedOn(decision=decision, merged=step.merged))
+        for peer, why in decision.reasons.items():
+            core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
+            self._leave_out(peer, why)
+        for peer, factor in screening.factors.items() if screening is not None else ():
+            if factor <= MUCH_SHORTENED and peer not in decision.reasons:
+                why = screening.clipped[peer] if screening is not None else ""
+                core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        self._tell_members(Decided, decision=decision)
+        self.reason, self.merged = step.reason, step.merged
+
+    def asks_anew(self) -> bool:
+        """True once after each change of whom owners are to compare: they must hear of it at once."""
+        asks = self.round is not None and self.round.comparing.asks_anew
+        if self.round is not None:
+            self.round.comparing.asks_anew = False
+        return asks
+
+    def abort(self, reason: str, dropped: bool = False) -> None:
+        assert self.round is not None
+        number = self.round.plan.round_no
+        for peer, why in self.round.barred.items():
+            self._leave_out(peer, why)
+        fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
+        self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment, dropped=dropped))
+        self.core.note(f"round {number} aborted: {reason}; {fate}")
+        self._strike_useless(self.round)
+        self._tell_members(Aborted, round_no=number, reason=reason)
+        self.round = None
+        self._aborts += 1
+        self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def _strike_useless(self, over: InFlight) -> None:
+        for peer in found_useless(over):
+            self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
+
+    def _leave_out(self, peer: str, why: str) -> None:
+        """For the status: the member's owner wants to know, also when the round itself is forgotten."""
+        assert self.round is not None
+        member = self.core.members.members.get(peer)
+        if member is not None:
+            member.left_out = f"round {self.round.plan.round_no}: {why}"
+
+    def _commit(self, done: Done) -> None:
+        assert self.round is not None
+        core, commit, sent = self.core, done.commit, self.round.sent
+        assert self.round.decision is not None
+        included, screening = commit.included, self.round.screening
+        suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
+        losses = [(sent[m].loss, sent[m].tokens) for m in included]
+        tokens = sum(sent[m].tokens for m in included)
+        known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
+        weight = sum(w for _, w in known)
+        tx_bytes = sum(m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None)
+        core.write(
+            CommittedRound(
+                commit=commit,
+                used={m: sent[m].used for m in included},
+                excluded=dict(self.round.decision.reasons),
+                tokens=tokens,
+                steps=sum(sent[m].steps for m in included),
+                loss=sum(loss * w for loss, w in known) / weight if weight else None,
+                seconds=core.now - self.round.opened_at,
+                tx_bytes=max(0, tx_bytes - core.tx_at_commit),
+                merged=self.merged,
+                clipped=dict(screening.clipped) if screening is not None else {},
+                suspects=suspects,
+                norm=done.norm,
+            )
+        )
+        self._witness.on_commit(commit)
+        core.tx_at_commit = tx_bytes
+        core.pace.on_commit(core.ledger.version, core.now)
+        self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
+        self._strike_useless(self.round)
+        self.round = None
+        self._count_participation(included)
+        what = f"version {commit.version}{core.of(self.fragment)}"
+        core.log(f"{what} committed by round {commit.round_no} with {_peers(len(included))}")
+        for member in core.members.alive.values():
+            self.standing(member).verified = False  # until it shows the digest of the new version
+            if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
+                core.tell(member, Committed, commit=commit)
+
+    def _count_participation(self, included: tuple[str, ...]) -> None:
+        for peer, member in self.core.members.alive.items():
+            standing = self.standing(member)
+            if peer in included:
+                standing.missed = 0
+            elif standing.verified:
+                standing.missed += 1
+
+    def _tell_members(self, kind: type, **body: object) -> None:
+        assert self.round is not None
+        for peer in self.round.plan.members:
+            member = self.core.members.members.get(peer)
+            if member is not None and member.alive and self.counts_on(member):
+                self.core.tell(member, kind, **body)
+
+    # ---- the digest of a version -----------------------------------------------------------------------
+
+    def maybe_fix_digest(self) -> bool:
+        """Settle the digest of a version that has just been made.  True when it was settled now."""
+        book = self.book
+        version = book.version
+        if version == 0 or version in book.digests:
+            return False
+        # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
+        speakers = [m for m in self.core.members.alive.values() if m.peer in book.vouched]
+        beats = [(m, beat) for m in speakers if (beat := self.beat_of(m)) is not None]
+        reports = {m.joined_no: beat.digest for m, beat in beats if beat.version == version and beat.digest}
+        if not reports:
+            return False
+        digest, agreeing = Counter(reports.values()).most_common(1)[0]
+        patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
+        still_to_come = any(0 <= beat.version < version for _, beat in beats)
+        if agreeing < 2 and still_to_come and not patience_over:
+            return False  # one voice alone decides only when no other voice will be heard soon
+        if agreeing < 2:
+            digest = reports[min(reports)]
+        self.core.write(DigestFixed(version=version, digest=digest, fragment=self.fragment))
+        return True
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
+
+
+# ---- the rules of one round ---------------------------------------------------------------------------
+
+
+OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
+PROBATION_WEIGHT = 0.1
+
+
+def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
+    merge = MergeRules(
+        robust=manifest.merge.policy == "robust",
+        clip=manifest.merge.clip,
+        guard=manifest.merge.guard,
+        trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
+        norms=tuple(norm for norm, _ in book.norms.values()),
+        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
+        refused=book.dropped_at == book.version,
+    )
+    return RoundRules(
+        manifest.run.min_peers,
+        manifest.round.scatter_grace_s,
+        manifest.round.round_timeout_s,
+        manifest.round.weight_cap,
+        manifest.round.gather_codec,
+        merge,
+    )
+
+
+def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
+    """Who takes part where not all fit into one round: the first ones, and at least a few that can own chunks."""
+    taken, rest = list(ready[:most]), list(ready[most:])
+    owners = sum(peer in can_own for peer in taken)
+    for peer in [peer for peer in rest if peer in can_own][: max(0, OWNERS_LEAST - owners)]:
+        last = next((at for at in reversed(range(len(taken))) if taken[at] not in can_own), None)
+        if last is not None:
+            taken[last] = peer
+    return taken
+
+
+def _trust(manifest: Manifest, commits: int) -> float:
+    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
+    the ramp."""
+    served = commits - manifest.admission.probation_rounds
+    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
+    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
+
+
+# ---- the witness of the signed hash lists -------------------------------------------------------------
+
+
+class Witness:
+    """Checks each hash list once, and keeps it until its round is over."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._said: dict[str, Said] = {}
+
+    def problem(self, member: Member, sent: Sent) -> str:
+        """Why this hash list is none, or empty."""
+        before = self._said.get(member.peer)
+        if before is not None and before.sent.round_no == sent.round_no:
+            return ""  # the first one counts
+        if not is_signed(member.identity, self._core.run_id, sent):
+            return "its hash list is not signed by it"
+        self._said[member.peer] = Said(member.identity, sent)
+        return ""
+
+    def on_commit(self, commit: Commit) -> None:
+        said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]
+        self._said.clear()
+        self._core.do(KeepEvidence(commit, tuple(said)))

@@ -1,0 +1,109 @@
+"""What the parts of the run machine share: the durable ledger, the volatile membership, and the way to act.
+
+`write` folds a record into the ledger at once and asks for its durability; whatever is appended after it
+leaves the process only when the record is on disk.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.pace import RunPace
+from farflung.coordinator.ledger.records import Record, Struck
+from farflung.coordinator.run.effects import Effect, Note, Tell, Write
+from farflung.coordinator.run.membership import Member, Membership
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import ToMember
+
+EVENTS_SHOWN = 30
+_PEER_ID = re.compile(r"\b[a-z2-7]{16}\b")
+
+
+class Core:
+    def __init__(self, manifest: Manifest, run_id: bytes, ledger: Ledger) -> None:
+        self.manifest = manifest
+        self.run_id = run_id
+        self.ledger = ledger
+        self.members = Membership(manifest.net.dead_after_s, manifest.round.fragments)
+        self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
+        self.now = 0.0
+        self.began_at = 0.0  # `now` when this coordinator started
+        self.draining = False  # the operator wants it to end
+        self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
+        self.pace = RunPace()
+        self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
+        self._effects: list[Effect] = []
+        self._struck: list[str] = []
+
+    @property
+    def clock_s(self) -> float:
+        """The run's own clock: see coordinator/ledger/register.py."""
+        register = self.ledger.register
+        return max(register.clock_s, register.began_s + self.now - self.began_at)
+
+    @property
+    def held(self) -> str:
+        """Why no round may be opened; empty if one may."""
+        if self.draining:
+            return "the coordinator is about to end; training goes on alone until it is back"
+        paused = self.ledger.register.paused
+        if paused is None:
+            return ""
+        return (
+            f"the host paused the run{f' ({paused.reason})' if paused.reason else ''}; training goes on alone"
+        )
+
+    def strike(self, peer: str, reason: str) -> None:
+        """What follows from it is the discipline's business, when this event is over."""
+        self.write(Struck(peer=peer, reason=reason[:200], at_s=self.clock_s))
+        self.note(f"{self.name(peer)} gets a strike: {reason}")
+        self._struck.append(peer)
+
+    def take_struck(self) -> list[str]:
+        struck, self._struck = self._struck, []
+        return struck
+
+    def write(self, record: Record) -> None:
+        self.ledger.apply(record)
+        self._effects.append(Write(record))
+
+    def do(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def tell(self, member: Member, kind: type[ToMember], **body: Any) -> None:
+        member.out_seq += 1
+        message = kind(session=member.session, seq=member.out_seq, **body)
+        self._effects.append(Tell(member.peer, member.session, message))
+
+    def log(self, text: str) -> None:
+        """What happens every round: to the log only, or it would push the news off the dashboard."""
+        self._effects.append(Note(self.named(text), routine=True))
+
+    def note(self, text: str) -> None:
+        """Something a person wants to know: to the log and to the dashboard."""
+        self.events.append((self.now, self.named(text)))
+        self._effects.append(Note(self.named(text)))
+
+    def name(self, peer: str) -> str:
+        return self.ledger.names.get(peer, peer)
+
+    def named(self, text: str) -> str:
+        """A text for people: rules speak of peers by their ids."""
+        return _PEER_ID.sub(lambda found: self.name(found[0]), text)
+
+    def of(self, fragment: int) -> str:
+        """For texts about one of several fragments."""
+        return f" of fragment {fragment}" if self.manifest.round.fragments > 1 else ""
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def finished(self) -> bool:
+        """Every fragment has had its rounds; some may have had more."""
+        return self.ledger.version >= self.manifest.run.rounds

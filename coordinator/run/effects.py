@@ -1,0 +1,68 @@
+"""What the run machine asks its shell to do, in this order.  `Write` must be durable before what follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.coordinator.ledger.evidence import Said
+from farflung.coordinator.ledger.records import Record
+from farflung.protocol.messages import ToDoor, ToMember
+from farflung.protocol.round_words import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDoor:
+    caller: bytes  # opaque to the machine: which connection asked
+    message: ToDoor
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    peer: str
+    session: bytes
+    message: ToMember
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """From now on the members' socket accepts this CURVE key."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    key: bytes
+    cut: bool = False  # what it sends is not read any more, and its connections are closed
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """Try to reach a member's data plane; `on_dialled` takes the answer."""
+
+    peer: str
+    session: bytes
+    address: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+    routine: bool = False  # it happens in every round
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """The signed hash lists that led to a commit: for the audit, not for going on."""
+
+    commit: Commit
+    said: tuple[Said, ...]
+
+
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence

@@ -1,0 +1,340 @@
+"""Tells each member where the run is and what to do: the answer to every beat.  Pure.
+
+One of the parts of the run machine.  It judges the state that a member reports (P4), chooses the founder of
+version 0, and repeats whatever the beat shows to be missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from farflung.coordinator.ledger.records import Genesis, Vouched
+from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.run.membership import Member, Standing
+from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
+from farflung.protocol.round_words import CROWD, Contact
+from farflung.protocol.signing import statement_of
+
+DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
+SAVED_TOLD = 4
+DONORS_TOLD, DONORS_LEAST = 16, 4
+DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
+ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
+FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
+FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
+_FROM_LEAST_ADVANCED = ("wait", "sync", "train")
+
+Judgement = tuple[str, str]  # (goal, reason)
+
+
+@dataclass(frozen=True)
+class _Donors:
+    """Whom a joiner may ask, and of these who can be dialled."""
+
+    stamp: object  # of what they follow from
+    made_at: float
+    found: list[str]
+    dialable: list[str]
+
+
+class Guidance:
+    def __init__(
+        self, core: Core, conductors: list[Conductor], lending: Lending, going_back: GoingBack
+    ) -> None:
+        self._core = core
+        self._going_back = going_back
+        self._conductors = conductors
+        self._lending = lending
+        self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
+        self._known_donors: dict[int, _Donors] = {}  # by fragment
+        self._changes = 0
+
+    # ---- a beat --------------------------------------------------------------------------------------
+
+    def on_beat(self, member: Member, beat: Beat) -> str | None:
+        """Take a beat in and answer it.  Returns why the member must go, if it must."""
+        core = self._core
+        beat = self._going_back.in_this_era(beat)
+        member.pace.on_beat(beat, core.now)
+        if member.beat is None or _versions(member.beat) != _versions(beat):
+            self._changes += 1
+        member.beat = beat
+        refusal = self._lending.take_size(member, beat)
+        if refusal:
+            return refusal
+        goal, member.told = self._judge(member)
+        member.state = self._state_for_people(member, goal)
+        for standing, said in zip(member.standings, beat.fragments, strict=True):
+            if not (said.ready and standing.verified):
+                standing.ready_since = None
+            elif standing.ready_since is None:
+                standing.ready_since = core.now
+        leases, void = self._lending.lease(member, beat)
+        core.tell(
+            member,
+            Tick,
+            answers=beat.seq,
+            heard_s=core.now,
+            fragments=self._fragment_ticks(member),
+            goal=goal,
+            reason=member.told,
+            roster_no=core.members.roster_no,
+            roster=self._news_of_members(member, beat),
+            leases=leases,
+            void=void,
+            era=core.ledger.era,
+        )
+        for conductor, said in zip(self._conductors, beat.fragments, strict=True):
+            self._repeat_what_is_missing(member, said, conductor)
+        return None
+
+    def _news_of_members(self, member: Member, beat: Beat) -> tuple[Contact, ...] | None:
+        """In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little else."""
+        members, now = self._core.members, self._core.now
+        if beat.roster_no == members.roster_no:
+            return None
+        count = len(members.alive)
+        pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
+        if now - member.roster_at < pause_s:
+            return None
+        member.roster_at = now
+        return members.roster()
+
+    def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
+        # No digests while version 0 is being founded (again): nobody holds the old one.
+        founded = self._core.ledger.learned or self._genesis_is_held()
+        return tuple(self._fragment_tick(member, conductor, founded) for conductor in self._conductors)
+
+    def _fragment_tick(self, member: Member, conductor: Conductor, founded: bool) -> FragmentTick:
+        flight, standing = conductor.round, conductor.standing(member)
+        counted = flight is not None and conductor.counts_on(member)
+        digests = sorted(conductor.book.digests.items())
+        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        said = conductor.beat_of(member)
+        if said is not None and said.version < 0:  # it may have a checkpoint of one of these
+            saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
+            newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
+        return FragmentTick(
+            version=conductor.book.version,
+            digests=tuple(newest) if founded else (),
+            verified=standing.verified,
+            donors=self._donors(member, conductor),
+            round_no=flight.plan.round_no if flight is not None and counted else 0,
+            sent_seen=flight is not None and member.peer in flight.sent,
+            progress_seen=standing.progress_seen,
+            compare=flight.comparing.asked if flight is not None and counted else b"",
+            dropped=conductor.book.dropped_round,
+            proof=self._proof(conductor) if standing.verified else b"",
+        )
+
+    def _proof(self, conductor: Conductor) -> bytes:
+        """Of versions that belong into a checkpoint: whoever reads it later can show whose state it is."""
+        core, book = self._core, conductor.book
+        digest, last = book.digests.get(book.version), core.manifest.run.rounds
+        if digest is None or not (core.ledger.is_saved(book.version) or book.version == last):
+            return b""
+        era, number = core.ledger.era, conductor.fragment
+        statement = statement_of(core.run_id, era, number, book.version, digest)
+        if self._proofs.get(number, (b"", b""))[0] != statement:
+            self._proofs[number] = (statement, core.prove(statement))
+        return self._proofs[number][1]
+
+    def _told(self, most: int, least: int) -> int:
+        """How long a list may be that a tick has for each fragment."""
+        return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, len(self._conductors)))
+
+    def _repeat_what_is_missing(self, member: Member, said: FragmentBeat, conductor: Conductor) -> None:
+        core, flight, commits = self._core, conductor.round, conductor.book.commits
+        for version in said.need:
+            if version in commits and (conductor.standing(member).vouched or said.version < 0):
+                core.tell(member, Committed, commit=commits[version])
+        if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
+            return
+        same_round = said.round_no == flight.plan.round_no
+        if not same_round or said.epoch < flight.plan.epoch:
+            core.tell(member, OpenRound, plan=flight.plan)
+        if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
+            core.tell(member, Decided, decision=flight.decision)
+
+    # ---- judging a member's state ----------------------------------------------------------------------
+
+    def recheck_all(self) -> None:
+        """The digest of a version has just been settled: tell every member at once; in a crowd those that rounds are
+        made of, and the others by their next beats."""
+        alive = self._core.members.alive
+        told = list(alive) if len(alive) <= CROWD else sorted(self._in_rounds)
+        for peer in told:
+            member = alive.get(peer)
+            if member is not None and member.beat is not None:
+                self.on_beat(member, member.beat)
+
+    @property
+    def _in_rounds(self) -> set[str]:
+        """Members of the rounds in flight and of the newest commits."""
+        found: set[str] = set()
+        for conductor in self._conductors:
+            commit = conductor.book.commits.get(conductor.book.version)
+            found.update(commit.members if commit is not None else ())
+            found.update(conductor.round.plan.members if conductor.round is not None else ())
+        return found
+
+    def _judge(self, member: Member) -> Judgement:
+        """Where the member is with its least advanced fragment.  Sets its standings."""
+        core = self._core
+        for conductor in self._conductors:
+            self._recognise(member, conductor)
+        if not core.ledger.learned and not self._genesis_is_held():
+            return self._found(member)
+        found = [self._judge_fragment(member, conductor) for conductor in self._conductors]
+        if member.verified and core.finished:
+            return self._finish()
+        judged = min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
+        in_flight = any(conductor.round is not None for conductor in self._conductors)
+        if judged[0] == "train" and core.held and not in_flight:
+            return "alone", core.held
+        return judged
+
+    def _recognise(self, member: Member, conductor: Conductor) -> None:
+        said, book = conductor.beat_of(member), conductor.book
+        assert said is not None
+        known = book.digests.get(said.version)
+        is_the_runs = said.version >= 0 and known is not None and said.digest == known
+        standing = conductor.standing(member)
+        verified = is_the_runs and said.version == book.version
+        if verified != standing.verified:
+            standing.verified = verified
+            self._changes += 1
+        if is_the_runs:
+            self._vouch(member, conductor)
+
+    def _judge_fragment(self, member: Member, conductor: Conductor) -> Judgement:
+        said, standing, version = (
+            conductor.beat_of(member),
+            conductor.standing(member),
+            conductor.book.version,
+        )
+        assert said is not None
+        known = conductor.book.digests.get(said.version)
+        of = self._core.of(conductor.fragment)
+        if said.version > version:
+            return (
+                "wait",
+                f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
+            )
+        if said.version >= 0 and known is not None and said.digest != known:
+            self._quarantine(member, standing, said.version)
+            return self._sync(
+                member, conductor, "its state differs from the run's; it takes the run's state again"
+            )
+        if standing.verified:
+            standing.quarantined = False
+            return "train", conductor.reason
+        if said.version == version:
+            return "train", f"waiting for the digest of version {version}{of} to be settled"
+        return self._sync(member, conductor, f"it holds version {said.version}{of}, the run is at {version}")
+
+    def _finish(self) -> Judgement:
+        """Who has the last version stays a while for those who are still fetching it."""
+        version = self._core.ledger.version
+        behind = [m for m in self._core.members.alive.values() if not m.verified]
+        since_commit_s = min(conductor.since_commit_s for conductor in self._conductors)
+        if behind and since_commit_s < FINISH_GRACE_S:
+            who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
+            return "wait", f"the run is complete; {who} still fetching version {version}"
+        return "finish", f"the run is complete: {version} rounds committed"
+
+    def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
+        if self._donors(member, conductor) and not self._going_back.is_lost(conductor):
+            return "sync", reason
+        return "wait", self._going_back.reason(conductor)
+
+    def _quarantine(self, member: Member, standing: Standing, version: int) -> None:
+        news, standing.quarantined = not member.quarantined, True
+        if not news:
+            return  # one thing went wrong, in however many fragments it shows
+        self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
+        if version > 0:  # a version 0 may be of an earlier beginning of this run, which was nobody's fault
+            self._core.strike(member.peer, "its state differs from the run's")
+
+    def _genesis_is_held(self) -> bool:
+        """Somebody holds version 0 of every fragment as it was founded."""
+        genesis = [(0, book.digests.get(0)) for book in self._core.ledger.books]
+        return any(
+            m.beat is not None and [(each.version, each.digest) for each in m.beat.fragments] == genesis
+            for m in self._core.members.alive.values()
+        )
+
+    def _found(self, member: Member) -> Judgement:
+        """Nothing has been learned yet and nobody holds version 0: the oldest living peer founds it."""
+        oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
+        if member is not oldest:
+            return "wait", f"{oldest.contact.name} gives the run its initial state"
+        assert member.beat is not None
+        if any(said.version != 0 or not said.digest for said in member.beat.fragments):
+            return "found", "it gives the run its initial state"
+        for conductor in self._conductors:
+            if conductor.round is not None:
+                conductor.abort("version 0 is founded anew")
+        first, *others = (said.digest for said in member.beat.fragments)
+        self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others)))
+        self._core.note(f"{member.contact.name} founded version 0")
+        for conductor in self._conductors:
+            self._recognise(member, conductor)
+        return "train", "it founded version 0"
+
+    def _vouch(self, member: Member, conductor: Conductor) -> None:
+        conductor.standing(member).vouched = True
+        if member.peer not in conductor.book.vouched:
+            self._core.write(Vouched(peer=member.peer, fragment=conductor.fragment))
+
+    def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
+        """Whom to ask: peers verified at the version, and those that hold the last round's results."""
+        all_donors, dialable = self._all_donors(conductor)
+        fit = all_donors if member.contact.address else dialable  # one of two must be dialable
+        others = (peer for peer in fit if peer != member.peer)
+        return tuple(islice(others, self._told(DONORS_TOLD, DONORS_LEAST)))
+
+    def _all_donors(self, conductor: Conductor) -> tuple[list[str], list[str]]:
+        """The first ones of each sort: one more than is told, in case the asker is among them."""
+        members, version, now = self._core.members, conductor.book.version, self._core.now
+        stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
+        known = self._known_donors.get(conductor.fragment)
+        if known is not None:
+            fresh = known.stamp == stamp
+            if fresh or (len(members.alive) > CROWD and now - known.made_at < DONORS_CROWD_S):
+                return known.found, known.dialable
+        commit = conductor.book.commits.get(version)
+        makers = commit.members if commit is not None else ()
+        found: list[str] = []
+        dialable: list[str] = []
+        for peer in members.in_order:
+            other = members.alive[peer]
+            if conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)):
+                found.append(peer)
+                if other.contact.address:
+                    dialable.append(peer)
+                    if len(dialable) > DONORS_TOLD:
+                        break
+        self._known_donors[conductor.fragment] = _Donors(stamp, now, found, dialable)
+        return found, dialable
+
+    @staticmethod
+    def _is_near(member: Member, conductor: Conductor) -> bool:
+        """It may hold what the newest version is made of; a maker that came back with nothing does not."""
+        said = conductor.beat_of(member)
+        return said is not None and said.version >= conductor.book.version - 1
+
+    @staticmethod
+    def _state_for_people(member: Member, goal: str) -> str:
+        assert member.beat is not None
+        if member.quarantined:
+            return "quarantined"
+        return {"sync": "syncing", "found": "joining", "wait": "waiting"}.get(goal, member.beat.phase)
+
+
+def _versions(beat: Beat) -> list[int]:
+    return [said.version for said in beat.fragments]

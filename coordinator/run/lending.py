@@ -1,0 +1,100 @@
+"""Leases samples to members, and takes back what lost members hold (P7).  Pure.
+
+One of the parts of the run machine: the guidance asks it at every beat, the run machine at every turn of the clock.
+It asks the conductors of all fragments what their rounds may still acknowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.coordinator.ledger.records import DataFixed, Granted, Released, StreamEnded
+from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.messages import UNKNOWN_LENGTH, Beat, Lease
+
+# Times dead_after_s: how long a lost peer's leases wait for it before others get them.
+RELEASE_AFTER_DEAD = 2.0
+LEASES_PER_PEER = 64
+POSITIONS_PER_PEER = 1024  # of fragments within leases: a tick that names them all must fit into one message
+
+
+class Lending:
+    def __init__(self, core: Core, conductors: Sequence[Conductor]) -> None:
+        self._core = core
+        self._conductors = conductors
+        self._absent_since: dict[str, float] = {}
+        self._leases_per_peer = max(4, min(LEASES_PER_PEER, POSITIONS_PER_PEER // len(conductors)))
+
+    def take_size(self, member: Member, beat: Beat) -> str | None:
+        """The first peer's data set is the run's.  Returns why the member must go: its own is another one."""
+        core, leases = self._core, self._core.ledger.leases
+        if not beat.samples or beat.samples == leases.samples:
+            return None
+        if beat.samples == UNKNOWN_LENGTH and leases.samples:
+            return None  # a stream that this member has not read to its end yet
+        if leases.samples == UNKNOWN_LENGTH:
+            core.write(StreamEnded(samples=beat.samples, peer=member.peer))
+            core.note(f"{member.contact.name} read the data to its end: an epoch has {beat.samples} samples")
+            return None
+        alone = not core.ledger.learned and core.members.alive.keys() == {member.peer}
+        if not leases.samples or alone:
+            core.write(DataFixed(samples=beat.samples, peer=member.peer))
+            return None
+        return f"data set has {beat.samples} samples here, {leases.samples} in the run; use the same data"
+
+    def lease(self, member: Member, beat: Beat) -> tuple[tuple[Lease, ...] | None, tuple[int, ...]]:
+        """(all leases of the member if it does not know them yet, those it must not use any more)."""
+        core = self._core
+        leases = core.ledger.leases
+        if any(c.may_use_work_of(member.peer) and not c.counts_on(member) for c in self._conductors):
+            # What its former self contributed may yet be acknowledged: nothing is handed out twice.
+            return None, ()
+        able = self._conductors[BOOKS_FRAGMENT].standing(member).verified and not beat.leaving
+        if beat.want and leases.samples and able and not core.finished:
+            self._grant(member, beat)
+        mine = leases.of(member.peer)
+        void = leases.foreign(member.peer, beat.have) if self._is_settled(member, beat) else ()
+        if mine.keys() <= set(beat.have) and not beat.unsure:
+            return None, void
+        return tuple(held.as_lease(i) for i, held in sorted(mine.items())), void
+
+    def _is_settled(self, member: Member, beat: Beat) -> bool:
+        """It knows of every commit that used its work, and no round may use more of it."""
+        return all(
+            said.version == conductor.book.version and not conductor.may_use_work_of(member.peer)
+            for said, conductor in zip(beat.fragments, self._conductors, strict=True)
+        )
+
+    def _grant(self, member: Member, beat: Beat) -> None:
+        leases = self._core.ledger.leases
+        mine = leases.of(member.peer)
+        on_the_way = sum(h.stop - h.upto for i, h in mine.items() if i not in beat.have)
+        while on_the_way < beat.want and len(mine) < self._leases_per_peer:
+            found = leases.next_range(beat.want)
+            lease = Lease.at(leases.next_id, found.epoch, found.start, found.stop, found.uptos)
+            self._core.write(Granted(peer=member.peer, lease=lease))
+            mine = leases.of(member.peer)
+            on_the_way += found.stop - found.start
+
+    def reclaim(self) -> None:
+        """What peers that are gone did not get committed goes back to the pool: at once from one that took its leave,
+        after a while from one that may come back."""
+        core = self._core
+        holders = {held.peer for held in core.ledger.leases.held.values()}
+        absent = sorted(
+            peer
+            for peer in holders
+            if peer not in core.members.alive and not any(c.may_use_work_of(peer) for c in self._conductors)
+        )
+        self._absent_since = {p: self._absent_since.get(p, core.now) for p in absent}
+        patience_s = RELEASE_AFTER_DEAD * core.members.dead_after_s
+        for peer, since in self._absent_since.items():
+            left = core.members.has_left(peer)
+            if left or core.now - since >= patience_s:
+                why = "left" if left else "did not come back"
+                core.write(
+                    Released(leases=tuple(core.ledger.leases.of(peer)), reason=f"{core.name(peer)} {why}")
+                )

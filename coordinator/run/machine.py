@@ -1,0 +1,376 @@
+"""The coordinator's machine: `(event, now) -> effects`, the whole of a run's decisions behind five doors.
+
+    on_door     a frame of a stranger        on_member   a frame of a member
+    on_closed   a member's connection broke  on_timer    time passed        start   once, first
+
+Driven by the server's sockets and clock, and by the simulator.  Pure: clock and randomness are arguments.
+What a member sends is a snapshot of where it is; what it lacks is repeated with every answer, so that lost,
+late and repeated messages all heal by the next beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
+from farflung.coordinator.door.networks import network_of
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
+from farflung.coordinator.run.admission import Admission
+from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.guidance import Guidance
+from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.operator_orders import Operating
+from farflung.coordinator.run.status import status_json
+from farflung.protocol.digests import HASH_BYTES
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import (
+    STUCK,
+    AskStatus,
+    Beat,
+    FromDoor,
+    FromMember,
+    Gone,
+    Hello,
+    Knock,
+    Leave,
+    ProgressReport,
+    Refuse,
+    Sent,
+    StatusReply,
+    Welcome,
+)
+from farflung.protocol.orders import Order, Reply
+from farflung.protocol.round_words import CROWD, Contact
+from farflung.protocol.signing import name_of, peer_id_of
+from farflung.protocol.verdicts import Counters, Verdict
+
+STATUS_CROWD_S = 1.0
+# A broken connection may be a hiccup: this long it may come back before it counts as death.
+RECONNECT_GRACE_S = 1.0
+RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
+
+
+class RunMachine:
+    def __init__(
+        self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
+    ) -> None:
+        ledger = Ledger(
+            manifest.data.lease_samples,
+            manifest.round.keep_results,
+            manifest.round.fragments,
+            manifest.checkpoint.every_rounds,
+        )
+        for record in records:
+            ledger.apply(record)
+        self.core = Core(manifest, run_id, ledger)
+        self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
+        self.lending = Lending(self.core, self.conductors)
+        self.going_back = GoingBack(self.core, self.conductors)
+        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
+        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.doorkeeper = Doorkeeper(self.facts)
+        self.admission = Admission(self.core)
+        self.discipline = Discipline(
+            self.core, lambda member, state, why: self._lose(member, state, why, True)
+        )
+        self._operating = Operating(self.core, self.discipline, random)
+        self.counters = Counters()
+        self.member_port = 0
+        self._shown = 0.0, b""  # the newest status, and when it was made
+        self._unsettled: set[int] = set()  # fragments that something was said of
+        self._random = random
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    def start(
+        self, now: float, member_port: int, wall_s: float = 0.0, restored: bool = False
+    ) -> list[Effect]:
+        """`restored`: from a copy of the journal, which may lack the last starts of the original."""
+        core, register = self.core, self.core.ledger.register
+        core.now = core.began_at = now
+        self.member_port = member_port
+        clock_s = register.clock_at_start(wall_s)
+        number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
+        core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s))
+        for fragment, book in enumerate(core.ledger.books):
+            if book.open_round:
+                number = book.open_round
+                core.write(
+                    AbortedRound(round_no=number, reason="the coordinator restarted", fragment=fragment)
+                )
+                core.note(f"round {number} aborted: the coordinator restarted; local work is kept")
+        if core.ledger.learned:
+            core.note(f"resumed at version {core.ledger.version} from the journal")
+        return core.take_effects()
+
+    def on_door(
+        self, caller: bytes, key: bytes, message: FromDoor, now: float, came_from: str = ""
+    ) -> list[Effect]:
+        """With the doorkeeper in the same process, as the simulator has it.  The server's is at the front door."""
+        self.core.now = now
+        verdict = Verdict.ACCEPTED
+        match message:
+            case Knock():
+                self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
+            case Hello():
+                said = self.doorkeeper.examine(caller, key, message, came_from)
+                if isinstance(said, Passed):
+                    self._admit(caller, said)
+                else:
+                    self.core.do(AnswerDoor(caller, said))
+                    verdict = Verdict.UNAUTHORISED if said.code in UNPROVEN else verdict
+            case AskStatus(run=run):
+                wrong = self.doorkeeper.wrong_run(run)
+                self.core.do(AnswerDoor(caller, wrong or StatusReply(status=self.status(now))))
+        self.counters.count(verdict)
+        return self.core.take_effects()
+
+    def status(self, now: float) -> bytes:
+        """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
+        made_at, raw = self._shown
+        if not raw or len(self.core.members.alive) <= CROWD or now - made_at >= STATUS_CROWD_S:
+            self._shown = now, status_json(self.core, self.conductors, self.counters, now)
+        return self._shown[1]
+
+    def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:
+        """Somebody whom the doorkeeper at the front door passed on."""
+        self.core.now = now
+        self._admit(caller, passed)
+        return self.core.take_effects()
+
+    def on_news(self, text: str, now: float) -> list[Effect]:
+        """Something about the coordinator itself that people want to know."""
+        self.core.now = now
+        self.core.note(text)
+        return self.core.take_effects()
+
+    def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
+        """What the operator asks for."""
+        self.core.now = now
+        reply = self._operating.obey(order)
+        self.guidance.recheck_all()
+        self._settle(self.conductors)
+        return reply, self.core.take_effects()
+
+    def on_garbage(self, peer: str, session: bytes, now: float) -> list[Effect]:
+        """A member's connection sent frames that can't be read, and was cut off for it."""
+        self.core.now = now
+        if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
+            self.core.strike(peer, "it sent frames that no farflung sends")
+            self.discipline.look()
+        return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
+
+    @property
+    def drained(self) -> bool:
+        """The operator wants it to end, and nothing is in flight."""
+        return self.core.draining and all(conductor.round is None for conductor in self.conductors)
+
+    def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
+        """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
+        self.core.now = now
+        member = self.core.members.by_session(message.session)
+        if member is None:
+            self.counters.count(Verdict.STALE)
+            self.core.do(
+                Tell("", message.session, _gone(message.session, "this session is not known any more"))
+            )
+            return self.core.take_effects()
+        if member.contact.key != key:
+            self.counters.count(Verdict.UNAUTHORISED)
+            return self._on_forgery(key)
+        if message.seq <= member.in_seq:
+            self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
+            return []
+        member.in_seq, member.heard_at, member.closed_at = message.seq, now, None
+        # What a member reports of a round moves that round only; anything else may move all of them.
+        touched = self.conductors
+        if isinstance(message, Sent | ProgressReport):
+            touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
+            self.counters.count(self._on_round_report(member, message, touched))
+        else:
+            before = _what_counts(member)
+            self.counters.count(self._on_member_message(member, message))
+            if _what_counts(member) == before:
+                touched = []  # most beats: what time alone changes is the timer's
+        self._unsettled.update(conductor.fragment for conductor in touched)
+        return self.settle(now) if last else self.core.take_effects()
+
+    def settle(self, now: float) -> list[Effect]:
+        """What follows from the frames since the last time: once for all that came together."""
+        self.core.now = now
+        touched = [conductor for conductor in self.conductors if conductor.fragment in self._unsettled]
+        self._unsettled.clear()
+        if touched:
+            self._settle(touched)
+        return self.core.take_effects()
+
+    def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
+        member = self.core.members.members.get(peer)
+        if member is not None and member.alive and member.session == session:
+            member.closed_at = now
+        return []
+
+    def on_dialled(self, peer: str, session: bytes, reached: bool, now: float) -> list[Effect]:
+        """What came of a DialBack."""
+        core = self.core
+        core.now = now
+        if core.members.on_dialled(peer, session, reached):
+            core.log(f"{core.name(peer)} can be dialled")
+            self._tell_roster()
+            self._settle(self.conductors)
+        elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
+            told = f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
+            core.note(told)
+        return core.take_effects()
+
+    def on_timer(self, now: float) -> list[Effect]:
+        core = self.core
+        core.now = now
+        self._dial_back()
+        for member in core.members.silent(now, RECONNECT_GRACE_S):
+            closed = member.closed_at is not None
+            why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
+            self._lose(member, "lost", why)
+        self.lending.reclaim()
+        if self.going_back.look():
+            self.guidance.recheck_all()
+        self._settle(self.conductors)
+        return core.take_effects()
+
+    # ---- hello ---------------------------------------------------------------------------------------
+
+    def _admit(self, caller: bytes, passed: Passed) -> None:
+        core = self.core
+        let = self.admission.examine(passed)
+        if isinstance(let, Refuse):
+            core.do(AnswerDoor(caller, let))
+            return
+        hello = passed.hello
+        old = core.members.members.get(peer_id_of(hello.identity))
+        if old is not None and old.has_not_spoken_since(hello):
+            member, old.heard_at = old, core.now
+        else:
+            member = self._begin_session(passed, let.invitation)
+        known = core.ledger.books[0].digests.get(hello.version)
+        member.standings[0].vouched = bool(hello.digest) and known == hello.digest
+        self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
+        core.do(Allow(hello.key))
+        # To each of a crowd that comes at once it would be told who is here twice within moments.
+        few = len(core.members.alive) <= CROWD
+        welcome = Welcome(
+            session=member.session,
+            incarnation=core.ledger.incarnation,
+            member_port=self.member_port,
+            roster=core.members.roster() if few else (),
+        )
+        core.do(AnswerDoor(caller, welcome))
+
+    def _begin_session(self, passed: Passed, invitation: bytes) -> Member:
+        core, hello, key = self.core, passed.hello, passed.hello.key
+        peer, name = peer_id_of(hello.identity), name_of(hello.identity)
+        session = self._random(16)
+        if core.ledger.model != hello.model:
+            core.write(ModelFixed(model=hello.model, peer=peer))
+        core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation))
+        old = core.members.members.get(peer)
+        # Of a process that was only out of contact nobody wants to hear.
+        again = old is not None and old.alive and old.process == hello.process
+        if old is not None:
+            core.do(Forbid(old.contact.key))
+            if old.process != hello.process:
+                for conductor in self.conductors:
+                    conductor.on_restart(peer)
+        contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
+        member = core.members.admit(contact, session, hello.process, core.now, network)
+        member.identity = hello.identity
+        self._dial_back([member])
+        if not again:
+            core.note(f"{name} {'came back' if old is not None else 'joined'}")
+        return member
+
+    def _tell_roster(self) -> None:
+        """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
+        if len(self.core.members.alive) <= CROWD:
+            self.guidance.recheck_all()
+
+    def _dial_back(self, among: Iterable[Member] | None = None) -> None:
+        for member in self.core.members.to_dial(self.core.now, among):
+            self.core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
+
+    # ---- members -------------------------------------------------------------------------------------
+
+    def _on_member_message(self, member: Member, message: Beat | Leave) -> Verdict:
+        match message:
+            case Beat():
+                return self._on_beat(member, message)
+            case Leave():
+                self._lose(member, "left", message.reason or "it left")
+                self.lending.reclaim()
+                return Verdict.ACCEPTED
+
+    def _on_beat(self, member: Member, beat: Beat) -> Verdict:
+        if len(beat.fragments) != self.core.ledger.fragments:
+            return Verdict.MALFORMED
+        if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
+            return Verdict.MALFORMED
+        refusal = self.guidance.on_beat(member, beat)
+        if refusal is not None:
+            self.core.tell(member, Gone, reason=refusal, final=True)
+            self._lose(member, "left", refusal)
+        return Verdict.ACCEPTED
+
+    def _on_round_report(
+        self, member: Member, message: Sent | ProgressReport, conductors: list[Conductor]
+    ) -> Verdict:
+        for conductor in conductors:  # one, or none: a round belongs to one fragment
+            if isinstance(message, Sent):
+                conductor.on_sent(member, message)
+            else:
+                conductor.on_progress(member, message)
+            return Verdict.ACCEPTED
+        return Verdict.STALE
+
+    def _on_forgery(self, key: bytes) -> list[Effect]:
+        """It spoke in the name of another member.  The key that its connection proved says who that was."""
+        forger = next((m for m in self.core.members.alive.values() if m.contact.key == key), None)
+        if forger is not None:
+            self.core.strike(forger.peer, "it spoke in the name of another member")
+            self.discipline.look()
+        return self.core.take_effects()
+
+    def _lose(self, member: Member, state: str, why: str, cut: bool = False) -> None:
+        self.core.write(Departed(peer=member.peer, reason=why))
+        self.core.note(f"{member.contact.name} {state}: {why}")
+        self.core.do(Forbid(member.contact.key, cut))
+        member.gone_because = why
+        self.core.members.lose(member, state)
+
+    # ---- what follows from any event -------------------------------------------------------------------
+
+    def _settle(self, conductors: list[Conductor]) -> None:
+        """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
+        for conductor in conductors:
+            conductor.advance()
+        if any([conductor.maybe_fix_digest() | conductor.asks_anew() for conductor in conductors]):
+            self.guidance.recheck_all()
+        for conductor in conductors:
+            conductor.maybe_open()
+            conductor.advance()
+        self.discipline.look()
+
+
+def _what_counts(member: Member) -> object:
+    """All of a member by which a round may open, or a digest be settled."""
+    beat = member.beat
+    said = beat and (beat.fragments, beat.phase == STUCK, beat.leaving)
+    return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
+
+
+def _gone(session: bytes, reason: str) -> Gone:
+    return Gone(session=session, seq=1, reason=reason, final=False)

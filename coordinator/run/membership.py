@@ -1,0 +1,226 @@
+"""Who is here: sessions, liveness, what each peer last said of itself.  Pure and volatile.
+
+Used by the run machine only.  Alive means heard within `dead_after_s`; verified means that the digest the peer
+reported is the run's digest of the run's version; participating means that it has not been left out of a
+commit since it became able to take part.  The three are kept apart on purpose: a live peer that takes part in
+nothing is the failure that other systems do not show.  Each fragment has a standing of its own; a member as a
+whole is verified, or takes part, where it does so in all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from farflung.coordinator.ledger.pace import MemberPace
+from farflung.protocol.messages import STUCK, Beat, Hello
+from farflung.protocol.round_words import Contact
+
+
+@dataclass
+class Standing:
+    """A member in one fragment."""
+
+    verified: bool = False  # its digest is the run's digest of the run's version
+    vouched: bool = False  # it was verified at some version in this session: its next digest means something
+    quarantined: bool = False
+    missed: int = 0  # commits in a row that it could have been in and was not
+    ready_since: float | None = None
+    progress_seen: int = 0
+
+
+@dataclass
+class Member:
+    contact: Contact
+    session: bytes
+    process: bytes  # random per agent process: tells a reconnection from a restart
+    joined_no: int  # order of admission: the oldest member founds, and breaks ties
+    heard_at: float
+    standings: list[Standing]
+    identity: bytes = b""  # its public key
+    in_seq: int = -1
+    out_seq: int = 0
+    beat: Beat | None = None
+    alive: bool = True
+    state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
+    admitted_at: float = 0.0
+    network: str = ""  # where it comes from: see coordinator/door/networks.py
+    left_out: str = ""  # the last round that went without it or took its chunks away, and why
+    told: str = ""  # what the last tick gave as the reason of what it is to do
+    gone_because: str = ""  # of one that is not alive
+    pace: MemberPace = field(default_factory=MemberPace)
+    closed_at: float | None = None  # its connection broke; it has a moment to come back
+    claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
+    dial_at: float = 0.0  # when to try (again)
+    roster_at: float = float("-inf")  # when it was last told who is here
+    doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
+
+    @property
+    def peer(self) -> str:
+        return self.contact.peer
+
+    @property
+    def verified(self) -> bool:
+        return all(standing.verified for standing in self.standings)
+
+    @property
+    def has_shown(self) -> bool:
+        """It has held the run's state at some version, in every fragment, since it came in."""
+        return all(standing.vouched for standing in self.standings)
+
+    @property
+    def quarantined(self) -> bool:
+        return any(standing.quarantined for standing in self.standings)
+
+    @property
+    def leaving(self) -> bool:
+        """It stays for the rounds that it is in: nobody waits for it to begin another one."""
+        return self.beat is not None and self.beat.leaving
+
+    @property
+    def missed(self) -> int:
+        return max(standing.missed for standing in self.standings)
+
+    @property
+    def participating(self) -> bool:
+        return self.alive and self.verified and self.missed == 0
+
+    def has_not_spoken_since(self, hello: Hello) -> bool:
+        """Its hello comes once more, because the answer was slow or is lost: its session has not begun."""
+        same = self.alive and self.process == hello.process and self.contact.key == hello.key
+        return same and self.in_seq < 0 and self.claimed == hello.address
+
+    @property
+    def trains(self) -> bool:
+        """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
+        beat = self.beat
+        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
+
+
+DIAL_AGAIN_S = 60.0
+DOUBT_S = 60.0
+LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
+
+
+@dataclass
+class Membership:
+    dead_after_s: float
+    fragments: int = 1
+    members: dict[str, Member] = field(default_factory=dict)
+    roster_no: int = 0
+    _joined: int = 0
+    _by_session: dict[bytes, str] = field(default_factory=dict)
+    # Asked for with every frame: kept up as members come, and made anew when one goes.
+    _alive: dict[str, Member] = field(default_factory=dict)
+    _in_order: list[str] = field(default_factory=list)
+    _roster: tuple[Contact, ...] = ()
+    _roster_at: int = -1  # its number
+
+    def admit(
+        self, contact: Contact, session: bytes, process: bytes, now: float, network: str = ""
+    ) -> Member:
+        """A new session of a peer; an older one of the same peer ends here.
+
+        The address in `contact` is what the peer says: others hear of it once it was tried.
+        """
+        self._joined += 1
+        unproven = msgspec.structs.replace(contact, address="")
+        standings = [Standing() for _ in range(self.fragments)]
+        member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
+        member.admitted_at, member.network = now, network
+        old = self.members.get(contact.peer)
+        if old is not None:
+            member.left_out = old.left_out
+            self._by_session.pop(old.session, None)
+        if contact.peer not in self._alive:
+            insort(self._in_order, contact.peer)
+        self.members[contact.peer] = self._alive[contact.peer] = member
+        self._by_session[session] = contact.peer
+        self.roster_no += 1
+        return member
+
+    def lose(self, member: Member, state: str) -> None:
+        """Kept in the list, so that people see who was lost; its session is over."""
+        member.alive = False
+        for standing in member.standings:
+            standing.verified = False
+        member.state = state
+        self._by_session.pop(member.session, None)
+        self.roster_no += 1
+        # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
+        self._alive = {peer: each for peer, each in self._alive.items() if each.alive}
+        self._in_order = sorted(self._alive)
+        gone = sorted((m for m in self.members.values() if not m.alive), key=lambda m: m.heard_at)
+        for oldest in gone[:-LOST_KEPT]:
+            del self.members[oldest.peer]
+
+    def has_left(self, peer: str) -> bool:
+        """It said good-bye: its process does not come back."""
+        member = self.members.get(peer)
+        return member is not None and not member.alive and member.state == "left"
+
+    def to_dial(self, now: float, among: Iterable[Member] | None = None) -> list[Member]:
+        """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
+        asked = self.members.values() if among is None else among
+        due = [m for m in asked if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
+        for member in due:
+            member.dial_at = now + DIAL_AGAIN_S
+        return due
+
+    def on_dialled(self, peer: str, session: bytes, reached: bool) -> bool:
+        """True if the member is known to be dialable from now on."""
+        member = self.members.get(peer)
+        if member is None or member.session != session or not member.alive or not reached:
+            return False
+        if member.contact.address:
+            return False
+        member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
+        self.roster_no += 1
+        return True
+
+    def doubt(self, peers: Iterable[str], now: float) -> None:
+        for peer in peers:
+            if peer in self.members:
+                self.members[peer].doubted_until = now + DOUBT_S
+
+    def can_own(self, now: float) -> set[str]:
+        """Peers that others can dial, as far as is known."""
+        return {
+            peer
+            for peer, member in self.members.items()
+            if member.contact.address and member.doubted_until <= now
+        }
+
+    def by_session(self, session: bytes) -> Member | None:
+        peer = self._by_session.get(session)
+        return self.members[peer] if peer is not None else None
+
+    def silent(self, now: float, grace_s: float) -> list[Member]:
+        """Members that count as dead from now on."""
+        return [
+            member
+            for member in self.members.values()
+            if member.alive
+            and (
+                now - member.heard_at >= self.dead_after_s
+                or (member.closed_at is not None and now - member.closed_at >= grace_s)
+            )
+        ]
+
+    @property
+    def alive(self) -> Mapping[str, Member]:
+        return self._alive
+
+    @property
+    def in_order(self) -> Sequence[str]:
+        """Who is alive, sorted by id."""
+        return self._in_order
+
+    def roster(self) -> tuple[Contact, ...]:
+        if self._roster_at != self.roster_no:
+            self._roster = tuple(self._alive[peer].contact for peer in self._in_order)
+            self._roster_at = self.roster_no
+        return self._roster

@@ -1,0 +1,191 @@
+"""The status of a run, as JSON: one snapshot for people, scripts and the dashboard.  Pure.
+
+Bounded: it must fit into one control message, so it lists the last rounds and events only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from farflung import __version__
+from farflung.coordinator.ledger.leases import Leases
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.member_status import finite, member_status, one_digest
+from farflung.protocol.limits import CONTROL_BIN_BYTES
+from farflung.protocol.messages import UNKNOWN_LENGTH
+from farflung.protocol.verdicts import Counters
+
+
+def status_json(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> bytes:
+    status = build_status(core, conductors, frames, now)
+    raw = _dump(status)
+    while len(raw) > CONTROL_BIN_BYTES:
+        # Many members and long reasons: the oldest history goes first, then the members at the end (the lost ones).
+        if status["rounds"] or status["events"]:
+            status["rounds"], status["events"] = status["rounds"][len(status["rounds"]) // 2 + 1 :], []
+        else:
+            shown = len(status["members"])
+            cut = max(1, shown - shown * CONTROL_BIN_BYTES // len(raw) * 15 // 16)
+            status["members_not_shown"] += cut
+            status["members"] = status["members"][:-cut]
+        raw = _dump(status)
+    return raw
+
+
+def _dump(status: dict[str, Any]) -> bytes:
+    return json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
+
+
+def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> dict[str, Any]:
+    """`frames`: those of members and strangers, by what became of them."""
+    ledger = core.ledger
+    flight = _oldest_round(conductors)
+    members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
+    status = {
+        "software": __version__,
+        "run": core.manifest.run.name,
+        "run_id": core.run_id.hex(),
+        "phase": _phase(core, conductors),
+        "reason": core.named(_reason(core, conductors)),
+        "phase_left_s": _phase_left_s(core, conductors, flight),
+        "version": ledger.version,
+        "era": ledger.era,
+        "target": core.manifest.run.rounds,
+        "tokens": ledger.tokens,
+        "loss": finite(ledger.loss),
+        "tokens_per_s": round(sum(m.pace.tokens_per_s for m in core.members.alive.values()), 1),
+        "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
+        "least_peers": core.manifest.run.min_peers,
+        "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
+        "sync_every": core.manifest.round.sync_every,
+        "elapsed_s": round(now - core.began_at, 3),
+        "parity": _parity(core, conductors),
+        "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
+        "members": [member_status(core, conductors, flight, m) for m in members],
+        "members_not_shown": 0,
+        "round": _round(flight, now),
+        "rounds": [_past_round(core, record) for record in ledger.rounds],
+        "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
+        "leases": _leases(ledger.leases),
+        "frames": frames.as_dict(),
+    }
+    if ledger.fragments > 1:
+        status["fragments"] = [_fragment(conductor) for conductor in conductors]
+    return status
+
+
+def _leases(leases: Leases) -> dict[str, Any]:
+    """leased = committed + held + returned, always: a sample that was returned and leased again counts each time."""
+    return {
+        "samples": leases.samples if leases.samples != UNKNOWN_LENGTH else None,  # of an epoch
+        "epoch": leases.epoch,
+        "leased": leases.leased_samples,
+        "committed": leases.committed_samples,
+        "held": leases.held_samples,
+        "returned": leases.returned_samples,
+        "waiting": leases.waiting_samples,  # of the returned: not leased again yet
+    }
+
+
+def _least_advanced(conductors: Sequence[Conductor]) -> Conductor:
+    return min(conductors, key=lambda conductor: conductor.book.version)
+
+
+def _oldest_round(conductors: Sequence[Conductor]) -> InFlight | None:
+    flights = [conductor.round for conductor in conductors if conductor.round is not None]
+    return min(flights, key=lambda flight: flight.plan.round_no, default=None)
+
+
+def _phase(core: Core, conductors: Sequence[Conductor]) -> str:
+    if core.finished:
+        return "finished"
+    flight = _oldest_round(conductors)
+    if flight is not None:
+        return "scatter" if flight.decision is None else "gather"
+    if any(book.version and book.version not in book.digests for book in core.ledger.books):
+        return "apply"
+    least = core.manifest.run.min_peers
+    return "inner" if all(len(conductor.able) >= least for conductor in conductors) else "waiting"
+
+
+def _reason(core: Core, conductors: Sequence[Conductor]) -> str:
+    return "the run is complete" if core.finished else _least_advanced(conductors).reason
+
+
+def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight | None) -> float | None:
+    """Until somebody is left out: the end of scatter, of the round, or of the wait for those not ready."""
+    now = core.now
+    if core.finished:
+        return None
+    if flight is None:
+        left = [conductor.opens_in_s for conductor in conductors]
+        return _rounded(min((each for each in left if each is not None), default=None))
+    most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
+    return _rounded(max(0.0, flight.opened_at + most_s - now))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _parity(core: Core, conductors: Sequence[Conductor]) -> bool | None:
+    """True if all living peers at a fragment's version show one digest of it; None if nobody has shown one."""
+    found = []
+    for conductor in conductors:
+        beats = [conductor.beat_of(m) for m in core.members.alive.values()]
+        version = conductor.book.version
+        shown = {
+            beat.digest for beat in beats if beat is not None and beat.version == version and beat.digest
+        }
+        found += [len(shown) == 1] if shown else []
+    return all(found) if found else None
+
+
+def _fragment(conductor: Conductor) -> dict[str, Any]:
+    flight = conductor.round
+    return {
+        "version": conductor.book.version,
+        "digest": conductor.book.digests.get(conductor.book.version, b"").hex(),
+        "round": flight.plan.round_no if flight is not None else None,
+        "reason": conductor.reason,
+    }
+
+
+def _round(flight: InFlight | None, now: float) -> dict[str, Any] | None:
+    if flight is None:
+        return None
+    whole, held, merged, got = flight.fractions()
+    return {
+        "number": flight.plan.round_no,
+        "epoch": flight.plan.epoch,
+        "members": len(flight.plan.members),
+        "seconds": round(now - flight.opened_at, 3),
+        "deadline_s": flight.rules.round_timeout_s,
+        "grace_s": flight.rules.scatter_grace_s,
+        "scattered": whole,
+        "held": round(held, 4),
+        "merged": round(merged, 4),
+        "got": round(got, 4),
+    }
+
+
+def _past_round(core: Core, record: Any) -> dict[str, Any]:
+    of_several = {"fragment": record.commit.fragment} if core.ledger.fragments > 1 else {}
+    return of_several | {
+        "version": record.commit.version,
+        "round": record.commit.round_no,
+        "included": [core.name(m) for m in record.commit.included],
+        "excluded": [{"name": core.name(m), "reason": core.named(why)} for m, why in record.excluded.items()],
+        "merged": record.merged,
+        "clipped": [{"name": core.name(m), "reason": core.named(why)} for m, why in record.clipped.items()],
+        "update_norm": finite(record.norm),
+        "seconds": round(record.seconds, 3),
+        "bytes": record.tx_bytes,
+        "tokens": record.tokens,
+        "steps": record.steps,
+        "loss": finite(record.loss),
+    }

@@ -1,0 +1,108 @@
+"""The agent's hand for peers that catch up: holds their questions back while a round needs the line, makes answers.
+
+Owned by the agent.  When something may pass is decided in turns.py, whether there is an answer in the peer machine:
+a question that was held back is put to it as if it had just arrived.  Must not know rounds, nor what state is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.collectives.round.effects import SendFrame
+from farflung.peer.agent.turns import LineNow, Serving, What
+from farflung.peer.line.data_line import DataLine
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.state.capture import Submit
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
+from farflung.protocol.verdicts import Verdict
+
+LOOK_AGAIN_S = 0.01  # while questions wait
+ROOM_S = 0.3  # of the line's rate may wait in it, outside of rounds
+_HELD_BACK = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST})
+
+
+class Answering:
+    def __init__(self, line: DataLine, submit: Submit, carry_out: Callable[[list[do.Effect]], None]) -> None:
+        self._line, self._submit, self._carry_out = line, submit, carry_out
+        self._serving = Serving(1)
+        self._piece_bytes = 0
+
+    def begin(self, fragments: int, piece_bytes: int) -> None:
+        self._serving, self._piece_bytes = Serving(fragments), piece_bytes
+
+    def idle_s(self) -> float:
+        return LOOK_AGAIN_S if self._serving.held else 60.0
+
+    @property
+    def held(self) -> int:
+        """Questions that wait: they are in no counter yet (P8)."""
+        return self._serving.held
+
+    # ---- questions -----------------------------------------------------------------------------------------
+
+    def takes(self, sender: str, frame: Frame, machine: PeerMachine, now: float) -> bool:
+        """True: a question that has to wait its turn.  The machine hears of it later."""
+        part = machine.part
+        if part is None or frame.header.kind not in _HELD_BACK:
+            return False
+        lane = part.lane_of_chunk(frame.header.chunk)
+        if lane is None or not lane.holds_state:
+            return False  # the answer is that there is none
+        if not self._serving.hold(sender, frame, now):
+            part.counters.count(Verdict.DUPLICATE)
+        return True
+
+    def turn(self, machine: PeerMachine, now: float) -> None:
+        """At every turn of the agent's loop."""
+        part = machine.part
+        if part is None:
+            return
+        in_round = part.in_round
+        self._serving.look(in_round, lambda: self._line_now(in_round), now)
+        if not self._serving.held:
+            return
+        for _ in range(self._serving.let_go(now)):
+            part.counters.count(Verdict.STALE)
+
+        def can(frame: Frame) -> bool:
+            lane = part.lane_of_chunk(frame.header.chunk)
+            return lane is not None and (lane.serves or not lane.holds_state)
+
+        line = self._line_now(in_round)
+        while (held := self._serving.next(can, line, now)) is not None:
+            self._carry_out(machine.on_frame(held.to, held.frame, now))
+        for held in self._serving.to_put_off(now):
+            self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
+
+    def _line_now(self, in_round: bool) -> LineNow:
+        link, rate = self._line.link, self._line.rates[0]
+        waiting = link.tcp.totals.waiting
+        room = round(ROOM_S * rate) if rate else self._piece_bytes
+        if link.backlog:
+            waiting = max(1, waiting)
+        return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0)
+
+    # ---- answers -------------------------------------------------------------------------------------------
+
+    def serve(self, effect: do.ServeState | do.ServeManifest, run_tag: bytes, state: OuterState) -> None:
+        """Read beside the agent's loop: what was asked first is read before anything that changes it."""
+
+        def make() -> Payload:
+            if isinstance(effect, do.ServeState):
+                return state.piece_bytes(effect.chunk)
+            return state.manifest_bytes(effect.fragment)
+
+        kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST
+        header = Header(kind, run_tag, version=effect.version, chunk=effect.chunk)
+        what = (kind, effect.chunk)
+        if self._serving.begin(effect.to, what, self._line.link.answers_waiting(effect.to)):
+            self._submit(
+                lambda: with_payload(header, make()), lambda frame: self._served(effect.to, what, frame)
+            )
+
+    def _served(self, to: str, what: What, frame: object) -> None:
+        self._serving.end(to, what)
+        assert isinstance(frame, Frame)
+        self._carry_out([SendFrame(to, frame)])

@@ -1,0 +1,280 @@
+"""What the agent writes into its event journal: what it hears, says and does, and what a round costs it.
+
+Called by the agent with every effect before it is carried out, with the coordinator's and the trainer's words, with
+finished arithmetic and after each batch of frames.  It looks and never touches; with the journal off every call
+returns at once.  The format is told in docs/events.md; what only benchmarks want to know is written only where
+the journal is detailed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farflung.collectives.round.member import MemberRound
+from farflung.coordinator.ledger.record_events import FRAMES_EVERY_S
+from farflung.peer.identity import default_path
+from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.getting_in import Me
+from farflung.peer.worker import Arithmetic
+from farflung.protocol.errors import UserError
+from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
+from farflung.protocol.process.journal import JOURNAL_VARIABLE, EventLog
+from farflung.protocol.round_words import result_name
+
+if TYPE_CHECKING:
+    from farflung.collectives.link.zmq_link import ZmqLink
+    from farflung.peer.machine.machine import PeerMachine
+
+STEPS = 20  # of a phase: as fine as progress is told
+
+Use = dict[str, float]
+Counts = dict[str, Any]
+
+
+@dataclass
+class Seen:
+    """What was written of one round's progress."""
+
+    at: tuple[int, int] = (0, 0)  # steps of what is held, and of results
+    complete: tuple[bool, bool, bool] = (False, False, False)
+    encoded: bool = False
+
+
+class RoundEvents:
+    def __init__(self, log: EventLog, use: Callable[[], Use], counts: Callable[[], Counts]) -> None:
+        self._log = log
+        self._use = use
+        self._counts = counts
+        self._counts_at = 0.0
+        self._counted: Counts | None = None
+        self._saved = -1
+        self._served: set[tuple[str, int, int]] = set()  # (to, version, fragment) of what was told last
+        self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
+        self._decided: tuple[int, int] = (0, 0)
+        self._seen: dict[int, Seen] = {}  # by round
+
+    def begin(self, me: Me, run: str, upload_limits: tuple[str, ...]) -> None:
+        self._log.begin(
+            role="peer",
+            peer=me.peer,
+            name=me.name,
+            run=run,
+            process=me.process.hex(),
+            software=me.software,
+            upload_limits=upload_limits,
+        )
+
+    def on_piece(self, chunk: int, version: int) -> None:
+        if self._log.detailed:
+            self._log.write("piece", chunk=chunk, version=version)
+
+    # ---- what it does --------------------------------------------------------------------------------------
+
+    def on_effect(self, effect: do.Effect, machine: PeerMachine) -> None:
+        """About to be carried out."""
+        if not self._log.is_on:
+            return
+        match effect:
+            case do.ToCoordinator(message=Sent() as sent):
+                self._on_sent(sent, machine)
+            case do.ToCoordinator(message=Beat() as beat) if self._log.detailed:
+                self._log.write("beat", up=beat.up_bytes_per_s, down=beat.down_bytes_per_s)
+            case do.EnterMembers():
+                session, incarnation = machine.reports.session, machine.doorway.incarnation
+                self._log.write("entered", session=session.hex(), incarnation=incarnation)
+            case do.LeaveMembers():
+                self._log.write("apart")
+            case do.Tell(message=Load() as load):
+                what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
+                self._log.write("load", fragment=load.fragment, version=load.version, **what)
+            case do.ServeManifest(to=to, version=version, fragment=fragment):
+                self._on_serve(to, version, fragment, machine)
+            case do.Tell(message=Resume(fragment=fragment)):
+                self._log.write("resume", fragment=fragment)
+            case do.Restore():
+                self._log.write("restoring")
+            case do.Note(text=text):
+                self._log.write("note", text=text)
+
+    def _on_sent(self, sent: Sent, machine: PeerMachine) -> None:
+        lane = machine.part.lane_of_round(sent.round_no) if machine.part is not None else None
+        if lane is None or not sent.hashes:
+            return  # it has nothing to contribute
+        where = {"version": lane.version, "fragment": lane.fragment.number, "era": machine.reports.era}
+        what = {"digest": lane.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
+        self._log.write("sent", round=sent.round_no, **where, **what)
+
+    def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
+        """Who takes chunks has taken their hashes first."""
+        if (to, version, fragment) in self._served or machine.part is None:
+            return
+        self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
+        digest = machine.part.lanes[fragment].digest.hex()
+        where = {"version": version, "fragment": fragment, "era": machine.reports.era}
+        self._log.write("serves", to=to, **where, digest=digest)
+
+    def on_failpoint(self, point: str, action: str) -> None:
+        self._log.write("failpoint", point=point, action=action)
+
+    def on_tick(self, now: float, saved: int) -> None:
+        """`saved`: the newest version of which a checkpoint is complete."""
+        if saved > self._saved:
+            self._saved = saved
+            self._log.write("saved", version=saved)
+        if self._log.is_on and now >= self._counts_at:
+            self._counts_at = now + FRAMES_EVERY_S
+            self._tell_counts()
+
+    def _tell_counts(self) -> None:
+        counts = self._counts()
+        if counts != self._counted:
+            self._counted = counts
+            self._log.write("frames", **counts)
+
+    # ---- what it hears -------------------------------------------------------------------------------------
+
+    def on_trainer(self, what: str) -> None:
+        self._log.write("trainer", what=what)
+
+    def on_local(self, message: FromTrainer, machine: PeerMachine) -> None:
+        match message:
+            case Attach(pid=pid):
+                self._log.write("trainer", what="attached", trainer_pid=pid)
+            case Frozen() as frozen:
+                what = {"fragment": frozen.fragment, "slot": frozen.slot, "steps": frozen.steps}
+                what |= {"tokens": frozen.tokens, "step": frozen.step}
+                crossed = {"crossed": True} if machine.training.works[frozen.fragment].loading else {}
+                self._log.write("frozen", **what, loss=frozen.loss, **crossed)
+
+    def on_answer(self, took_s: float) -> None:
+        if self._log.detailed:
+            self._log.write("tick", seconds=took_s)
+
+    def on_control(self, message: object) -> None:
+        """The coordinator repeats what it thinks is not known: only what is new is written."""
+        if not self._log.is_on:
+            return
+        match message:
+            case OpenRound(plan=plan) if (plan.round_no, plan.epoch) > self._told:
+                new = plan.round_no > self._told[0]
+                self._told = (plan.round_no, plan.epoch)
+                if new:
+                    body = {"version": plan.version, "members": plan.members, "fragment": plan.fragment}
+                    body["owned"] = [plan.owners.count(index) for index in range(len(plan.members))]
+                    self._log.write("plan", round=plan.round_no, **body, use=self._use())
+                else:
+                    self._log.write("moved", round=plan.round_no, epoch=plan.epoch)
+            case Decided(decision=made) if (made.round_no, made.decision_no) > self._decided:
+                self._decided = (made.round_no, made.decision_no)
+                self._log.write("decided", round=made.round_no, weights=made.weights)
+            case Committed(commit=commit):
+                where = {"version": commit.version, "fragment": commit.fragment}
+                self._log.write("committed", round=commit.round_no, **where, result=result_name(commit))
+            case Aborted(round_no=round_no, reason=reason):
+                self._log.write("aborted", round=round_no, reason=reason)
+
+    def on_progress(self, flights: Iterable[MemberRound | None]) -> None:
+        """After frames: how much of each round is here.  Asked often, so it only counts."""
+        if not self._log.detailed:
+            return
+        on = {flight.plan.round_no: flight for flight in flights if flight is not None}
+        self._seen = {number: self._seen.get(number, Seen()) for number in on}
+        for number, flight in on.items():
+            self._look(number, flight, self._seen[number])
+
+    def _look(self, number: int, flight: MemberRound, seen: Seen) -> None:
+        if flight.encoded and not seen.encoded:
+            seen.encoded = True
+            self._log.write("encoded", round=number)
+        held, due, got, chunks = flight.counts
+        at, complete = (STEPS * held // max(1, due), STEPS * got // max(1, chunks)), flight.complete
+        if at != seen.at:
+            seen.at = at
+            self._log.write("progress", round=number, held=held / max(1, due), got=got / max(1, chunks))
+        for event, now, before in zip(("held", "weighed", "results"), complete, seen.complete, strict=True):
+            if now and not before:
+                self._log.write(event, round=number)
+        seen.complete = complete
+
+    def sealing(self, version: int, fragment: int, era: int, seal: Callable[[], bytes]) -> bytes:
+        """Around the hashing: it is the first job after the last result was applied."""
+        self._log.write("rolled", version=version, fragment=fragment)
+        digest = seal()
+        self._log.write("sealed", version=version, fragment=fragment, era=era, digest=digest.hex())
+        return digest
+
+    def close(self, end: do.Exit | None) -> None:
+        if self._log.is_on:
+            self._tell_counts()
+            code, reason = (end.code, end.reason) if end is not None else ("failed", "an error ended it")
+            how = {"code": code, "reason": reason}
+            self._log.write("end", **how, use=self._use(), peak_rss_bytes=_peak_rss_bytes())
+        self._log.close()
+
+
+def open_journal(
+    named: Path | None,
+    identity: Path | None,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
+) -> EventLog:
+    """`named`: asked for, then it is detailed.  Else beside the key file, so that each peer has one of its own."""
+    if named is None and environ.get(JOURNAL_VARIABLE):
+        named = Path(environ[JOURNAL_VARIABLE])
+    if named is not None:
+        return EventLog(None if str(named) == "off" else named)
+    try:
+        return EventLog((identity or default_path(environ)).with_suffix(".events.jsonl"), detailed=False)
+    except (
+        UserError
+    ) as error:  # nobody asked for it: a folder that can only be read is no reason to stay away
+        say(f"no event journal: {error}")
+        return EventLog(None)
+
+
+def use_of(link: ZmqLink, arithmetic: Arithmetic) -> Use:
+    return {
+        "tx": link.tx_bytes,
+        "rx": link.rx_bytes,
+        "cpu_s": time.process_time(),
+        "loop_s": cpu_seconds_of(threading.main_thread().ident or 0),
+        "arithmetic_s": arithmetic.cpu_seconds(),
+    }
+
+
+def counts_of(link: ZmqLink, machine: PeerMachine, held: int) -> Counts:
+    """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
+    back, and end in a counter later."""
+    part = machine.part
+    both = verdicts_of(link, machine)
+    tx = {"tx": link.tx_bytes, "rx": link.rx_bytes}
+    return {
+        **tx,
+        "counters": both,
+        "arrived": link.rx_frames,
+        "waiting": held + (part.early_count if part is not None else 0),
+    }
+
+
+def verdicts_of(link: ZmqLink, machine: PeerMachine) -> dict[str, int]:
+    inside = machine.part.counters.as_dict() if machine.part is not None else {}
+    return {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
+
+
+def cpu_seconds_of(thread_ident: int) -> float:
+    return time.clock_gettime(time.pthread_getcpuclockid(thread_ident))
+
+
+def _peak_rss_bytes() -> int:
+    """Of this program alone: what getrusage tells may still be its parent's."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("Linux always tells VmHWM")

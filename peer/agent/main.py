@@ -1,0 +1,51 @@
+"""The agent as a process: the child of a training script (peer/trainer/agent_process.py starts it).
+
+Called as `python -m farflung.peer.agent.main`.  Knows options, signals and exit codes, not what an agent does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from farflung.peer.agent.agent import Agent, AgentOptions
+from farflung.peer.agent.supervisor import ParentTrainer
+from farflung.peer.settings import OwnConfig
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process import exit_codes
+from farflung.protocol.process.log_lines import Teller
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m farflung.peer.agent.main")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--parent", required=True, type=int)
+    OwnConfig.add_arguments(parser)
+    parser.add_argument("--journal", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    say = Teller.from_environment("agent")
+    try:
+        own = OwnConfig.from_arguments(asked)
+        agent = Agent(
+            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
+            ParentTrainer(asked.parent),
+            say,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.ask_to_leave())
+        end = agent.run()
+    except FarflungError as error:
+        say.failed(str(error))
+        return exit_codes.code_for(error)
+    return exit_codes.for_refusal(end.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

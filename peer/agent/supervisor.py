@@ -1,0 +1,145 @@
+"""The agent's eye on the trainer process: started and restarted by the agent, or the agent's own parent.
+
+Called by the agent's loop.  Must not know rounds or messages.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Protocol
+
+from farflung.protocol.process import exit_codes, failpoints
+
+RESTART_S = 0.5  # doubles with each crash in a row
+RESTART_MAX_S = 30.0
+CRASHES_IN_A_ROW = 5
+# It said why; again is no better.
+HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
+STEADY_S = 60.0  # a trainer that lived so long starts the count anew
+STOP_S = 10.0
+GOODBYE_S = 5.0  # after a trainer's end with success its good-bye is here, or it never joined
+
+
+class Supervisor(Protocol):
+    def watch(self, now: float) -> str | None:
+        """Why the agent must give up, or None."""
+
+    @property
+    def just_died(self) -> bool:
+        """True once after each death of a trainer."""
+
+    def news(self) -> list[str]:
+        """What a person should hear since the last call."""
+
+    def on_stuck(self, seconds: float) -> None:
+        """Once: the trainer has taken no step for so long, though it could."""
+
+    def stop(self) -> None:
+        """The agent ends: so does a trainer that it started."""
+
+
+class ParentTrainer:
+    """The user's own script started this agent: when it is gone, there is nobody to train for."""
+
+    just_died = False
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._news: list[str] = []
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    def on_stuck(self, seconds: float) -> None:
+        """It is not ours to kill."""
+        self._news.append(
+            f"the training script has taken no step for {seconds:.0f} s; rounds go on without it"
+        )
+
+    def watch(self, now: float) -> str | None:
+        return None if os.getppid() == self._pid else "the training script is gone"
+
+    def stop(self) -> None:
+        pass  # it is not ours to stop
+
+
+class ChildTrainer:
+    """The agent starts the trainer, and starts it again when it crashes: from the anchor in memory (section 5)."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+        self._started_at = 0.0
+        self._crashes = 0
+        self._died = False
+        self.hopeless_code: int | None = None  # the exit code of a trainer that is not worth starting again
+        self.ended = False  # it ended by itself with success: it is not started again
+        self._news: list[str] = []
+
+    @property
+    def just_died(self) -> bool:
+        died, self._died = self._died, False
+        return died
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    def watch(self, now: float) -> str | None:
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return None
+            return self._on_exit(code, now)
+        if self.ended:
+            late = now - self._start_at >= GOODBYE_S
+            return "the script ended without a word to the run; does it call farflung.join?" if late else None
+        if now < self._start_at:
+            return None
+        # A process group of its own: Ctrl-C reaches the agent alone, which then ends the trainer in good order.
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0
+        )
+        self._started_at = now
+        return None
+
+    def on_stuck(self, seconds: float) -> None:
+        if self._process is not None:
+            self._news.append(f"the trainer has taken no step for {seconds:.0f} s: it is killed")
+            self._process.kill()
+
+    def _on_exit(self, code: int, now: float) -> str | None:
+        self._process = None
+        self._died = True
+        self._environment.pop(failpoints.VARIABLE, None)  # what a test broke once is not to break for ever
+        if code == 0:
+            self.ended, self._start_at = True, now
+            return None
+        self._crashes = 1 if now - self._started_at >= STEADY_S else self._crashes + 1
+        if code in HOPELESS:
+            self.hopeless_code = code
+            return f"the trainer ended with exit code {code}; its last message says why"
+        what = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if self._crashes >= CRASHES_IN_A_ROW:
+            return f"the trainer crashed {self._crashes} times in a row, the last time with {what}"
+        wait_s = min(RESTART_MAX_S, RESTART_S * 2 ** (self._crashes - 1))
+        self._start_at = now + wait_s
+        self._news.append(f"the trainer ended with {what}; it starts again from the anchor in {wait_s:g} s")
+        return None
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_S)  # it was told to finish; it may be saving the model
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

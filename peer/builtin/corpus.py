@@ -1,0 +1,112 @@
+"""A text that is on every machine already: the sources of Python's own standard library.
+
+Owns: which files are read, in which order, which of them are held out, and how text is cut into windows.
+Called by: the trainer (when the manifest names the built-in data), examples, benchmarks, tests.
+Must not know: models, leases, the order of visiting.
+
+Python versions differ in their sources, so two machines may hold different texts.  For a demo that is fine;
+where it matters, compare `corpus_digest`.  Line ends are made equal, and generated or site-specific files are
+left out, so that the same Python release gives the same text on every system.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from farflung.protocol.errors import UserError
+
+DEFAULT_MAX_BYTES = 8 * 1000 * 1000
+HOLD_OUT_EVERY = 20
+
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
+_SKIPPED_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})
+_SKIPPED_PREFIX = "_sysconfigdata"  # generated at build time: compiler flags and local paths
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Both texts are shared by all callers of `load_corpus`: read them, do not write to them."""
+
+    train: Tensor  # [N] uint8
+    held_out: Tensor  # [M] uint8
+
+
+class ByteWindows(Dataset[Tensor]):
+    """Windows of context + 1 bytes, in the order of the text.
+
+    Each begins at the last byte of the one before, so every byte but the first is predicted once.  The few
+    bytes after the last whole window are left out.
+    """
+
+    def __init__(self, data: Tensor, context: int) -> None:
+        if context < 1:
+            raise UserError(f"context must be at least 1, not {context}")
+        if data.dim() != 1 or data.numel() <= context:
+            raise UserError(f"the text has {data.numel()} bytes: too few for one window of {context + 1}")
+        self.data = data
+        self.context = context
+
+    def __len__(self) -> int:
+        return (self.data.numel() - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        """[context + 1] int64"""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} is outside [0, {len(self)})")
+        start = index * self.context
+        return self.data[start : start + self.context + 1].to(torch.int64)
+
+
+@lru_cache(maxsize=4)
+def load_corpus(max_bytes: int = DEFAULT_MAX_BYTES, folder: str | None = None) -> Corpus:
+    """The first `max_bytes` of source text, kept in memory for the next call.
+
+    Of every 20 files the first is held out, so that a small cap leaves something held out too.
+    `folder` is read instead of the standard library where given (tests).
+    """
+    root = Path(folder if folder is not None else sysconfig.get_paths()["stdlib"])
+    train, held_out = bytearray(), bytearray()
+    left = max_bytes
+    for number, path in enumerate(_source_files(root)):
+        if left <= 0:
+            break
+        text = path.read_bytes().replace(b"\r\n", b"\n")[:left]
+        left -= len(text)
+        shelf = train if number % HOLD_OUT_EVERY else held_out
+        shelf += text
+    if not train or not held_out:
+        raise UserError(
+            f"{root} holds too few Python sources within {max_bytes} bytes: this Python may ship its library "
+            "without sources, or the cap is too small; use your own data"
+        )
+    return Corpus(torch.frombuffer(train, dtype=torch.uint8), torch.frombuffer(held_out, dtype=torch.uint8))
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """blake3 in hex of both texts: equal digests mean equal training and held-out bytes."""
+    hasher = blake3()
+    for text in (corpus.train, corpus.held_out):
+        hasher.update(text.numel().to_bytes(8, "little"))
+        hasher.update(text.numpy().data)
+    return hasher.hexdigest()
+
+
+def _source_files(root: Path) -> list[Path]:
+    """Sorted by relative path with forward slashes: the one order that all systems agree on."""
+    found: list[tuple[str, Path]] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
+        for name in names:
+            if name.endswith(".py") and name not in _SKIPPED_FILES and not name.startswith(_SKIPPED_PREFIX):
+                path = Path(folder, name)
+                found.append((path.relative_to(root).as_posix(), path))
+    return [path for _, path in sorted(found)]

@@ -1,0 +1,94 @@
+"""The built-in trainer: `python -m farflung.peer.builtin.trainer [--out FILE]`.
+
+Called by the command line, which starts it beside an agent.  It uses the public API and nothing else of the
+run, so it is also the longest example of a training script.  Must not know the agent, rounds or leases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from farflung.optim.recipes import inner_of
+from farflung.peer.builtin.corpus import ByteWindows, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.peer.trainer.api import connect
+from farflung.protocol.errors import FarflungError, Refused, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.exit_codes import OK, code_for
+
+THREADS_VARIABLE = "FARFLUNG_THREADS"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m farflung.peer.builtin.trainer", description="the built-in trainer"
+    )
+    parser.add_argument("--out", type=Path, help="write the weights to this safetensors file at the end")
+    options = parser.parse_args(arguments)
+    try:
+        torch.set_num_threads(_threads())
+        train(options.out)
+    except KeyboardInterrupt:
+        return OK  # the run was left cleanly on the way out
+    except FarflungError as error:
+        code = code_for(error)
+        if code != OK:
+            text = error.reason if isinstance(error, Refused) else str(error)
+            print(f"farflung: {text}", file=sys.stderr)
+        return code
+    return OK
+
+
+def train(out: Path | None) -> None:
+    connection = connect()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model = _model(connection.manifest).to(device)
+        data = ByteWindows(load_corpus().train, connection.manifest.model.context)
+    except UserError:
+        connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
+        raise
+    inner = connection.manifest.inner
+    optimizer = inner_of(connection.manifest, model)
+    with connection.join(model, optimizer) as run:
+        # Where the run has learned something already, the run itself makes a fresh optimizer's first steps small.
+        steps = max(inner.warmup_steps, 1) if run.version == 0 else 1
+        warmup = LambdaLR(run.optimizer, lambda step: min(1.0, (step + 1) / steps))
+        for batch in run.batches(data):
+            loss = model(batch.to(device)).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
+            run.step(loss)
+            warmup.step()
+        if out is not None:
+            run.save(out)
+
+
+def _model(manifest: Manifest) -> TinyGPT:
+    shape = manifest.model
+    if shape.builtin != "tiny-gpt" or manifest.data.source != "python-stdlib":
+        raise UserError(
+            f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
+            "which calls farflung.join"
+        )
+    return build(GPTConfig(shape.layers, shape.width, shape.heads, shape.context), manifest.run.seed)
+
+
+def _threads() -> int:
+    # One by default: more would take the cores from the agent, and from other peers on this machine.
+    text = os.environ.get(THREADS_VARIABLE, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{THREADS_VARIABLE} must be a whole number from 1, found {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The agent's connections to the coordinator: to the door, and, once let in, to the members' port.
+
+Called by the agent's loop, which polls `sockets()`.  It carries messages and closes what the machine asks to
+close; when to knock, and what silence means, is the machine's business.  It also tells how long answers take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import zmq
+
+from farflung.protocol import envelope
+from farflung.protocol.errors import FrameError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import CONTROL_FRAME_BYTES
+from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Message, Tick
+from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.verdicts import Counters
+
+_FROM_DOOR = frozenset(DOOR_OUT)
+_FROM_MEMBERS = frozenset(MEMBER_OUT)
+_GOODBYE_MS = 1000  # a last word may still leave; a dead coordinator must not hold us
+
+
+class ControlLink:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        url: JoinUrl,
+        keys: tuple[bytes, bytes],
+        counters: Counters,
+    ) -> None:
+        """`keys`: CURVE public and secret key of this session, z85.  The coordinator's key is pinned by the URL."""
+        self._context = context
+        self._url = url
+        self._public, self._secret = keys
+        self._counters = counters
+        self._door: zmq.Socket[bytes] | None = None
+        self._members: zmq.Socket[bytes] | None = None
+
+    def sockets(self) -> Iterator[zmq.Socket[bytes]]:
+        if self._door is not None:
+            yield self._door
+        if self._members is not None:
+            yield self._members
+
+    def to_door(self, message: FromDoor) -> None:
+        if self._door is None:
+            self._door = self._dial(self._url.port)
+        self._send(self._door, message)
+
+    def to_members(self, message: FromMember) -> None:
+        if self._members is not None:
+            self._send(self._members, message)
+
+    def enter_members(self, port: int) -> None:
+        """Hangs up at the door: who is in must not take the place of who knocks."""
+        self.leave_members()
+        self._hang_up()
+        self._members = self._dial(port)
+
+    def leave_members(self) -> None:
+        if self._members is not None:
+            self._members.close(linger=_GOODBYE_MS)
+            self._members = None
+
+    def receive(self) -> Iterator[Message]:
+        """What came from the coordinator; anything that is not a message of its kind ends in a counter."""
+        for socket, allowed in ((self._door, _FROM_DOOR), (self._members, _FROM_MEMBERS)):
+            while socket is not None and not socket.closed:
+                try:
+                    raw = socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                try:
+                    yield envelope.decode(raw, allowed)
+                except FrameError as error:
+                    self._counters.count(error.verdict)
+
+    def close(self) -> None:
+        self.leave_members()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._door is not None:
+            self._door.close(linger=0)
+            self._door = None
+
+    @staticmethod
+    def _send(socket: zmq.Socket[bytes], message: Message) -> None:
+        try:
+            socket.send(envelope.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # the queue is full because nobody reads: every message is repeated by later beats
+
+    def _dial(self, port: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
+        socket.curve_serverkey = text_of(self._url.key)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 256)  # a hash list and progress for each of many fragments
+        socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_FRAME_BYTES + 4096)
+        socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # no ZMTP heartbeats: see collectives/link/zmq_link.py
+        socket.setsockopt(zmq.TCP_MAXRT, 10_000)
+        socket.setsockopt(zmq.IPV6, 1)
+        host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
+        socket.connect(f"tcp://{host}:{port}")
+        return socket
+
+
+# ---- how long the coordinator takes to answer ---------------------------------------------------------
+
+
+ON_WAY_MOST = 64  # beats without an answer; the oldest are forgotten
+
+
+class Took(NamedTuple):
+    both_ways_s: float
+    there: float  # seconds, on two clocks that began at different times: only differences between these mean anything
+
+
+class BeatClock:
+    def __init__(self) -> None:
+        self._said_at: dict[int, float] = {}  # seq -> when it was handed to the socket
+
+    def on_said(self, message: object, now: float) -> None:
+        if isinstance(message, Beat):
+            self._said_at[message.seq] = now
+            for seq in list(self._said_at)[:-ON_WAY_MOST]:
+                del self._said_at[seq]
+
+    def on_heard(self, message: object, now: float) -> Took | None:
+        """What this answer took, if it answers a beat."""
+        if not isinstance(message, Tick) or message.answers not in self._said_at:
+            return None
+        said_at = self._said_at[message.answers]
+        self._said_at = {seq: at for seq, at in self._said_at.items() if seq > message.answers}
+        return Took(now - said_at, message.heard_s - said_at)
+
+    def forget(self) -> None:
+        """The connection was made anew: what is under way is lost."""
+        self._said_at.clear()

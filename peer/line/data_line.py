@@ -1,0 +1,152 @@
+"""This peer's line to the others: the data plane with its address, its limits, and what it was measured to carry.
+
+Owned by the agent, which sends and receives through `link`.  Decides nothing about rounds; who may speak and what is
+sent comes from the peer machine.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import zmq
+
+from farflung.collectives.link.pacer import Courtesy
+from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
+from farflung.collectives.link.tcp_counts import NOTHING, Crossed
+from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
+from farflung.peer.line.control import Took
+from farflung.peer.machine.lanes import Participation
+from farflung.peer.settings import Caps, OwnConfig
+from farflung.protocol.caps import parse_cap, strictest
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import NetSection
+from farflung.protocol.verdicts import Counters
+
+OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
+
+
+class DataLine:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[bytes, bytes], own: OwnConfig
+    ) -> None:
+        """`keys`: CURVE public and secret key of this session, z85.  UserError for an address that is none."""
+        self._own = own
+        if own.listen not in ("", OUTBOUND_ONLY):
+            checked_listen(own.listen)
+        self._settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes())
+        self.link = ZmqLink(context, keys, Counters(), self._settings)
+        self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
+        # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
+        self._up, self._down = RateMeter(), RateMeter()
+        self._up_at_least = AtLeast()
+        self._courtesy = Courtesy()
+        self._moved = NOTHING  # bytes when the meters were fed last
+        self._has_more = False  # bytes wait to leave
+
+    def open(self, url: JoinUrl, net: NetSection) -> str:
+        """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
+        self._up_limits = Caps((*self._up_limits.caps, parse_cap(net.upload_limit)))
+        self._down_limits = Caps((*self._down_limits.caps, parse_cap(net.download_limit)))
+        self._keep_limits(time.monotonic())  # a socket is opened for a limited line or for an open one
+        own = self._own
+        if own.listen == OUTBOUND_ONLY:
+            return ""
+        host, port = checked_listen(own.listen) if own.listen else ("", 0)
+        bind = host or address_towards(url)
+        bound = self.link.listen(bind, port)
+        if own.advertise:
+            return own.advertise if ":" in own.advertise else f"{own.advertise}:{bound}"
+        dialled = address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
+        return f"{dialled}:{bound}"
+
+    def on_tick(self, now: float, part: Participation | None) -> None:
+        """`part`: what this peer does in the run, which says whether bytes are to be expected."""
+        link = self.link
+        link.on_tick()
+        # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
+        # arrived long before.
+        crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0, 0)
+        sent = max(0, crossed.sent - self._moved.sent)  # the kernel may take a segment back
+        received = crossed.received - self._moved.received
+        self._moved = crossed if sent else crossed._replace(sent=self._moved.sent)
+        self._has_more = link.backlog or crossed.waiting > 0
+        others, owing = (part.others_in_round, part.owing_in_round) if part is not None else (0, 0)
+        self._up.feed(now, sent, is_mine(link.peers_waiting, others))
+        self._down.feed(now, received, is_mine(owing, others))
+        self._up_at_least.feed(now, sent)
+        if not (self._has_more or (part is not None and part.expects_bytes)):
+            link.probe()
+        self._keep_limits(now)
+
+    def on_answer(self, now: float, took: Took) -> None:
+        """The coordinator answered a beat: how long that took shows how full the line is."""
+        line = self._up.bytes_per_s if self._has_more else None
+        self._courtesy.on_answer(now, took.both_ways_s, took.there, line)
+        self._keep_limits(now)
+
+    def forget_coordinator(self) -> None:
+        """Another one may answer from now on, whose clock is another."""
+        self._courtesy.forget_way()
+
+    @property
+    def _up_roughly(self) -> float | None:
+        """Before a round has told: what the probe showed of a slow line, or what has left in the best half second.
+
+        The probe may have met a busy peer, so the greater of both.
+        """
+        probed = self.link.pings.probed
+        known = [self._up_at_least.bytes_per_s, probed[0] / probed[1] if probed is not None else None]
+        return max((rate for rate in known if rate is not None), default=None)
+
+    @property
+    def rates(self) -> tuple[int, int, bool]:
+        """Bytes per second up and down, and whether that is a rough word; 0 where nothing is known yet.
+
+        What a limit allows is never exceeded.
+        """
+        found = []
+        measured = (self._up.bytes_per_s or self._up_roughly, self._down.bytes_per_s)
+        for rate, limit in zip(measured, self._limits(), strict=True):
+            known = [each for each in (rate, limit) if each is not None]
+            found.append(round(min(known, default=0)))
+        return found[0], found[1], self._up.bytes_per_s is None
+
+    def _limits(self) -> tuple[float | None, float | None]:
+        """What people allow at this hour, up and down."""
+        clock = time.localtime()
+        second_of_day = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
+        return self._up_limits.at(second_of_day), self._down_limits.at(second_of_day)
+
+    def _keep_limits(self, now: float) -> None:
+        up, down = self._limits()
+        up = strictest(up, self._courtesy.bytes_per_s)
+        self._settings.upload.set_rate(now, up)
+        self._settings.download.set_rate(now, down)
+        self.link.tcp.pace(up)
+
+
+def send_window_bytes() -> int:
+    """The most that one TCP connection of this machine can have on its way."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return LinkSettings.window_bytes  # no Linux: a usual value
+
+
+def checked_listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
+    return host, int(port)
+
+
+def address_towards(url: JoinUrl) -> str:
+    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
+    family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((url.host, url.port))
+        host = str(probe.getsockname()[0])
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,250 @@
+"""What agent and trainer of one peer share on their machine: a folder and memory; their channel is in channel.py.
+
+Called by the agent (`SharedState.create`), by the trainer (`SharedState.open`) and by whoever starts the two
+(`make_folder`).
+Must not know what the messages mean, or who may write to the anchor when.
+
+    FOLDER/lock           flock, held as long as the process that made the folder lives
+    FOLDER/trainer.sock   the channel
+    PLACE/anchor momentum slot0 slot1 slot2 progress    PLACE is FOLDER, or another such folder with more room
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import math
+import os
+import re
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.peer.local.words import Shared
+from farflung.protocol.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Copied = TypeVar("Copied")
+
+_PREFIX = "farflung-"
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
+_MARGIN_BYTES = 16 << 20
+_PAGE_BYTES = 4096
+LOOK_AGAIN_S = 0.01  # while the anchor changes
+
+
+# ---- the folder
+
+
+def make_folder(room_bytes: int = _ROOM_BYTES) -> Path:
+    """A private folder, in memory where there is room.  Its lock is held for the life of this process."""
+    usable = os.access(_MEMORY, os.W_OK) and os.path.ismount(_MEMORY) and _free_bytes(_MEMORY) >= room_bytes
+    home = _MEMORY if usable else Path(tempfile.gettempdir())
+    # Locked first and named afterwards, so that nobody sweeps it away in between.  mkdtemp makes it 0700.
+    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}{os.getpid()}-", dir=home))
+    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the descriptor stays open: only the end of this process lets go of it
+    return new.rename(home / new.name.removeprefix("new-"))
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that made the folder is gone, however it ended."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return not folder.exists()  # without a lock it is being made, or is not ours to judge
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def sweep_stale() -> list[Path]:
+    """Remove what peers of this user left behind when they were killed; returns what was removed."""
+    removed = []
+    for home in {_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in home.glob(f"{_PREFIX}*-*"):
+            try:
+                mine = folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+            except OSError:  # somebody else removed it just now
+                continue
+            if mine and is_abandoned(folder):
+                remove_folder(folder)
+                removed.append(folder)
+    return removed
+
+
+def _free_bytes(path: Path) -> int:
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+# ---- memory
+
+
+class SharedState:
+    """The anchor, its momentum, three delta slots and the progress counters, mapped into both processes."""
+
+    def __init__(self, message: Shared) -> None:
+        self._message = message
+        self.anchor = _mapped(message.anchor, message.elements)
+        self.momentum = _mapped(message.momentum, message.elements)
+        self.slots = tuple(_mapped(path, message.elements) for path in message.slots)
+        # One aligned 8-byte store per counter: a reader never sees half of one.
+        self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
+        self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
+        # Odd: the anchor is just changing.
+        self._changes = np.memmap(message.progress, np.int64, "r+", 24, (1,))
+
+    @classmethod
+    def create(cls, folder: Path, elements: int) -> SharedState:
+        place = _place_with_room(folder, 5 * 4 * elements + _PAGE_BYTES)
+        names = ("anchor", "momentum", "slot0", "slot1", "slot2")
+        anchor, momentum, *slots = (str(place / name) for name in names)
+        progress = str(place / "progress")
+        for path, size in (
+            *((path, 4 * elements) for path in (anchor, momentum, *slots)),
+            (progress, _PAGE_BYTES),
+        ):
+            with open(path, "wb") as file:
+                file.truncate(size)
+        message = Shared(
+            anchor=anchor,
+            momentum=momentum,
+            slots=(slots[0], slots[1], slots[2]),
+            progress=progress,
+            elements=elements,
+        )
+        state = cls(message)
+        state.write_progress(0, 0, None)
+        return state
+
+    @classmethod
+    def open(cls, shared: Shared) -> SharedState:
+        return cls(shared)
+
+    @property
+    def place(self) -> Path:
+        """Where the files lie: not always the folder that `create` was given.  Remove both at the end."""
+        return Path(self._message.anchor).parent
+
+    @property
+    def elements(self) -> int:
+        return self._message.elements
+
+    def as_message(self) -> Shared:
+        return self._message
+
+    def write_progress(self, step: int, tokens: int, loss: float | None) -> None:
+        self._counts[0] = step
+        self._counts[1] = tokens
+        self._loss[0] = math.nan if loss is None else loss
+
+    def mark_torn(self, torn: bool) -> None:
+        """The agent's word, before the anchor changes and when it is one version again."""
+        changes = int(self._changes[0])
+        self._changes[0] = changes + (changes % 2 != int(torn))
+
+    def copy_whole(self, copy: Callable[[], Copied], patience_s: float) -> Copied:
+        """What `copy` takes from the anchor, all of one version; UserError if it is not for so long."""
+        end = time.monotonic() + patience_s
+        while True:
+            before = int(self._changes[0])
+            if before % 2 == 0:
+                copied = copy()
+                if int(self._changes[0]) == before:
+                    return copied
+            elif time.monotonic() >= end:
+                raise UserError(
+                    "the run's next version is just arriving and does not become whole; try later"
+                )
+            time.sleep(LOOK_AGAIN_S)
+
+    def read_progress(self) -> tuple[int, int, float | None]:
+        loss = float(self._loss[0])
+        return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
+
+
+def _place_with_room(folder: Path, bytes_needed: int) -> Path:
+    """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
+    wanted = bytes_needed + _MARGIN_BYTES
+    if _free_bytes(folder) >= wanted:
+        return folder
+    place = make_folder(wanted)
+    if _free_bytes(place) < wanted:
+        remove_folder(place)
+        raise UserError(
+            f"no room for the {wanted >> 20} MiB that agent and trainer share, neither in {folder.parent} nor in "
+            f"{place.parent}: make /dev/shm larger (containers: --shm-size) or set TMPDIR to a larger disk"
+        )
+    return place
+
+
+def _mapped(path: str, elements: int) -> Tensor:
+    return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
+
+
+# ---- memory that a process does not keep --------------------------------------------------------------
+
+_MADV_DONTNEED = 4
+_madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def unmap_pages(values_n: Tensor) -> None:
+    """These shared values have been read: this process holds their pages no longer.  The values stay, in the file.
+
+    Without it a slot that was read once would count as this process's memory for ever.
+    """
+    page = resource.getpagesize()
+    first = -(-values_n.data_ptr() // page) * page
+    last = (values_n.data_ptr() + values_n.nbytes) // page * page
+    if _madvise is not None and last > first:
+        _madvise(first, last - first, _MADV_DONTNEED)
+
+
+# Of a shared library, which stays where it is: what lies at the place of a file that another thread closes meanwhile
+# would be lost.
+_TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* .*\.so\b")
+
+
+def let_go_of_text() -> None:
+    """Importing torch runs through 90 MB of program text and constants, of which hardly any is needed again.
+
+    What is comes back from the page cache, 64 KB at a time.
+    """
+    if _madvise is not None:
+        for first, end in _unchanged_text():
+            _madvise(first, end - first, _MADV_DONTNEED)
+
+
+def _unchanged_text() -> list[tuple[int, int]]:
+    """Only what is still as the file has it: pages that a loader or a debugger has changed exist nowhere else."""
+    found: list[tuple[int, int]] = []
+    mapping: re.Match[str] | None = None
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+        if "-" in line.partition(" ")[0]:
+            mapping = _TEXT.match(line)
+        elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
+            found.append((int(mapping[1], 16), int(mapping[2], 16)))
+    return found

@@ -1,0 +1,148 @@
+"""What trainer and agent of one peer say to each other, on one machine.  Types only.
+
+Bulk goes through shared memory: the anchor and its momentum (agent writes), three delta slots (trainer writes) and
+a page of progress counters.  Three, so that there is always one to freeze into besides the newest pseudo-gradient and
+the one that a round is using: the agent names it (`spare`).  A slot costs memory only once it is written.  Each
+fragment uses its own region of the three, as if it were alone: one may stand in slot 0, its neighbour in slot 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from farflung.protocol.messages import Lease
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Used
+
+# What a trainer keeps of its own work when it loads the anchor:
+#   drop     nothing: it starts from the anchor
+#   all      everything not yet merged (its contribution was not in the commit, P6)
+#   rest     only what came after the slot that the commit used
+#   restore  it is a fresh trainer: it takes the slot's delta as its own unmerged work
+Keep = Literal["drop", "all", "rest", "restore"]
+
+
+class _Local(Struct, frozen=True, kw_only=True, tag_field="say", forbid_unknown_fields=True):
+    pass
+
+
+# ---- trainer to agent
+
+
+class Attach(_Local, frozen=True, kw_only=True, tag="attach"):
+    model: ModelSchema
+    pid: int
+
+
+class Provided(_Local, frozen=True, kw_only=True, tag="provided"):
+    """The model's initial values are in the anchor."""
+
+
+class Loaded(_Local, frozen=True, kw_only=True, tag="loaded"):
+    version: int
+    fragment: int = 0
+
+
+class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
+    """A fragment's pseudo-gradient stands in `slot`; the numbers count all of it that no commit has used yet."""
+
+    slot: int
+    tokens: int
+    steps: int
+    used: tuple[Used, ...]  # samples that this fragment has learned from
+    loss: float | None
+    fragment: int = 0
+    step: int = 0  # the trainer's count of all its steps
+    more: bool = False  # another fragment was frozen at the same step, and its word follows
+
+
+class Need(_Local, frozen=True, kw_only=True, tag="need"):
+    samples: int  # size of the data set, or UNKNOWN_LENGTH
+    want: int  # samples wanted beyond what is leased now
+
+
+class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
+    reason: str
+
+
+# ---- agent to trainer
+
+
+class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
+    manifest: bytes
+    peer: str
+    name: str
+
+
+class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
+    anchor: str
+    momentum: str
+    slots: tuple[str, str, str]
+    progress: str
+    elements: int
+
+
+class Provide(_Local, frozen=True, kw_only=True, tag="provide"):
+    """Found the run: write the model's values into the anchor."""
+
+
+class Load(_Local, frozen=True, kw_only=True, tag="load"):
+    version: int
+    keep: Keep
+    slot: int
+    tokens: int  # rest: how much the commit used; restore: how much stands in the slot
+    steps: int
+    spare: int  # the slot to freeze into next
+    fragment: int = 0
+
+
+class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
+    """This fragment is no reason to wait: go on with inner steps."""
+
+    spare: int
+    fragment: int = 0
+
+
+class Opened(_Local, frozen=True, kw_only=True, tag="opened"):
+    """A round of this fragment has begun: what all peers see at the same time.  Told where training goes on during
+    rounds, and where periods are measured by the clock."""
+
+    hold: bool  # it uses the frozen work: no further freeze before the next Load or Resume
+    fragment: int = 0
+
+
+class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
+    leases: tuple[Lease, ...]  # `upto`, `uptos`: where to go on reading
+    unsure: bool = False  # what is missing may be mine all the same: the coordinator will say
+
+
+class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
+    version: int
+
+
+class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
+    code: str
+    reason: str
+
+
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Bye
+ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Finish | Stop
+
+_encoder = msgspec.msgpack.Encoder()
+_from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
+_to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
+
+
+def to_bytes(message: FromTrainer | ToTrainer) -> bytes:
+    return _encoder.encode(message)
+
+
+def from_trainer(raw: bytes) -> FromTrainer:
+    return _from_trainer.decode(raw)
+
+
+def to_trainer(raw: bytes) -> ToTrainer:
+    return _to_trainer.decode(raw)

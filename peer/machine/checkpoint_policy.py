@@ -1,0 +1,151 @@
+"""When a peer saves the run's state as a checkpoint, and when it reads one back.  Pure.
+
+Part of the peer machine.  A checkpoint is of one version: each fragment's state is taken when that fragment is
+there and the coordinator has confirmed its digest (P4), so fragments that are ahead of others do no harm.
+Reading one back is for a run whose newest state nobody holds; whether the run goes back to it, the coordinator says.
+It also takes up what had arrived of the state before this peer was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
+from farflung.peer.machine.lane import Lane
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Tick
+from farflung.protocol.signing import curve_key_of, proves, statement_of
+
+READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
+STARVED_S = 20.0  # holding nothing, and no donor gave anything
+
+
+class Saving:
+    def __init__(self) -> None:
+        self.enabled = False  # the shell has a place to write to
+        self.saved = NO_VERSION
+        self.pinned = b""  # the coordinator's key, as the join URL has it
+        self._run_id = b""
+        self._every = self._rounds = 0
+        self._tried = NO_VERSION
+        self._busy = False
+        self._taken: set[int] = set()  # fragments of the version that is being saved
+
+    def begin(self, manifest: Manifest, run_id: bytes) -> None:
+        self._run_id = run_id
+        self._every, self._rounds = manifest.checkpoint.every_rounds, manifest.run.rounds
+
+    def forget(self) -> None:
+        """The run went back: its versions are made again."""
+        self._tried = NO_VERSION
+
+    def is_due(self, version: int) -> bool:
+        if not self.enabled or not self._every or version <= 0:
+            return False
+        return version % self._every == 0 or version == self._rounds
+
+    def look(self, lanes: Sequence[Lane], era: int) -> list[Effect]:
+        """Asked at every tick, before anything newer is applied."""
+        effects: list[Effect] = []
+        late = [lane for lane in lanes if lane.fragment.number not in self._taken]
+        if self._busy and any(lane.version > self._tried for lane in late):
+            effects.append(DropSave(self._tried))
+            self._busy = False
+        for lane in lanes:
+            version, number = lane.version, lane.fragment.number
+            if not self.is_due(version) or lane.sealing or lane.verified_version != version:
+                continue
+            if not self._busy and version > self._tried:
+                self._busy, self._tried, self._taken = True, version, set()
+            if self._busy and version == self._tried and number not in self._taken:
+                self._taken.add(number)
+                proof, digest = lane.proof, lane.digest
+                if proof and not self._fits(proof, statement_of(self._run_id, era, number, version, digest)):
+                    effects.append(Note(f"the coordinator's signature of version {version} does not fit"))
+                    proof = b""
+                effects.append(SaveFragment(version, number, digest, lane.made_by_round, era, proof))
+        return effects
+
+    def _fits(self, proof: bytes, statement: bytes) -> bool:
+        return proves(proof, statement) and (not self.pinned or curve_key_of(proof[:32]) == self.pinned)
+
+    def on_saved(self, version: int, problem: str) -> list[Effect]:
+        """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
+        if not self._busy or version != self._tried:
+            return []
+        self._busy = False
+        if problem:
+            return [Note(problem)]
+        self.saved = version
+        return [Note(f"checkpoint of version {version} saved")]
+
+
+class Restoring:
+    def __init__(self) -> None:
+        self.enabled = False  # the shell has a place to read from
+        self.busy = False  # the state is being written
+        self._era = 0
+        self._again_at = 0.0
+        self._empty_since: float | None = None
+
+    def look(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
+        """Asked at every tick: read a checkpoint if I hold nothing and nobody gives me anything."""
+        learned = any(word.version > 0 for word in tick.fragments)
+        if not self.enabled or self.busy or not learned or not all(map(_is_empty, lanes)):
+            self._empty_since = None
+            return []
+        self._empty_since = now if self._empty_since is None else self._empty_since
+        starved = tick.goal == "wait" or now - self._empty_since >= STARVED_S
+        if not starved or loading or now < self._again_at:
+            return []
+        self.busy, self._era = True, tick.era
+        return [Restore(tuple(word.digests for word in tick.fragments))]
+
+    def on_end(self, version: int, now: float, era: int) -> bool:
+        """False if nothing was found, or what was read is void because the run went back meanwhile."""
+        self.busy = False
+        self._again_at = now if version != NO_VERSION else now + READ_AGAIN_S
+        return version != NO_VERSION and era == self._era
+
+
+def _is_empty(lane: Lane) -> bool:
+    nothing = lane.version == NO_VERSION and not lane.sealing
+    return nothing and all(version == NO_VERSION for version in lane.catch.versions)
+
+
+# ---- what had arrived before this peer was killed -----------------------------------------------------
+#
+# Asked once, when the coordinator first says where the run is; what is found is only a beginning, and
+# everything else is fetched as ever (checkpoints/catch_up.py).
+
+
+Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
+
+
+class Recalling:
+    def __init__(self) -> None:
+        self.enabled = False  # the shell has a place where pieces may lie
+        self.busy = False  # they are being read into the state
+        self._era = 0
+
+    def look(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
+        """Asked at every tick."""
+        if not self.enabled or tick.goal == "found":
+            return []
+        self.enabled = False
+        empty = all(lane.version == NO_VERSION and not lane.sealing for lane in lanes)
+        if not empty or any(v != NO_VERSION for lane in lanes for v in lane.catch.versions):
+            return []
+        self.busy, self._era = True, tick.era
+        return [Recall(tick.era)]
+
+    def on_end(self, held: Held, lanes: Sequence[Lane], era: int) -> list[Effect]:
+        self.busy = False
+        if era != self._era or not held:
+            return []
+        for lane in lanes:
+            lane.catch.recalled(held)
+        kept = sum(v != NO_VERSION for lane in lanes for v in lane.catch.versions)
+        of = sum(lane.fragment.count for lane in lanes)
+        return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]

@@ -1,0 +1,163 @@
+"""What the peer's machine asks its shell (the agent, or the simulator) to do, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.round.effects import DataEffect
+from farflung.peer.local.words import ToTrainer
+from farflung.protocol.messages import FromDoor, FromMember
+from farflung.protocol.round_words import Contact
+
+
+@dataclass(frozen=True, slots=True)
+class ToDoor:
+    message: FromDoor
+
+
+@dataclass(frozen=True, slots=True)
+class EnterMembers:
+    """The coordinator let me in: connect to its members' port."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveMembers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class Contacts:
+    """Everybody in the run: whose frames are accepted, and where they can be dialled."""
+
+    roster: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    message: ToTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode a fragment's pseudo-gradient in a delta slot, and tell of some chunks as soon as they are made."""
+
+    round_no: int
+    slot: int
+    codec: str
+    order: tuple[int, ...]  # of the chunks, each by its index within the fragment
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """What was encoded from `slot` is decided: a commit used it, or it will come again with the next."""
+
+    slot: int
+    used: bool
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeState:
+    """Send one chunk of the outer state as it is now (it is at `version`)."""
+
+    to: str
+    chunk: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeManifest:
+    """The hashes of the fragment's chunks; `chunk` is its first one and names it."""
+
+    to: str
+    chunk: int
+    version: int
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLogged:
+    """A result that is kept on disk, if it is; `to` may be me: then it answers a question of my own."""
+
+    to: str
+    chunk: int
+    version: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFragment:
+    """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
+
+    version: int
+    fragment: int
+    digest: bytes
+    round_no: int  # of the round that made it, 0 if not known
+    era: int
+    proof: bytes = b""  # the coordinator's signature of the digest; empty if it gives none
+
+
+@dataclass(frozen=True, slots=True)
+class DropSave:
+    """The checkpoint that was begun can't become whole: some fragment went past its version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Nobody serves the run's state: read the newest checkpoint that is a version of the run into mine."""
+
+    digests: tuple[
+        tuple[tuple[int, bytes], ...], ...
+    ]  # of each fragment (version, digest), as the run knows them
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Put back into the state what had arrived of it, in this era, when I was killed."""
+
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The peer is done: `code` is "finished", "left", or a refusal's code."""
+
+    code: str
+    reason: str
+
+
+Effect = (
+    ToDoor
+    | EnterMembers
+    | LeaveMembers
+    | ToCoordinator
+    | Contacts
+    | Tell
+    | Encode
+    | Resolve
+    | ServeState
+    | ServeManifest
+    | ServeLogged
+    | SaveFragment
+    | DropSave
+    | Restore
+    | Recall
+    | Note
+    | Exit
+    | DataEffect
+)

@@ -1,0 +1,148 @@
+"""Between the lanes and the trainer: what a new version, a failed round or a lost lease means for its work.  Pure.
+
+Part of the peer machine.  For each fragment it holds the lane (what the run does with it) against the work (what
+the trainer has of it), and decides when a trainer that waits may go on.
+"""
+
+from __future__ import annotations
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.peer.machine.effects import Effect, Note
+from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lanes import Participation
+from farflung.peer.machine.trainer_view import Training
+from farflung.protocol.messages import FragmentTick, Tick
+
+
+class Exchange:
+    def __init__(self, part: Participation, training: Training) -> None:
+        self._part = part
+        self._training = training
+
+    def free_slots(self) -> list[Effect]:
+        """Before the trainer is told where to freeze next: settle what is over, and name the slots still in use."""
+        effects: list[Effect] = []
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            effects += lane.take_resolved()
+            work.sent_slot = lane.sent_slot
+        return effects
+
+    # ---- the trainer comes, founds, finishes --------------------------------------------------------------------
+
+    def on_attach(self) -> list[Effect]:
+        self._training.on_attach()
+        effects = self.free_slots()
+        for lane in self._part.lanes:
+            if lane.whole:
+                effects += self._training.load(lane.fragment.number, lane.version, None)
+        return effects
+
+    def on_provided(self) -> list[Effect]:
+        """The trainer has written its model's values into the anchor."""
+        effects: list[Effect] = []
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            work.forget()
+            effects += lane.found()
+        return effects
+
+    def on_restored(self, version: int) -> list[Effect]:
+        """The state is that of a checkpoint."""
+        effects: list[Effect] = [Note(f"read the checkpoint of version {version}")]
+        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+            work.forget()
+            effects += lane.restored(version)
+        return effects
+
+    def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
+        """The run is at an older version again: who holds exactly that keeps it, with the work on it."""
+        news = any(lane.version != NO_VERSION for lane in self._part.lanes)  # not to who has just come
+        for lane, tick in zip(self._part.lanes, ticks, strict=True):
+            lane.go_back(tick.version, dict(tick.digests).get(tick.version))
+        versions = ", ".join(str(tick.version) for tick in ticks)
+        told = Note(f"the run went back to version {versions}: nobody held anything newer")
+        return [*([told] if news else []), *self.free_slots()]
+
+    def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
+        """Every fragment is here as the run has it."""
+        return all(
+            lane.version == tick.version and not lane.sealing
+            for lane, tick in zip(self._part.lanes, ticks, strict=True)
+        )
+
+    def finish(self) -> list[Effect]:
+        return self._training.finish([lane.version for lane in self._part.lanes])
+
+    # ---- what becomes of its work --------------------------------------------------------------------------------
+
+    def on_sealed(self, fragment: int, version: int, digest: bytes) -> list[Effect]:
+        lane, training = self._part.lanes[fragment], self._training
+        consumed = lane.on_sealed(version, digest)
+        effects = self.free_slots()
+        if lane.version != version:
+            return effects  # it turned out not to be the run's
+        if lane.lost_track:
+            lane.lost_track = False
+            told = Note("away for too long to know whether my last contribution counted: it is dropped")
+            return [*effects, *training.forget_leases(), told, *training.drop_work(fragment, version)]
+        if consumed is not None:
+            used = {used.lease: used.upto for used in consumed.frozen.used}
+            effects += training.on_commit_used(fragment, used)
+        taken = consumed.frozen if consumed is not None and not consumed.disowned else None
+        return effects + training.load(fragment, version, taken)
+
+    def on_unusable(self, lane: Lane) -> list[Effect]:
+        """What stands frozen is not finite: the fragment starts again from the anchor."""
+        lane.contribution = None
+        return [*self.free_slots(), *self._training.drop_work(lane.fragment.number, lane.version)]
+
+    def on_tick(self, tick: Tick) -> list[Effect]:
+        """Where the run is: what that means for the trainer's work."""
+        effects = self.free_slots()
+        for lane, word in zip(self._part.lanes, tick.fragments, strict=True):
+            if lane.on_guard(word.dropped):
+                effects += self._start_again(lane, word.dropped)
+        if tick.goal == "alone" and all(lane.idle for lane in self._part.lanes):
+            effects += self.go_on_alone()
+        return effects + self.on_void(tick.void)
+
+    def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
+        """The guard did not take the update of a round that I was in: its work must not come again."""
+        number = lane.fragment.number
+        told = Note(
+            f"round {round_no} made an update of unusual size: I start again from version {lane.version}"
+        )
+        lane.disown()
+        if lane.whole:
+            return [told, *self.free_slots(), *self._training.drop_work(number, lane.version)]
+        self._training.works[number].forget()
+        return [told]
+
+    def on_void(self, void: tuple[int, ...]) -> list[Effect]:
+        """Samples behind the work were given to somebody else."""
+        if not self._training.known_leases & set(void):
+            return []
+        for lane in self._part.lanes:
+            lane.disown()
+        versions = [lane.version if lane.whole else NO_VERSION for lane in self._part.lanes]
+        return [*self.free_slots(), *self._training.on_void(void, versions)]
+
+    # ---- a trainer that waits -------------------------------------------------------------------------------------
+
+    def go_on_alone(self) -> list[Effect]:
+        """P5: without the coordinator, or when it holds all rounds, inner steps go on."""
+        return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
+
+    def go_on(self) -> list[Effect]:
+        """The trainer waits until every fragment's round is over; but not for rounds that are not on.
+
+        Once it has loaded some fragment, another one for which there is no round (it failed, or too few peers were
+        ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
+        each other for ever.  A trainer whose schedule lets it train during rounds waits for none that is not on.
+        """
+        lanes = self._part.lanes
+        if not self._training.rules.waits:
+            idle = [lane.idle for lane in lanes]
+            return [*self.free_slots(), *self._training.resume_where(idle)] if self._training.waiting else []
+        if not (self._training.moved_on and self._training.waiting):
+            return []
+        return self.go_on_alone() if all(lane.idle for lane in lanes) else []

@@ -1,0 +1,171 @@
+"""How a peer gets in: knock, read the manifest, say a signed hello, retry with patience.  Pure.
+
+Part of the peer machine.  Signing is handed in; no clock, no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from farflung import __version__
+from farflung.peer.identity import Identity
+from farflung.peer.machine.effects import Effect, Note
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.signed_words import hello_part
+
+UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
+UNREACHABLE_HINT = (
+    "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
+    "it printed last"
+)
+RETRY_S = 0.5
+RETRY_MAX_S = 10.0
+# A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
+FINAL_CODES = frozenset(
+    {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "revoked", "not-listed"}
+)
+
+
+class Stand(StrEnum):
+    KNOCKING = "knocking"
+    READING = "reading"  # the manifest is here, the model is not yet
+    GREETING = "greeting"
+    INSIDE = "inside"
+
+
+@dataclass(frozen=True)
+class Me:
+    """Who this process is; `sign` signs with the identity's key."""
+
+    peer: str
+    name: str
+    identity: bytes
+    key: bytes
+    process: bytes
+    software: str
+    sign: Callable[[bytes], bytes]
+    token: str = field(default="", repr=False)  # of an invitation
+
+
+class Doorway:
+    def __init__(self, me: Me, run: str) -> None:
+        self.stand = Stand.KNOCKING
+        self.manifest: bytes | None = None
+        self.manifest_digest = b""
+        self.run_id = b""
+        self.incarnation = 0  # of the coordinator that let me in
+        self.address = ""  # where other peers dial me; the shell knows it once it listens, before the hello
+        self._me = me
+        self._run = run
+        self._nonce = b""
+        self._awaits_welcome = False  # a hello is out, also while it knocks again because the answer is slow
+        self._again_at = 0.0
+        self._tries = 0
+        self._knocking_since: float | None = None
+
+    @property
+    def inside(self) -> bool:
+        return self.stand == Stand.INSIDE
+
+    def unreachable(self, now: float) -> str:
+        """Why to give up: nobody has answered for too long, and nobody ever did.  Else empty."""
+        if self.manifest is not None or self._knocking_since is None:
+            return ""
+        if now - self._knocking_since < UNREACHABLE_AFTER_S:
+            return ""
+        return f"nobody answered within {UNREACHABLE_AFTER_S:g} s; {UNREACHABLE_HINT}"
+
+    def leave(self, now: float, jitter: float) -> None:
+        """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
+        self.stand = Stand.KNOCKING
+        self._tries = 0
+        self._awaits_welcome = False
+        self._again_at = now + jitter
+
+    def on_timer(self, now: float) -> Knock | None:
+        if self.stand == Stand.INSIDE or now < self._again_at:
+            return None
+        if self.stand == Stand.READING:
+            return None
+        self.stand = Stand.KNOCKING
+        self._again_at = now + self._pause_s
+        self._tries += 1
+        if self._knocking_since is None:
+            self._knocking_since = now
+        return Knock(protocol=PROTOCOL_VERSION, run=self._run)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(self._tries, 10))
+
+    def on_challenge(self, challenge: Challenge) -> bool:
+        """True when it was expected."""
+        if self.stand != Stand.KNOCKING:
+            return False
+        self._nonce, self.run_id, self.manifest = challenge.nonce, challenge.run_id, challenge.manifest
+        self.stand = Stand.READING
+        return True
+
+    def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
+        self.stand, self._awaits_welcome = Stand.GREETING, True
+        self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
+        me = self._me
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            run_id=self.run_id,
+            identity=me.identity,
+            key=me.key,
+            address=self.address,
+            software=me.software,
+            manifest=self.manifest_digest,
+            model=model,
+            version=version,
+            digest=digest,
+            process=me.process,
+            token=me.token,
+            signature=b"",
+        )
+        return msgspec.structs.replace(hello, signature=me.sign(hello_part(hello, self._nonce)))
+
+    def on_welcome(self, welcome: Welcome) -> bool:
+        # A lower number is a coordinator that another one has replaced: nobody may follow both.
+        if not self._awaits_welcome or welcome.incarnation < self.incarnation:
+            return False
+        self.stand, self._tries, self._awaits_welcome = Stand.INSIDE, 0, False
+        self.incarnation = welcome.incarnation
+        return True
+
+    def outdated(self, message: ToDoor) -> list[Effect]:
+        """What people are told of a welcome that was not taken."""
+        if not isinstance(message, Welcome) or message.incarnation >= self.incarnation:
+            return []
+        told = "this coordinator is older than the one that I followed; if its host means it: coordinate --restored"
+        return [Note(told)]
+
+    def on_refuse(self, refuse: Refuse, now: float) -> bool:
+        """True when trying again is pointless."""
+        if self.stand == Stand.INSIDE:
+            return False  # the answer to an older hello: a newer one was welcome
+        self.stand, self._awaits_welcome = Stand.KNOCKING, False
+        self._again_at = now + max(refuse.retry_after_s, RETRY_S)
+        return refuse.code in FINAL_CODES
+
+
+def me_of(identity: Identity, key: bytes, process: bytes, token: str = "") -> Me:
+    """`key`: CURVE public key of this session; `process`: 16 random bytes."""
+    return Me(
+        peer=identity.peer_id,
+        name=identity.name,
+        identity=identity.public,
+        key=key,
+        process=process,
+        software=f"farflung {__version__}",
+        sign=identity.sign,
+        token=token,
+    )

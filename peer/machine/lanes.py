@@ -1,0 +1,210 @@
+"""A peer's part in the run: a lane for each fragment, and the way of every bulk frame into its lane.  Pure.
+
+Part of the peer machine.  A frame names its chunk, and a chunk belongs to one fragment.  Frames that overtook the
+plan or decision that explains them wait here for a moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.compression.codec import codec_named
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.lane import Lane
+from farflung.protocol.errors import FrameError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import ANSWERS, Frame, Kind, Spoiled
+from farflung.protocol.limits import BULK_HEADER_BYTES
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import FragmentTick
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.verdicts import Counters, Verdict
+
+EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
+EARLY_BYTES = 64 * 1024 * 1024
+_ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
+
+
+class Participation:
+    def __init__(
+        self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest, log: ResultLog | None = None
+    ) -> None:
+        """UserError if the model has fewer chunks than the run has fragments."""
+        fragments = fragments_of(model.chunk_count, manifest.round.fragments)
+        compare = manifest.merge.policy == "robust"
+        log = log or ResultLog()
+        log.keep_versions = manifest.round.keep_results
+        self.lanes = [Lane(me, run_tag, each, log, compare) for each in fragments]
+        self.counters = Counters()
+        self._elements = model.chunk_elements
+        self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
+        self._gather = codec_named(manifest.round.gather_codec)
+        self._early: deque[tuple[str, Frame]] = deque()
+
+    # ---- lanes ------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment."""
+        return min(lane.version for lane in self.lanes)
+
+    @property
+    def oldest_round_no(self) -> int:
+        """Rounds before it are over in every fragment."""
+        return min(lane.last_round_no for lane in self.lanes)
+
+    def lane_of_round(self, round_no: int) -> Lane | None:
+        """The lane in which this round is in flight."""
+        for lane in self.lanes:
+            if lane.round is not None and lane.round.plan.round_no == round_no:
+                return lane
+        return None
+
+    def lane_of_chunk(self, chunk: int) -> Lane | None:
+        return self._lane_of_chunk[chunk] if chunk < len(self._lane_of_chunk) else None
+
+    def is_behind(self, ticks: tuple[FragmentTick, ...]) -> bool:
+        """Who is one version behind is just applying it: no news, and with many fragments it is all the time."""
+        return any(
+            not 0 <= tick.version - lane.version <= 1 for lane, tick in zip(self.lanes, ticks, strict=True)
+        )
+
+    # ---- rounds -----------------------------------------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:
+        effects = self.lanes[plan.fragment].on_plan(plan, frozen, now)
+        return effects + self._replay_early(now)
+
+    def on_decision(self, decision: Decision, now: float) -> list[Effect]:
+        lane = self.lane_of_round(decision.round_no)
+        if lane is None:
+            return []
+        effects = lane.on_decision(decision, now)
+        return effects + self._replay_early(now)
+
+    def on_aborted(self, round_no: int) -> None:
+        for lane in self.lanes:
+            lane.on_aborted(round_no)
+
+    def on_timer(self, now: float) -> list[Effect]:
+        return [effect for lane in self.lanes for effect in lane.on_timer(now)]
+
+    # ---- frames -------------------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect]:
+        """A frame of a known peer whose payload matches its hash.  It ends in exactly one counter."""
+        kind, lane = frame.header.kind, self.lane_of_chunk(frame.header.chunk)
+        if lane is None:
+            self.counters.count(Verdict.MALFORMED)
+            return []
+        if kind in _ROUND_KINDS and lane.is_early(frame):
+            self._keep_early(sender, frame)
+            return []
+        if not self._is_usable(sender, frame, lane):
+            return []
+        effects: list[Effect] = []
+        if kind in _ROUND_KINDS:
+            verdict, effects = lane.on_round_frame(sender, frame, now)
+        elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
+            verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
+        elif frame.header.round_no:
+            verdict = Verdict.ACCEPTED  # MISSING in a round: the next quiet spell asks again
+            if lane.round is not None and frame.header.round_no == lane.round.plan.round_no:
+                lane.round.on_missing(sender, now)
+        else:
+            verdict, moved = lane.catch.on_frame(sender, frame)
+            effects = [*moved]
+        self.counters.count(verdict)
+        return effects
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[Effect]:
+        """A frame that is not what it should be.  The data plane counted it; its sender answers for it (P8)."""
+        header = spoiled.header
+        if header is not None and header.kind in ANSWERS:
+            lane = self.lane_of_chunk(header.chunk)
+            if lane is not None:
+                lane.catch.on_spoiled(sender, header)
+        number = header.round_no if header is not None else 0
+        effects: list[Effect] = []
+        for lane in self.lanes:  # what names no round speaks against its sender in all that are in flight
+            if lane.round is not None and number in (0, lane.round.plan.round_no):
+                effects += lane.round.on_spoiled(sender, spoiled)
+        return effects
+
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        for lane in self.lanes:
+            lane.on_lines(unreached, arriving, now)
+
+    @property
+    def in_round(self) -> bool:
+        return any(lane.round is not None for lane in self.lanes)
+
+    @property
+    def others_in_round(self) -> int:
+        """Of the round with most members, if there is one."""
+        return max(
+            (len(lane.round.plan.members) - 1 for lane in self.lanes if lane.round is not None), default=0
+        )
+
+    @property
+    def owing_in_round(self) -> int:
+        """Members whose bytes are due here.  Between its phases a round brings nothing."""
+        return len(set().union(*(lane.round.owing for lane in self.lanes if lane.round is not None)))
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return len(self._early)
+
+    @property
+    def expects_bytes(self) -> bool:
+        """Others have something for me: what arrives then shows what my line can take in."""
+        return any(lane.round is not None or not lane.catch.done for lane in self.lanes)
+
+    def _is_usable(self, sender: str, frame: Frame, lane: Lane) -> bool:
+        """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""
+        kind = frame.header.kind
+        if kind == Kind.CONTRIBUTION:
+            plan = lane.round.plan if lane.round is not None else None
+            if plan is None or frame.header.round_no != plan.round_no or sender not in plan.members:
+                return True  # the round's own verdict says what it is
+            codec = codec_named(plan.codec_of(sender))
+        elif kind in (Kind.RESULT, Kind.LOGGED):
+            codec = self._gather
+        else:
+            return True
+        try:
+            codec.check(frame.payload, self._elements)
+        except FrameError as error:
+            self.counters.count(error.verdict)
+            if kind == Kind.LOGGED:
+                lane.catch.on_spoiled(sender, frame.header)
+            else:
+                lane.refuse(sender, frame.header.round_no, error.verdict)
+            return False
+        return True
+
+    # ---- frames that overtook their explanation ----------------------------------------------------------------------
+
+    def _keep_early(self, sender: str, frame: Frame) -> None:
+        """Whoever has most bytes here loses its oldest frame first: a flood pushes out nobody else's."""
+        self._early.append((sender, frame))
+        held: Counter[str] = Counter()
+        for each, kept in self._early:
+            held[each] += BULK_HEADER_BYTES + len(kept.payload)
+        while len(self._early) > EARLY_KEPT or held.total() > EARLY_BYTES:
+            greedy = max(sorted(held), key=lambda each: held[each])
+            place = next(at for at, (each, _) in enumerate(self._early) if each == greedy)
+            held[greedy] -= BULK_HEADER_BYTES + len(self._early[place][1].payload)
+            del self._early[place]
+            self.counters.count(Verdict.STALE)
+
+    def _replay_early(self, now: float) -> list[Effect]:
+        waiting, self._early = self._early, deque()
+        effects: list[Effect] = []
+        for sender, frame in waiting:
+            effects += self.on_frame(sender, frame, now)
+        return effects

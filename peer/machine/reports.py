@@ -1,0 +1,220 @@
+"""What a peer says to the coordinator: builds its messages, numbers them, repeats what was not seen.  Pure.
+
+Part of the peer machine.  One `Reporter` lives as long as the peer; a session lives as long as the
+coordinator knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.weighing import Dots
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import ToCoordinator
+from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lanes import Participation
+from farflung.peer.machine.trainer_view import Training, Work
+from farflung.protocol.digests import bits, mask_of, mask_to_bytes
+from farflung.protocol.messages import (
+    STUCK,
+    Beat,
+    DotProducts,
+    FragmentBeat,
+    FragmentTick,
+    Leave,
+    ProgressReport,
+    Sent,
+)
+from farflung.protocol.round_words import Plan
+from farflung.protocol.signed_words import sent_part
+
+PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
+
+
+@dataclass
+class Vitals:
+    """Figures that the shell keeps up to date; they are reported, and decide nothing."""
+
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    up_bytes_per_s: int = 0
+    down_bytes_per_s: int = 0
+    rough: bool = True  # these two
+    stuck: bool = False  # the trainer takes no steps though it could
+    saved: int = -1  # newest version of which a checkpoint was written
+
+
+@dataclass
+class Said:
+    """What was said in one fragment's newest round."""
+
+    sent: Sent | None = None
+    progress: ProgressReport | None = None
+    progress_at: float = 0.0
+    told_complete: tuple[bool, bool, bool] = (False, False, False)
+
+
+class Reporter:
+    def __init__(self, sign: Callable[[bytes], bytes]) -> None:
+        """`sign`: with this peer's identity key."""
+        self._sign = sign
+        self.session = b""
+        self.run_id = b""
+        self.vitals = Vitals()
+        self.roster_no = 0
+        self.era = 0
+        self.leaving = False
+        self._seq = 0
+        self._said: dict[int, Said] = {}  # by fragment
+
+    def begin_session(self, session: bytes, run_id: bytes) -> None:
+        self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0
+
+    def begin_round(self, fragment: int) -> None:
+        self._said[fragment] = Said()
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _signed(self, sent: Sent) -> Sent:
+        return msgspec.structs.replace(sent, signature=self._sign(sent_part(self.run_id, sent)))
+
+    # ---- rounds ----------------------------------------------------------------------------------------
+
+    def sent(self, plan: Plan, hashes: bytes, frozen: Frozen | None) -> ToCoordinator:
+        """My hash list; without `frozen`: I have nothing to contribute."""
+        sent = Sent(
+            session=self.session,
+            seq=self._next(),
+            round_no=plan.round_no,
+            hashes=hashes,
+            tokens=frozen.tokens if frozen else 0,
+            steps=frozen.steps if frozen else 0,
+            loss=frozen.loss if frozen else None,
+            used=frozen.used if frozen else (),
+            signature=b"",
+        )
+        sent = self._signed(sent)
+        self._said[plan.fragment].sent = sent
+        return ToCoordinator(sent)
+
+    def maybe_progress(self, flight: MemberRound, now: float) -> list[ToCoordinator]:
+        """My progress, if it is news: at once when something became complete, else now and then."""
+        said, complete = self._said[flight.plan.fragment], flight.complete
+        if complete == said.told_complete and now - said.progress_at < PROGRESS_EVERY_S:
+            return []
+        report = self._build_progress(flight)
+        said.told_complete, said.progress_at = complete, now
+        before = said.progress
+        if before is not None and msgspec.structs.replace(report, seq=before.seq) == before:
+            return []
+        said.progress = report
+        return [ToCoordinator(report)]
+
+    def _build_progress(self, flight: MemberRound) -> ProgressReport:
+        progress = flight.progress()
+        merged = mask_of(progress.merged)
+        return ProgressReport(
+            session=self.session,
+            seq=self._next(),
+            round_no=flight.plan.round_no,
+            decision_no=flight.decision.decision_no if flight.decision is not None else 0,
+            held={member: (mask_to_bytes(mask), digest) for member, (mask, digest) in progress.held.items()},
+            refused=progress.refused,
+            cut_off=progress.cut_off,
+            merged=mask_to_bytes(merged),
+            merged_hashes=b"".join(progress.merged[chunk] for chunk in bits(merged)),
+            got=mask_to_bytes(progress.got[0]),
+            got_hash=progress.got[1],
+            dots=_told(progress.dots),
+        )
+
+    def repeat(self, tick: FragmentTick, flight: MemberRound | None) -> list[ToCoordinator]:
+        """What the coordinator shows not to have seen is said again, under a new number."""
+        again: list[ToCoordinator] = []
+        if flight is None or tick.round_no != flight.plan.round_no:
+            return again
+        said = self._said[flight.plan.fragment]
+        if said.sent is not None and not tick.sent_seen:
+            said.sent = self._signed(
+                msgspec.structs.replace(said.sent, session=self.session, seq=self._next())
+            )
+            again.append(ToCoordinator(said.sent))
+        if said.progress is not None and tick.progress_seen < said.progress.seq:
+            said.progress = msgspec.structs.replace(said.progress, session=self.session, seq=self._next())
+            again.append(ToCoordinator(said.progress))
+        return again
+
+    # ---- beats -----------------------------------------------------------------------------------------
+
+    def beat(self, part: Participation, training: Training) -> ToCoordinator:
+        vitals = self.vitals
+        return ToCoordinator(
+            Beat(
+                session=self.session,
+                seq=self._next(),
+                roster_no=self.roster_no,
+                fragments=tuple(
+                    _fragment_beat(lane, work, self.leaving)
+                    for lane, work in zip(part.lanes, training.works, strict=True)
+                ),
+                phase=STUCK if vitals.stuck else "leaving" if self.leaving else phase_of(part, training),
+                step=vitals.step,
+                tokens=vitals.tokens,
+                loss=vitals.loss,
+                tx_bytes=vitals.tx_bytes,
+                rx_bytes=vitals.rx_bytes,
+                up_bytes_per_s=vitals.up_bytes_per_s,
+                down_bytes_per_s=vitals.down_bytes_per_s,
+                rough=vitals.rough,
+                have=tuple(sorted(training.known_leases)),
+                unsure=training.unsure,
+                want=training.want,
+                samples=training.samples,
+                era=self.era,
+                saved=vitals.saved,
+                leaving=self.leaving,
+            )
+        )
+
+    def leave(self, reason: str) -> ToCoordinator:
+        return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
+
+
+def _told(dots: Dots | None) -> DotProducts | None:
+    if dots is None:
+        return None
+    return DotProducts(mask_to_bytes(dots.members), mask_to_bytes(dots.chunks), dots.products)
+
+
+def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
+    flight = lane.round
+    return FragmentBeat(
+        version=lane.version,
+        digest=lane.digest,
+        round_no=flight.plan.round_no if flight else 0,
+        epoch=flight.plan.epoch if flight else 0,
+        decision_no=flight.decision.decision_no if flight and flight.decision else 0,
+        ready=work.frozen is not None and flight is None and not lane.sealing and not leaving,
+        need=lane.catch.needs_commits,
+        dropped=lane.dropped_round,
+    )
+
+
+def phase_of(part: Participation, training: Training) -> str:
+    """Where this peer is, in one word for people."""
+    flights = [lane.round for lane in part.lanes if lane.round is not None]
+    if flights:
+        return "scatter" if any(flight.decision is None for flight in flights) else "gather"
+    if any(lane.sealing for lane in part.lanes):
+        return "apply"
+    frozen = any(work.frozen is not None and not work.running for work in training.works)
+    return "ready" if frozen and training.rules.waits else "inner"

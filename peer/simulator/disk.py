@@ -1,0 +1,112 @@
+"""What survives when a virtual peer is killed: checkpoints, arrived pieces, results; and the hand for the first.
+
+Used by the simulator's peers in place of peer/state/checkpoint_thread.py.  A checkpoint appears whole, a while after
+its last part was copied, or not at all: whoever is killed before has written nothing.  Some writes fail, some reads
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.collectives.round.effects import Install, Roll
+from farflung.peer.machine.effects import Restore, SaveFragment
+from farflung.peer.simulator.surroundings import Host
+from farflung.protocol.frames import Payload
+
+KEPT = 2
+Part = tuple[bytes, list[bytes]]  # digest, chunks
+
+
+@dataclass(frozen=True)
+class Kept:
+    era: int
+    version: int
+    parts: tuple[Part, ...]
+
+    def fits(self, known: tuple[tuple[tuple[int, bytes], ...], ...]) -> bool:
+        pairs = zip(self.parts, known, strict=True)
+        return all((self.version, digest) in digests for (digest, _), digests in pairs)
+
+
+@dataclass
+class VirtualDisk:
+    """`fails` is asked at every write and read."""
+
+    fails: Callable[[], bool]
+    kept: list[Kept] = field(default_factory=list)  # newest first
+
+    def write(self, new: Kept) -> str:
+        if self.fails():
+            return "the disk is full"
+        others = [k for k in self.kept if (k.era, k.version) != (new.era, new.version)]
+        self.kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
+        return ""
+
+
+@dataclass
+class OwnDisk:
+    """Beside the key of one peer: what peer/state/arrived_pieces.py and peer/state/results_on_disk.py keep."""
+
+    results_on_disk: bool = False
+    pieces: dict[int, tuple[int, int, bytes, bytes]] = field(
+        default_factory=dict
+    )  # era, version, digest, bytes
+    results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
+
+    def keep_result(self, era: int, effect: Roll, keep: int) -> None:
+        if self.results_on_disk:
+            self.results[era, effect.version, effect.chunk] = effect.payload
+            old = [key for key in self.results if key[1] <= effect.version - keep or key[0] != era]
+            for key in old:
+                del self.results[key]
+
+    def found(self) -> dict[int, set[int]]:
+        there: dict[int, set[int]] = {}
+        for _, version, chunk in self.results:
+            there.setdefault(version, set()).add(chunk)
+        return there
+
+
+class VirtualCheckpoints:
+    def __init__(self, peer: Host, disk: VirtualDisk) -> None:
+        self._peer, self._disk = peer, disk
+        self._key = (0, NO_VERSION)
+        self._parts: dict[int, Part] = {}
+        peer.machine.saving.enabled = peer.machine.restoring.enabled = True
+
+    def save(self, effect: SaveFragment) -> None:
+        """In the peer's arithmetic: what changes a chunk comes before this or after it."""
+        peer, key = self._peer, (effect.era, effect.version)
+        if key != self._key:
+            self._key, self._parts = key, {}
+        chunks = [peer.state.chunk_bytes(chunk) for chunk in peer.fragments[effect.fragment].chunks]
+        peer.world.observe("saved", (peer, effect, chunks))
+        self._parts[effect.fragment] = (effect.digest, chunks)
+        if len(self._parts) == len(peer.fragments):
+            whole = Kept(*key, tuple(part for _, part in sorted(self._parts.items())))
+            peer.world.after(peer.world.delay("store"), lambda: self._publish(whole))
+
+    def _publish(self, whole: Kept) -> None:
+        peer = self._peer
+        if peer.alive:
+            problem = self._disk.write(whole)
+            peer.carry_out(peer.machine.saving.on_saved(whole.version, problem))
+
+    def restore(self, effect: Restore) -> None:
+        peer = self._peer
+        if not peer.alive:
+            return
+        found = [kept for kept in self._disk.kept if kept.fits(effect.digests) and not self._disk.fails()]
+        newest = found[0] if found else None
+        if newest is not None:
+            chunks = [raw for _, part in newest.parts for raw in part]
+            for install in [Install(chunk, newest.version, raw) for chunk, raw in enumerate(chunks)]:
+                peer.calculate(partial(peer.state.install, install))
+        version = newest.version if newest is not None else NO_VERSION
+        peer.calculate(
+            lambda: peer.carry_out(peer.machine.on_restored(version, ["nothing read"], peer.world.now()))
+        )

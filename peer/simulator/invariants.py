@@ -1,0 +1,279 @@
+"""The promises as checks on a simulated run.  Raised at the very event that breaks one.
+
+Fed by the simulator with what virtual peers and the coordinator do.  It sees more than any party of the run:
+the truth behind every contribution, and everything that was ever made durable.  Each fragment is checked on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from farflung.checkpoints.checkpoint_manifest import chunk_hash
+from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.round.effects import Roll, Seal
+from farflung.compression.codec import Codec
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
+from farflung.coordinator.run.effects import KeepEvidence
+from farflung.peer.local.words import Load
+from farflung.peer.machine.effects import Encode, SaveFragment
+from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.surroundings import Sample
+from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.protocol.digests import hash_bytes, root_of, split_hashes
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import Payload
+from farflung.protocol.messages import Sent
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Commit
+
+Key = tuple[int, int]  # (fragment, version)
+
+
+class Broken(AssertionError):
+    """A promise was broken; the text names it."""
+
+
+@dataclass(frozen=True)
+class Contributed:
+    """The truth behind one contribution."""
+
+    steps: int
+    samples: tuple[Sample, ...]
+    payloads: dict[int, bytes]  # by chunk of its fragment, as far as they were made
+
+
+@dataclass
+class Era:
+    """What the run is, until it goes back.  Peers that have not heard of it yet live in the era before."""
+
+    commits: dict[Key, Commit] = field(default_factory=dict)
+    digests: dict[Key, bytes] = field(default_factory=dict)
+    sealed: dict[Key, bytes] = field(default_factory=dict)
+
+    def back_to(self, versions: tuple[int, ...]) -> Era:
+        """A version that was lost is made again, as something else."""
+        known = (self.commits, self.digests, self.sealed)
+        commits, digests, sealed = ({k: v for k, v in d.items() if k[1] <= versions[k[0]]} for d in known)
+        return Era(commits, digests, sealed)  # type: ignore[arg-type]
+
+
+class Invariants:
+    def __init__(self, model: ModelSchema, gather: Codec, fragments: int) -> None:
+        self._elements = model.chunk_elements
+        self._gather = gather
+        self._fragments = fragments_of(model.chunk_count, fragments)
+        self.eras = [Era()]
+        self.used: dict[int, set[Sample]] = {}  # samples, by round
+        self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
+        self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
+        self.contributions: dict[tuple[str, int], Contributed] = {}
+        self._fresh: set[Sample] = set()  # committed since the books were looked at last
+        self.steps_committed = 0
+        self.checks = 0
+
+    def version_of(self, fragment: int) -> int:
+        return max((version for number, version in self.commits if number == fragment), default=0)
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment."""
+        return min(self.version_of(each.number) for each in self._fragments)
+
+    @property
+    def commits(self) -> dict[Key, Commit]:
+        return self.eras[-1].commits
+
+    # ---- what becomes durable ------------------------------------------------------------------------------
+
+    def on_record(self, record: Record) -> None:
+        match record:
+            case CommittedRound(commit=commit):
+                self._on_commit(commit)
+            case DigestFixed(version=version, digest=digest, fragment=fragment):
+                key = (fragment, version)
+                now = self.eras[-1]
+                same = now.digests.setdefault(key, digest) == digest
+                self._require("P1", same, f"two digests for {key}")
+                self._require("P1", now.sealed.get(key) == digest, f"the digest of {key} is nobody's")
+            case Genesis(digests=digests):
+                self._require("P4", not self.commits, "a run that has learned something was founded anew")
+                self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
+                self.eras[-1].digests |= {(fragment, 0): digest for fragment, digest in enumerate(digests)}
+                self.geneses |= set(digests)
+            case RolledBack(versions=versions):
+                self._on_rolled_back(versions)
+
+    def on_evidence(self, kept: KeepEvidence) -> None:
+        """Whoever is in the commit signed for its bytes, and these are the bytes that it made."""
+        by_peer = {said.peer: said for said in kept.said}
+        for peer in kept.commit.included:
+            said = by_peer.get(peer)
+            told = f"{peer} is in round {kept.commit.round_no} and did not sign for it"
+            self._require("P9", said is not None, told)  # the conductor has looked at the signature
+            truth = self.contributions.get((peer, kept.commit.round_no))
+            hashes = split_hashes(said.sent.hashes) if said is not None else []
+            for chunk, payload in truth.payloads.items() if truth is not None else ():
+                self._require("P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes")
+
+    def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
+        now = self.eras[-1]
+        for key in enumerate(versions):
+            self._require("P4", key in now.digests, f"the run goes back to {key}, which it never was")
+            self._require("P4", key[1] <= self.version_of(key[0]), f"the run goes forward to {key}")
+        self.eras.append(now.back_to(versions))
+        self.samples_committed = [set() for _ in self._fragments]
+        for commit in self.commits.values():
+            self.samples_committed[commit.fragment] |= self.used[commit.round_no]
+
+    def _on_commit(self, commit: Commit) -> None:
+        fragment, version = commit.fragment, commit.version
+        last = self.version_of(fragment)
+        self._require("P2", version > last, f"version {version} of {fragment} was committed twice")
+        self._require("P2", version == last + 1, f"version {version} of {fragment} skips one")
+        self._require("P2", commit.round_no not in self.used, f"round {commit.round_no} was committed twice")
+        self.commits[fragment, version] = commit
+        self.used[commit.round_no] = set()
+        for peer in commit.included:
+            sent = self.contributions[peer, commit.round_no]
+            self.steps_committed += sent.steps
+            used = set(sent.samples)
+            self._require("P7", len(used) == len(sent.samples), f"{peer} read a sample twice in one round")
+            again = self.samples_committed[fragment] & used
+            told = f"{sorted(again)[:3]} went into version {version} of {fragment} a second time"
+            self._require("P7", not again, told)
+            self.samples_committed[fragment] |= used
+            self._fresh |= used
+            self.used[commit.round_no] |= used
+        self._is_the_weighted_mean(commit)
+
+    def _is_the_weighted_mean(self, commit: Commit) -> None:
+        """Whoever merged, and however often owners changed: the result is the sum that was decided."""
+        parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
+        weights = [weight for weight in commit.weights if weight > 0.0]
+        for index, expected in enumerate(split_hashes(commit.hashes)):
+            payloads = [payload[index] for payload in parts]
+            result = merged_chunk(self._gather, self._elements, payloads, weights)
+            told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
+            self._require("P9", hash_bytes(result) == expected, told)
+
+    # ---- what peers do ---------------------------------------------------------------------------------------
+
+    def observe(self, what: str, details: object) -> None:
+        handler = getattr(self, f"_saw_{what}", None)
+        if handler is not None:
+            handler(details)
+
+    def _saw_roll(self, details: tuple[VirtualPeer, Roll, int]) -> None:
+        peer, roll, era = details
+        fragment = next(each for each in self._fragments if roll.chunk in each.chunks)
+        commit = self.eras[era].commits.get((fragment.number, roll.version))
+        self._require(
+            "P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit"
+        )
+        assert commit is not None
+        expected = split_hashes(commit.hashes)[fragment.index(roll.chunk)]
+        self._require(
+            "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
+        )
+
+    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
+        peer, seal, digest, era = details
+        if seal.version > 0:
+            key = (seal.fragment, seal.version)
+            same = self.eras[era].sealed.setdefault(key, digest) == digest
+            self._require("P1", same, f"{peer.peer} is at {key} with another state than others")
+
+    def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
+        peer, encode, payloads = details
+        first = self._fragments[encode.fragment].first * self._elements
+        work, mixed = peer.kept_work(encode.slot, encode.fragment)
+        steps = round(float(peer.slots[encode.slot][first]) - mixed)
+        samples = tuple(sample for step in work for sample in step)
+        made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
+        made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
+
+    def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
+        peer, message = details
+        if isinstance(message, Sent) and peer.machine.part is not None:
+            lane = peer.machine.part.lane_of_round(message.round_no)
+            era = peer.machine.reports.era
+            good = lane is not None and self._is_the_runs(
+                lane.fragment.number, lane.version, lane.digest, era
+            )
+            self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
+
+    def _saw_serve(self, details: tuple[VirtualPeer, int, int, int]) -> None:
+        peer, fragment, version, era = details
+        good = self._is_the_runs(fragment, version, peer.state.digests[fragment], era)
+        self._require("P4", good, f"{peer.peer} serves a state that is not version {version} of {fragment}")
+
+    def _is_the_runs(self, fragment: int, version: int, digest: bytes, era: int) -> bool:
+        if version == 0:
+            return digest in self.geneses
+        return self.eras[era].digests.get((fragment, version)) == digest
+
+    def _saw_saved(self, details: tuple[VirtualPeer, SaveFragment, list[bytes]]) -> None:
+        peer, save, chunks = details
+        digest = root_of(bytes.fromhex(chunk_hash(raw)) for raw in chunks)
+        good = digest == save.digest and self._is_the_runs(save.fragment, save.version, digest, save.era)
+        self._require("P4", good, f"{peer.peer} saves a state that is not version {save.version}")
+
+    def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
+        peer, trainer, load = details
+        part = trainer.parts[load.fragment]
+        owed = float(trainer.delta(part)[0]) - part.mixed
+        told = (
+            f"{peer.peer} owes {part.steps} steps of {load.fragment} after loading {load.keep!r}, "
+            f"its delta says {owed:.3f}"
+        )
+        self._require("P6", abs(owed - part.steps) < 1e-2, told)
+        if load.keep == "rest":
+            ever = [c for era in self.eras for c in era.commits.values()]
+            mine = [c for c in ever if c.fragment == load.fragment and peer.peer in c.included]
+            self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
+
+    def on_books(self, ledger: Ledger) -> None:
+        """P7 to the sample: what the books say of a fragment is what it has learned from, no more and no less."""
+        leases = ledger.leases
+        fresh, self._fresh = self._fresh, set()
+        strange = sorted(sample for sample in fresh if sample >= (leases.epoch, leases.cursor))
+        self._require("P7", not strange, f"{strange[:3]} were committed and never leased")
+        for fragment, learned in enumerate(self.samples_committed):
+            missing = leases.reach(fragment).missing
+            lacks = {(epoch, place) for epoch, start, stop in missing for place in range(start, stop)}
+            both = f"the books lack what fragment {fragment} learned: {sorted(lacks & learned)[:3]}"
+            self._require("P7", lacks.isdisjoint(learned), both)
+            # With no sample in both, equal counts mean that together they are all that was ever leased.
+            counts = (
+                f"{len(lacks)} lacking and {len(learned)} learned are not {leases.granted_samples} leased"
+            )
+            self._require("P7", len(lacks) + len(learned) == leases.granted_samples, f"{fragment}: {counts}")
+
+    # ---- at the end --------------------------------------------------------------------------------------------
+
+    def at_rest(self, peers: Iterable[VirtualPeer]) -> None:
+        """Nothing moves any more: every living peer at one version holds one state, bit for bit."""
+        states: dict[tuple[int, int, int], bytes] = {}
+        for peer in peers:
+            for lane in peer.machine.part.lanes if peer.machine.part is not None else ():
+                if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
+                    raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
+                    key = (peer.machine.reports.era, lane.fragment.number, lane.version)
+                    same = states.setdefault(key, raw) == raw
+                    self._require("P1", same, f"{peer.peer} differs at the end")
+
+    def _require(self, promise: str, holds: bool, text: str) -> None:
+        self.checks += 1
+        if not holds:
+            raise Broken(f"{promise} is broken: {text}")
+
+
+def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
+    """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
+    parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
+    return not ledger.learned or all(
+        any(part.lanes[fragment].version >= book.version for part in parts)
+        for fragment, book in enumerate(ledger.books)
+    )

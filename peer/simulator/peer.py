@@ -1,0 +1,232 @@
+"""A peer of the simulator: the real peer machine and the real outer state, a virtual trainer, no process.
+
+Driven by the simulator.  It carries out the machine's effects as the agent does, but over the simulated
+network and in virtual time, and may be killed between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.optim.recipes import outer_of
+from farflung.optim.schedule import rules_of
+from farflung.peer.local.words import FromTrainer, ToTrainer
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.getting_in import Me
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
+from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, bare_answer, with_payload
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import ModelSchema
+
+
+@dataclass
+class VirtualPeer:
+    me: Me
+    manifest: Manifest
+    model: ModelSchema
+    world: Surroundings
+    disk: VirtualDisk | None = None
+    own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
+    alive: bool = True
+    machine: PeerMachine = field(init=False)
+    trainer: Trainer | None = field(default=None, init=False)
+    exit_code: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        elements = self.model.chunk_count * self.model.chunk_elements
+        self.anchor, self.momentum = torch.zeros(elements), torch.zeros(elements)
+        self.slots = tuple(torch.zeros(elements) for _ in range(3))
+        self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
+        self.outer = outer_of(self.manifest)
+        self.state = OuterState(
+            self.anchor, self.model, self.manifest.round, self.outer, momentum=self.momentum
+        )
+        self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
+        self.machine.recalling.enabled = True
+        self.machine.log.on_disk = self.own.results_on_disk
+        self.machine.log.found = self.own.found()
+        self._busy_until = 0.0
+        self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
+        self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
+        self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
+        self.start_trainer()
+
+    @property
+    def peer(self) -> str:
+        return self.me.peer
+
+    # ---- the trainer process -----------------------------------------------------------------------------
+
+    def start_trainer(self) -> None:
+        self.trainer = self.world.trainer(self, self.world, rules_of(self.manifest))
+        self.carry_out(self.machine.on_trainer_waiting())
+
+    def kill_trainer(self) -> None:
+        if self.trainer is not None:
+            self.trainer.alive = False
+            self.trainer = None
+            self.carry_out(self.machine.on_trainer_gone(self.world.now()))
+
+    def from_trainer(self, message: FromTrainer) -> None:
+        self._over_channel(0, lambda: self._on_local(message))
+
+    def _on_local(self, message: FromTrainer) -> None:
+        if self.alive:
+            self.carry_out(self.machine.on_local(message, self.world.now()))
+
+    def _to_trainer(self, message: ToTrainer) -> None:
+        trainer = self.trainer
+        if trainer is not None:
+            self._over_channel(1, lambda: trainer.on_message(message))
+
+    def _over_channel(self, direction: int, arrive: Callable[[], None]) -> None:
+        now = self.world.now()
+        self._arrivals[direction] = max(self._arrivals[direction], now + self.world.delay("local"))
+        self.world.after(self._arrivals[direction] - now, arrive)
+
+    def keep_work(self, slot: int, fragment: int, work: KeptWork) -> None:
+        """Which samples stand behind a slot: for the invariants, and for a trainer that starts again from it."""
+        self._kept_work[slot, fragment] = work
+
+    def kept_work(self, slot: int, fragment: int) -> KeptWork:
+        return self._kept_work[slot, fragment]
+
+    # ---- effects -----------------------------------------------------------------------------------------
+
+    def carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            if not self.alive or not self.world.survives(self.peer):
+                return
+            self._do(effect)
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.ToDoor():
+                self.world.to_door(self.peer, effect)
+            case do.ToCoordinator():
+                self.world.observe("to_coordinator", (self, effect.message))
+                self.world.to_coordinator(self.peer, effect)
+            case SendFrame():
+                self.world.to_peer(self.peer, effect)
+            case do.Tell():
+                self._to_trainer(effect.message)
+            case do.Exit():
+                self.exit_code = effect.code
+                self.world.observe("exit", (self, effect))
+            case (
+                Install()
+                | Roll()
+                | Seal()
+                | Merge()
+                | Weigh()
+                | do.Encode()
+                | do.Resolve()
+                | do.ServeState()
+                | do.ServeManifest()
+                | do.ServeLogged()
+                | do.Recall()
+            ):
+                era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
+                self.calculate(lambda: self._compute(effect, era))
+            case do.SaveFragment() | do.DropSave() | do.Restore():
+                self._checkpoint(effect)
+            case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
+                pass  # links and logs: the simulated network needs neither
+
+    def calculate(self, job: Callable[[], object]) -> None:
+        """One arithmetic worker: everything in order, each thing taking a while."""
+        self._busy_until = max(self._busy_until, self.world.now()) + self.world.delay("compute")
+        self.world.after(self._busy_until - self.world.now(), lambda: self.alive and job())
+
+    def _checkpoint(self, effect: do.SaveFragment | do.DropSave | do.Restore) -> None:
+        checkpoints = self._checkpoints
+        assert checkpoints is not None, "a checkpoint without a place for it"
+        match effect:
+            case do.SaveFragment():
+                self.calculate(lambda: checkpoints.save(effect))
+            case do.Restore():
+                self.world.after(self.world.delay("store"), lambda: checkpoints.restore(effect))
+            case do.DropSave():
+                pass  # a part of another version begins another checkpoint
+
+    def _compute(self, effect: do.Effect, era: int) -> None:
+        now = self.world.now()
+        match effect:
+            case Install():
+                self.state.install(effect)
+                self._keep(effect, era)
+            case Roll():
+                self.world.observe("roll", (self, effect, era))
+                self.state.roll(effect)
+                self.own.keep_result(era, effect, self.manifest.round.keep_results)
+                if effect.chunk in self.own.pieces:
+                    self._keep(effect, era)
+            case do.Recall():
+                self._recall(effect, now)
+            case Seal():
+                for chunk in self.fragments[effect.fragment].chunks:
+                    self.own.pieces.pop(chunk, None)
+                digest = self.state.seal(effect.fragment)
+                self.world.observe("sealed", (self, effect, digest, era))
+                self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
+            case Merge() | Weigh():
+                self.carry_out(self.machine.on_calculated(effect, self.state.calculate(effect), now))
+            case do.Encode():
+                for made, problem in self.state.encode(self.slots[effect.slot], effect):
+                    payloads = self.world.forge(self.peer, made)
+                    self.world.observe("encoded", (self, effect, payloads))
+                    self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
+            case do.Resolve(slot=slot, used=used, fragment=fragment):
+                self.state.resolve(self.slots[slot], used, fragment)
+            case do.ServeState():
+                self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
+            case do.ServeManifest():
+                self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
+            case do.ServeLogged():
+                self._answer_logged(effect, era)
+
+    def _keep(self, effect: Install | Roll, era: int) -> None:
+        lane = self.machine.part.lane_of_chunk(effect.chunk) if self.machine.part is not None else None
+        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
+        self.own.pieces[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
+
+    def _recall(self, effect: do.Recall, now: float) -> None:
+        held = {}
+        for chunk, (era, version, digest, raw) in self.own.pieces.items():
+            if era == effect.era:
+                self.state.install(Install(chunk, version, raw))
+                held[chunk] = (version, digest)
+        self.carry_out(self.machine.on_recalled(held, now))
+
+    def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
+        fragment = next(each.number for each in self.fragments if chunk in each.chunks)
+        payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
+        self.world.observe("serve", (self, fragment, version, era))
+        tag = self.machine.doorway.run_id[:8]
+        frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
+        self.world.to_peer(self.peer, SendFrame(to, frame))
+
+    def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
+        payload = self.own.results.get((era, effect.version, effect.chunk))
+        tag = self.machine.doorway.run_id[:8]
+        asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
+        logged = replace(asked, kind=Kind.LOGGED)
+        frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(logged, payload)
+        if effect.to == self.peer:
+            self.on_frame(self.peer, frame)
+        else:
+            self.world.to_peer(self.peer, SendFrame(effect.to, frame))
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled) -> None:
+        self.carry_out(self.machine.on_spoiled(sender, spoiled, self.world.now()))
+
+    def on_frame(self, sender: str, frame: Frame) -> None:
+        self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))

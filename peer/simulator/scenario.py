@@ -1,0 +1,145 @@
+"""What a simulated run is like: how many peers, how bad the network, how often somebody dies; and what came of it.
+
+Read by the simulator.  A seed draws its own scenario, so that a sweep over seeds is also one over worlds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+
+
+@dataclass
+class Report:
+    seed: int
+    version: int
+    seconds: float
+    events: int
+    checks: int
+    kills: int
+    steps_committed: int
+    outcome: str  # "finished", or why the run rightly waits
+    log: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How hostile the world is.  The defaults make a run in which nearly everything happens somewhere."""
+
+    peers: int = 4
+    chunks: int = 3
+    fragments: int = 1
+    rounds: int = 5
+    min_peers: int = 2
+    codec: str = "fp32"
+    undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
+    faults_until_s: float = 8.0
+    end_s: float = 120.0
+    drop: float = 0.03
+    duplicate: float = 0.03
+    slow: float = 0.05  # share of messages that take up to 3 s, which also reorders them
+    kill_per_effect: float = 0.004
+    cut_per_s: float = 0.05
+    trainer_crash_per_s: float = 0.02
+    every_rounds: int = 0  # between checkpoints; 0: none
+    one_store: bool = False  # all peers keep their checkpoints at one place
+    go_back_after_s: float = 4.0
+    blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
+    store_fails: float = 0.1  # share of writes and reads
+    results_on_disk: bool = False  # results of past rounds survive kills
+    leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
+    schedule: str = "blocking"
+    period_s: float = 0.0
+    overlap_steps: int = 0
+    mix: float = 0.0
+    hostile: float = 0.0  # share of the last peer's bulk frames that it spoils
+    hostile_until_s: float = 8.0
+    forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
+    policy: str = "robust"
+
+    @staticmethod
+    def of(seed: int) -> Scenario:
+        """The seed also chooses how large the run is, and how bad the world."""
+        draw = random.Random(f"scenario {seed}")
+        peers = draw.choice((2, 3, 3, 3, 4, 5))
+        chunks = draw.choice((1, 2, 3, 4))
+        return Scenario(
+            peers=peers,
+            chunks=chunks,
+            rounds=draw.choice((2, 3, 4)),
+            min_peers=draw.choice((1, 2, 2)),
+            codec=draw.choice(("fp32", "fp32", "fp32", "fp32", "fp32", "int8", "int4", "auto")),
+            undialable=draw.choice((0, 0, 1)),
+            drop=draw.choice((0.0, 0.02, 0.08)),
+            slow=draw.choice((0.0, 0.05, 0.1)),
+            kill_per_effect=draw.choice((0.0, 0.005, 0.01, 0.02)),
+            cut_per_s=draw.choice((0.0, 0.05, 0.1)),
+            fragments=min(chunks, draw.choice((1, 2, 3))),
+            every_rounds=draw.choice((0, 1, 1, 2)),
+            one_store=draw.choice((False, True)),
+            go_back_after_s=draw.choice((0.0, 4.0, 4.0, 10.0)),
+            blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
+            leave_per_s=draw.choice((0.0, 0.0, 0.05)),
+            results_on_disk=seed % 3 == 0,
+        ).scheduled(draw)
+
+    def scheduled(self, draw: random.Random) -> Scenario:
+        kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")
+        return replace(
+            self,
+            schedule=draw.choice(kinds),
+            period_s=draw.choice((0.0, 0.0, 0.8)),
+            overlap_steps=draw.choice((0, 0, 2)),
+            mix=draw.choice((0.0, 0.5)),
+        )
+
+
+def manifest_for(scenario: Scenario) -> Manifest:
+    return Manifest.from_toml(
+        f"""
+        [run]
+        name = "simulated"
+        rounds = {scenario.rounds}
+        min_peers = {scenario.min_peers}
+        [data]
+        lease_samples = 8
+        batch = 2
+        [outer]
+        momentum = 0.9
+        schedule = "{scenario.schedule}"
+        overlap_steps = {scenario.overlap_steps}
+        mix = {scenario.mix}
+        [round]
+        period_s = {scenario.period_s}
+        codec = "{scenario.codec}"
+        fragments = {scenario.fragments}
+        sync_every = 4
+        deadline_s = 6.0
+        scatter_grace_s = 3.0
+        round_timeout_s = 12.0
+        keep_results = 3
+        [merge]
+        policy = "{scenario.policy}"
+        [net]
+        heartbeat_s = 1.0
+        dead_after_s = 3.0
+        [checkpoint]
+        every_rounds = {scenario.every_rounds}
+        go_back_after_s = {scenario.go_back_after_s}
+        """,
+        "simulated",
+    )
+
+
+def model_for(scenario: Scenario) -> ModelSchema:
+    """One tensor, four values a chunk."""
+    return ModelSchema(
+        tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
+        chunk_elements=4,
+        chunk_count=scenario.chunks,
+        first_plain_chunk=scenario.chunks,
+        frozen=bytes(32),
+    )

@@ -1,0 +1,431 @@
+"""The simulator: the production machines in virtual time over a seeded, hostile network.
+
+One seed is one run: peers join, learn and leave; frames are delayed, dropped, repeated and reordered; links are cut;
+any party is killed and started again between any two effects; trainers crash.  The invariants are checked at every
+event.  After the faults the network is calm and the run must come to its end.
+
+Used by the tests, and by hand: `python -m farflung.peer.simulator.world SEED`.  Nothing here waits or sleeps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable, Iterable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.collectives.round.effects import SendFrame
+from farflung.compression.codec import codec_named
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import CommittedRound, Record, from_bytes, to_bytes
+from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, KeepEvidence, Tell, Write
+from farflung.coordinator.run.machine import RunMachine
+from farflung.peer.machine.getting_in import Me, Stand
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
+from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, spoil
+from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
+from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
+from farflung.peer.simulator.surroundings import Surroundings
+from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.protocol import envelope
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Message
+from farflung.protocol.signing import name_of, peer_id_of
+
+COORDINATOR = "coordinator"
+RUN_ID = bytes(range(16))
+TICK_S = 0.4
+AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
+LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
+_MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
+_DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
+
+
+class World:
+    trainer_class: type[VirtualTrainer] = VirtualTrainer
+
+    def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
+        self.seed, self.scenario = seed, scenario
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.log: list[str] = []
+        self.kills = 0
+        self.events = 0
+        self.manifest = manifest_for(scenario)
+        self.model = model_for(scenario)
+        gather = codec_named(self.manifest.round.gather_codec)
+        self.invariants = Invariants(self.model, gather, scenario.fragments)
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = 0
+        self._cut: set[frozenset[str]] = set()
+        self._machine_class = machine
+        self._ended = False
+        self._waited_for: list[VirtualPeer] = []  # who was in the run at its last commit
+        self.journal: list[bytes] = []
+        self.coordinator: RunMachine | None = None
+        self.peers: dict[str, VirtualPeer] = {}
+        self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
+        self.own: dict[int, OwnDisk] = {}  # and so does what lies beside a peer's key
+        self._keys = [self._identity() for _ in range(scenario.peers)]
+        self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
+
+    # ---- time -----------------------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self.now + delay_s, self._order, action))
+
+    def run(self) -> Report:
+        self.start_coordinator()
+        for index in range(len(self._keys)):
+            self.after(self.random.uniform(0, 3.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
+        self.after(1.0, self._misfortune)
+        if self.scenario.blackout_at_s:
+            self.after(self.scenario.blackout_at_s, self._blackout)
+        while self._queue and self.now < self.scenario.end_s and not self._ended:
+            self.now, _, action = heapq.heappop(self._queue)
+            self.events += 1
+            action()
+        self.invariants.at_rest(p for p in self.peers.values() if p.alive)
+        return self._report()
+
+    def _observe(self, what: str, details: object) -> None:
+        self.invariants.observe(what, details)
+        gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
+        over = what == "exit" and self.calm and gone  # who was asked to leave comes back
+        self._ended = self._ended or over  # everybody who is left has finished
+
+    @property
+    def calm(self) -> bool:
+        return self.now >= self.scenario.faults_until_s
+
+    # ---- the coordinator --------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        records = [from_bytes(raw) for raw in self.journal]
+        machine = RunMachine(self.manifest, RUN_ID, records, self.random.randbytes)
+        if len(records) % 2:  # as a long journal is folded: the run must not notice
+            self.journal = [to_bytes(machine.core.ledger.folded(len(records)))]
+            machine = RunMachine(self.manifest, RUN_ID, [from_bytes(self.journal[0])], self.random.randbytes)
+        self.coordinator = machine
+        self._carry_out(machine, machine.start(self.now, 1))
+        self._tick(machine)
+
+    def _tick(self, machine: RunMachine) -> None:
+        if self.coordinator is machine:
+            self._carry_out(machine, machine.on_timer(self.now))
+            self.after(TICK_S, lambda: self._tick(machine))
+
+    def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, KeepEvidence):
+                self.invariants.on_evidence(effect)
+                continue
+            if self.coordinator is not machine or not self.survives(COORDINATOR):
+                return
+            match effect:
+                case Write(record=record):
+                    self._write(record)
+                case AnswerDoor(caller=caller, message=message):
+                    self._deliver(COORDINATOR, caller.decode(), message, _DOOR[1])
+                case Tell(peer=peer, message=message):
+                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
+                case DialBack():
+                    self._dial_back(machine, effect)
+        if any(isinstance(effect, Write) for effect in effects):
+            self.invariants.on_books(machine.core.ledger)
+
+    def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
+        """A handshake is a few packets; where none arrives the dialler gives up."""
+        delays = self._delays(COORDINATOR, effect.peer)
+        reached = bool(delays) and self._dialable(effect.peer)
+
+        def answer() -> None:
+            if self.coordinator is machine:
+                done = machine.on_dialled(effect.peer, effect.session, reached, self.now)
+                self._carry_out(machine, done)
+
+        self.after(2 * delays[0] if delays else 3.0, answer)
+
+    def _write(self, record: Record) -> None:
+        self.journal.append(to_bytes(record))
+        self.note(f"durable: {type(record).__name__}")
+        self.invariants.on_record(record)
+        over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
+        if over and self.calm:
+            here = self.coordinator.core.members.alive if self.coordinator is not None else {}
+            # In contact on both sides: who was out of contact then may come back to an empty run.
+            sessions = {member.session for member in here.values()}
+            self._waited_for = [
+                p
+                for p in self.peers.values()
+                if p.alive
+                and p.machine.doorway.stand == Stand.INSIDE
+                and p.machine.reports.session in sessions
+            ]
+
+    # ---- peers ------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.random.randbytes(32))
+
+    def start_peer(self, index: int) -> None:
+        key = self._keys[index]
+        public = key.public_key().public_bytes_raw()
+        me = Me(
+            peer=peer_id_of(public),
+            name=name_of(public),
+            identity=public,
+            key=self.random.randbytes(32),
+            process=self.random.randbytes(16),
+            software="simulated",
+            sign=key.sign,
+        )
+        world = Surroundings(
+            now=lambda: self.now,
+            after=self.after,
+            delay=self._local_delay,
+            to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
+            to_coordinator=lambda peer, effect: self._deliver(
+                peer, COORDINATOR, effect.message, _MEMBERS[0], me.key
+            ),
+            to_peer=self._send_frame,
+            survives=self.survives,
+            observe=self._observe,
+            machine=self._machine_class,
+            trainer=self.trainer_class,
+            forge=self._forge,
+        )
+        self.note(f"{me.peer} starts")
+        own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
+        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), own)
+        peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
+        # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
+        values = self.model.chunk_count * self.model.chunk_elements
+        needed = values / self.manifest.round.scatter_grace_s
+        peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
+        self.peers[me.peer] = peer
+        self._peer_tick(peer)
+
+    def _disk_of(self, index: int) -> VirtualDisk | None:
+        if not self.scenario.every_rounds:
+            return None
+        place = 0 if self.scenario.one_store else index
+        fails = lambda: not self.calm and self.random.random() < self.scenario.store_fails  # noqa: E731
+        return self.disks.setdefault(place, VirtualDisk(fails))
+
+    def _peer_tick(self, peer: VirtualPeer) -> None:
+        if peer.alive and not peer.exit_code:
+            peer.carry_out(peer.machine.on_timer(self.now))
+            self.after(TICK_S, lambda: self._peer_tick(peer))
+
+    def _local_delay(self, what: str) -> float:
+        return self.random.uniform(*LOCAL_DELAYS_S[what])
+
+    # ---- the network --------------------------------------------------------------------------------------------
+
+    def _delays(self, source: str, target: str) -> list[float]:
+        """One delay per copy that arrives; none if the message is lost."""
+        scenario, draw = self.scenario, self.random
+        if self.calm:
+            return [draw.uniform(0.005, 0.05)]
+        if frozenset((source, target)) in self._cut or draw.random() < scenario.drop:
+            return []
+        copies = 2 if draw.random() < scenario.duplicate else 1
+        return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
+
+    def _deliver(
+        self, source: str, target: str, message: Message, allowed: frozenset[str], key: bytes = b""
+    ) -> None:
+        raw = envelope.encode(message)
+        for delay_s in self._delays(source, target):
+            self.after(delay_s, lambda: self._arrive(source, target, envelope.decode(raw, allowed), key))
+
+    def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
+        if target == COORDINATOR:
+            machine = self.coordinator
+            if machine is not None and type(message) in DOOR_IN.values():
+                self._carry_out(machine, machine.on_door(source.encode(), key, message, self.now))  # type: ignore[arg-type]
+            elif machine is not None:
+                self._carry_out(machine, machine.on_member(key, message, self.now))  # type: ignore[arg-type]
+            return
+        peer = self.peers.get(target)
+        if peer is None or not peer.alive or peer.exit_code:
+            return
+        if type(message) in DOOR_OUT.values():
+            peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
+        else:
+            peer.carry_out(peer.machine.on_control(message, self.now))  # type: ignore[arg-type]
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        if not (self._dialable(source) or self._dialable(effect.to)):
+            return  # nobody can open a connection between the two
+        header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
+        if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
+            header, payload = spoil(header, payload, self.random)
+        for delay_s in self._delays(source, effect.to):
+            self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
+
+    def _dialable(self, peer: str) -> bool:
+        return peer in self.peers and bool(self.peers[peer].machine.doorway.address)
+
+    def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
+        peer = self.peers.get(target)
+        if peer is not None and peer.alive and not peer.exit_code:
+            try:
+                parsed = parse(header, len(payload), RUN_ID[:8], LARGEST_BYTES)
+                check_payload(parsed, payload)
+            except FrameError as error:  # as the data plane does it
+                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
+            else:
+                peer.on_frame(source, Frame(parsed, payload))
+
+    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
+        how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
+        return forged(payloads, self.model.chunk_elements, how) if how else payloads
+
+    def _is_hostile(self, peer: str) -> bool:
+        # Else a seed keeps its course.
+        return peer == self.hostile and self.now < self.scenario.hostile_until_s
+
+    # ---- misfortune -----------------------------------------------------------------------------------------------
+
+    def survives(self, party: str) -> bool:
+        """Asked before every effect of every party: False means that it was killed right here."""
+        if self.calm or self.random.random() >= self.scenario.kill_per_effect:
+            return True
+        self._kill(party)
+        return False
+
+    def _kill(self, party: str) -> None:
+        self.kills += 1
+        self.note(f"{party} is killed")
+        delay_s = self.random.choice((0.0, 0.5, 2.0, 6.0))
+        if party == COORDINATOR:
+            self.coordinator = None
+            self.after(delay_s, self.start_coordinator)
+        else:
+            self.peers[party].alive = False
+            self.after(delay_s, lambda: self.start_again(party))
+
+    def start_again(self, peer: str) -> None:
+        self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))
+
+    def _blackout(self) -> None:
+        """Everybody at once: what is left is the journal, and the checkpoints."""
+        for party in [p.peer for p in self.peers.values() if p.alive and not p.exit_code]:
+            self._kill(party)
+        if self.coordinator is not None:
+            self._kill(COORDINATOR)
+
+    def _misfortune(self) -> None:
+        """Once a virtual second: links are cut and mended, trainers crash."""
+        # In a fixed order: a set's order changes from process to process, and a seed must not.
+        self._cut = {link for link in sorted(self._cut, key=sorted) if self.random.random() < 0.6}
+        if self.calm:
+            self._cut.clear()
+            return
+        parties = [COORDINATOR, *self.peers]
+        if len(parties) > 1 and self.random.random() < self.scenario.cut_per_s * len(parties):
+            self._cut.add(frozenset(self.random.sample(parties, 2)))
+        let_some_leave(self)
+        for peer in list(self.peers.values()):
+            if peer.alive and peer.trainer and self.random.random() < self.scenario.trainer_crash_per_s:
+                self.note(f"the trainer of {peer.peer} crashes")
+                peer.kill_trainer()
+                self.after(0.5, lambda peer=peer: peer.alive and peer.start_trainer())  # type: ignore[misc]
+        self.after(1.0, self._misfortune)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.now:8.3f} {text}")
+
+    def _report(self) -> Report:
+        assert self.coordinator is not None
+        ledger = self.coordinator.core.ledger
+        finished = ledger.version >= self.scenario.rounds
+        outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
+        here = [p for p in self.peers.values() if p.alive]
+        can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
+        if not finished and can_go_on:
+            raise Broken(
+                f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
+            )
+        left_behind = [p.peer for p in self._waited_for if p.alive and not p.exit_code]
+        if finished and left_behind:
+            if can_go_on:
+                raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
+            # One fragment was done and lost with everybody, the other came to its end after that.
+            outcome = "complete, and its last version is lost"
+        return Report(
+            self.seed,
+            ledger.version,
+            self.now,
+            self.events,
+            self.invariants.checks,
+            self.kills,
+            self.invariants.steps_committed,
+            outcome,
+            self.log,
+        )
+
+
+def _peer_of(key: Ed25519PrivateKey) -> str:
+    return peer_id_of(key.public_key().public_bytes_raw())
+
+
+# ---- those who take their leave, as on Ctrl-C, and come back as new processes ----
+
+
+def let_some_leave(world: World) -> None:
+    """A run without departures draws nothing here, so that its seed keeps its course."""
+    for peer in list(world.peers.values()) if world.scenario.leave_per_s else ():
+        if peer.alive and not peer.exit_code and world.random.random() < world.scenario.leave_per_s:
+            ask_to_leave(world, peer, twice=world.random.random() < 0.3)
+            _await_return(world, peer)
+
+
+def ask_to_leave(world: World, peer: VirtualPeer, twice: bool = False) -> None:
+    """In good order; who is asked twice goes at once."""
+    world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
+    peer.carry_out(peer.machine.take_leave("asked", world.now))
+    if twice:
+        peer.carry_out(peer.machine.leave("asked"))
+
+
+def _await_return(world: World, peer: VirtualPeer) -> None:
+    def look() -> None:
+        if not peer.alive or peer.exit_code == "finished" or world.peers.get(peer.peer) is not peer:
+            return  # or it is back already: it was asked once more before it had gone
+        if peer.exit_code:
+            world.start_again(peer.peer)
+        else:
+            _await_return(world, peer)
+
+    world.after(world.random.uniform(*AWAY_S), look)
+
+
+def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
+    """Somebody who is here has a checkpoint of the run, and it may go back to it."""
+    known = tuple(tuple(book.digests.items()) for book in ledger.books)
+    here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
+    return here and manifest.checkpoint.go_back_after_s > 0
+
+
+def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:
+    """One seeded run; raises Broken at the event that breaks a promise."""
+    return World(seed, scenario or Scenario.of(seed), machine).run()
+
+
+if __name__ == "__main__":
+    report = simulate(int(sys.argv[1]))
+    print("\n".join(report.log))
+    told = f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
+    print(report.outcome, told)

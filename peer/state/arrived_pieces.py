@@ -1,0 +1,151 @@
+"""The agent's hand for a state that is arriving: keeps each piece on disk, so that a crash does not lose it.
+
+Owned by the agent, which tells it of every piece that is installed, rolled on or sealed.  All of it happens in the
+arithmetic thread, after the piece itself.  A disk that fails is told once, and the joiner goes on without it.
+Must not know what a round is, nor whom pieces come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from farflung.checkpoints.arrivals import Arrivals, Arrived
+from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.checkpoint_policy import Held
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.state.capture import Submit, nothing
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.errors import StoreError
+
+STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
+Job = Callable[[], object]
+
+
+class Arriving:
+    """`tell` carries out effects, in the agent's loop."""
+
+    def __init__(self, folder: Path, submit: Submit, tell: Callable[[list[do.Effect]], None]) -> None:
+        self._folder, self._submit, self._tell = folder, submit, tell
+        self._machine: PeerMachine | None = None
+        # Of the arithmetic thread only:
+        self._file: Arrivals | None = None
+        self._there: set[int] = set()  # chunks that lie there
+        self._failed = False
+
+    def begin(self, machine: PeerMachine) -> None:
+        """Once, when the model is known."""
+        self._machine = machine
+        machine.recalling.enabled = True
+
+    # ---- in the agent's loop -------------------------------------------------------------------------------
+
+    def after(self, effect: Install | Roll, state: OuterState, job: Job) -> Job:
+        """The job, and then the piece is kept: as it was fetched, or as it is after it was rolled on."""
+        machine = self._machine
+        assert machine is not None and machine.part is not None
+        lane = machine.part.lane_of_chunk(effect.chunk)
+        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
+        arrived = Arrived(effect.version, machine.reports.era, digest)
+
+        def both() -> None:
+            job()
+            self._keep(effect, arrived, state)
+
+        return both
+
+    def after_seal(self, effect: Seal, job: Job) -> Job:
+        """The fragment is whole then: nothing of it needs to be kept."""
+        assert self._machine is not None and self._machine.part is not None
+        chunks = self._machine.part.lanes[effect.fragment].fragment.chunks
+
+        def both() -> object:
+            digest = job()
+            # After the digest is told: to remove a large file takes longer than anything else at the end of a join.
+            self._submit(lambda: self._forget(chunks), nothing)
+            return digest
+
+        return both
+
+    def recall(self, effect: do.Recall, state: OuterState, now: Callable[[], float]) -> None:
+        machine = self._machine
+        assert machine is not None
+        held: Held = {}
+        self._submit(
+            lambda: held.update(self._read(effect.era, state)),
+            lambda _: self._tell(machine.on_recalled(held, now())),
+        )
+
+    def close(self) -> None:
+        """After the arithmetic thread ended.  What has arrived stays for the next time."""
+        if self._file is not None:
+            self._file.close()
+
+    # ---- in the arithmetic thread --------------------------------------------------------------------------
+
+    def _keep(self, effect: Install | Roll, arrived: Arrived, state: OuterState) -> None:
+        if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):
+            return
+        # What was installed has just been hashed, and the sooner it lies there, the less is fetched twice.
+        known = state.hashes[effect.chunk] if isinstance(effect, Install) else b""
+        try:
+            self._opened().put(effect.chunk, arrived, state.chunk_bytes(effect.chunk), known)
+            self._there.add(effect.chunk)
+        except StoreError as error:
+            self._give_up(error)
+
+    def _forget(self, chunks: range) -> None:
+        gone = self._there & set(chunks)
+        self._there -= gone
+        if self._file is None:
+            return
+        for chunk in gone:
+            self._file.forget(chunk)
+        if not self._there:
+            self._file.remove()
+            self._file = None
+
+    def _read(self, era: int, state: OuterState) -> Held:
+        """Put what lies there into the state."""
+        held: Held = {}
+        try:
+            self._sweep()
+            if not self._path.exists():
+                return {}
+            file = self._opened()
+        except (StoreError, OSError) as error:
+            self._give_up(error)
+            return {}
+        for chunk, arrived in file.known().items():
+            body = file.get(chunk) if arrived.era == era else None
+            if body is not None:
+                state.install(Install(chunk, arrived.version, body))
+                held[chunk] = (arrived.version, arrived.digest)
+        self._there = set(held)
+        return held
+
+    @property
+    def _path(self) -> Path:
+        assert self._machine is not None
+        return self._folder / f"{self._machine.doorway.run_id.hex()}-{self._machine.me.peer}.pieces"
+
+    def _opened(self) -> Arrivals:
+        machine = self._machine
+        assert machine is not None and machine.manifest is not None and machine.model is not None
+        if self._file is None:
+            model = machine.model
+            what = machine.doorway.run_id + machine.manifest.digest + model.hash
+            self._file = Arrivals(self._path, what, model.chunk_count, 8 * model.chunk_elements)
+        return self._file
+
+    def _sweep(self) -> None:
+        for path in self._folder.glob("*.pieces"):
+            if path != self._path and time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink(missing_ok=True)
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        told = do.Note(f"what arrives is not kept on disk: {error}; after a crash all of it is fetched again")
+        self._submit(lambda: None, lambda _: self._tell([told]))

@@ -1,0 +1,241 @@
+"""The agent's hand for checkpoints: a thread of its own that writes and reads them, and never holds up training.
+
+Owned by the agent, which hands it the peer machine's effects, and every change of a chunk of the state: a chunk that
+a checkpoint still needs is copied first (capture.py).
+Must not know when a checkpoint is due, nor which state is the run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
+from farflung.checkpoints.store import Saved, Store
+from farflung.collectives.round.effects import Install
+from farflung.peer.identity import Identity
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.state.capture import Capture, GivenUp, Submit, nothing
+from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.errors import CheckpointError, FarflungError, StoreError
+from farflung.protocol.model_schema import ModelSchema
+
+READ_AHEAD = 8  # chunks read from a store and not yet in the state
+LEAVE_S = 5.0  # a checkpoint that is being written when the peer leaves is given up after so long
+FINISH_S = 120.0  # the one at the end of the run is worth more patience
+
+
+class Checkpointing:
+    """`tell` carries out effects of the machine, in the agent's loop."""
+
+    def __init__(
+        self, url: str, identity: Identity, submit: Submit, tell: Callable[[list[do.Effect]], None]
+    ) -> None:
+        self._store = Store(url) if url else None
+        self._identity, self._submit, self._tell = identity, submit, tell
+        self._captures: list[Capture] = []  # those that still need chunks: arithmetic thread only
+        self._current: list[Capture] = []  # of the checkpoint that is being written: the agent's loop only
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._writing: CheckpointWriter | None = None  # the thread's own, and so is the next
+        self._failed = (0, NO_VERSION)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, machine: PeerMachine, pinned: bytes) -> None:
+        """Before the first effect: tell the machine that there is a place, and whose signatures count."""
+        machine.saving.pinned = pinned
+        machine.saving.enabled = machine.restoring.enabled = self._store is not None
+
+    # ---- in the arithmetic thread ------------------------------------------------------------------------------
+
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
+        """Do what changes this chunk of the state, once it was copied where a checkpoint needs it."""
+        for capture in self._captures:
+            capture.copy(chunk)
+        if self._captures:
+            self._captures = [capture for capture in self._captures if not capture.over]
+        job()
+
+    # ---- in the agent's loop -----------------------------------------------------------------------------------
+
+    def carry_out(
+        self,
+        effect: do.SaveFragment | do.DropSave | do.Restore,
+        machine: PeerMachine,
+        state: OuterState,
+        now: Callable[[], float],
+    ) -> None:
+        assert machine.manifest is not None and machine.model is not None
+        doorway = machine.doorway
+        facts = RunFacts(machine.manifest, doorway.run_id, doorway.incarnation, machine.model)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+            self._thread.start()
+        match effect:
+            case do.SaveFragment():
+                self._save(effect, facts, machine, state)
+            case do.DropSave():
+                self._drop()
+            case do.Restore():
+                self._jobs.put(lambda: self._restore(effect, facts, machine, state, now))
+
+    def _save(
+        self, effect: do.SaveFragment, facts: RunFacts, machine: PeerMachine, state: OuterState
+    ) -> None:
+        chunks = facts.fragments[effect.fragment].chunks
+        capture = Capture(chunks, state.chunk_bytes, self._submit)
+        # They are those of the version that was sealed last, and nothing newer has been sealed yet.
+        hashes = tuple(state.hashes[chunks.start : chunks.stop])
+        self._submit(lambda: self._captures.append(capture), nothing)
+        self._current.append(capture)
+        self._jobs.put(lambda: self._write(effect, facts, capture, hashes, machine))
+
+    def _drop(self) -> None:
+        for capture in self._current:
+            capture.drop()
+        self._current = []
+
+    def close(self, finished: bool) -> None:
+        """Before the arithmetic thread ends.  A store that does not answer is given up: the thread is a daemon."""
+        if self._thread is None:
+            return
+        self._jobs.put(None)
+        self._thread.join(FINISH_S if finished else LEAVE_S)
+        self._closed.set()
+        self._drop()
+        self._thread.join(LEAVE_S)
+
+    # ---- in the thread -----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closed.is_set():
+            try:
+                job()
+            except Exception as error:  # the thread's outermost loop: a bug, not a store that fails
+                self._submit(partial(_raise, error), nothing)  # as any error there, it ends the agent
+
+    def _later(self, event: Callable[[], list[do.Effect]]) -> None:
+        """An event for the machine, in the agent's loop."""
+        self._submit(_no_work, lambda _: self._tell(event()))
+
+    def _write(
+        self,
+        effect: do.SaveFragment,
+        facts: RunFacts,
+        capture: Capture,
+        hashes: tuple[bytes, ...],
+        machine: PeerMachine,
+    ) -> None:
+        assert self._store is not None
+        version, problem, whole = effect.version, "", False
+        if self._failed == (effect.era, version):
+            return
+        try:
+            if self._writing is None or self._writing.key != (effect.era, version):
+                self._writing = CheckpointWriter(
+                    self._store, facts, effect, self._identity, lambda seconds: self._pause(capture, seconds)
+                )
+            whole = self._writing.add(effect, capture, hashes)
+        except GivenUp:
+            return
+        except (FarflungError, OSError) as error:
+            problem = f"no checkpoint of version {version}: {error}; training goes on"
+            self._failed = (effect.era, version)
+            capture.drop()
+            self._clear()
+        if whole or problem:
+            self._writing = None
+            self._later(lambda: self._written(machine, version, problem))
+
+    def _pause(self, capture: Capture, seconds: float) -> None:
+        if self._closed.wait(seconds) or capture.dropped:
+            raise GivenUp("given up")
+
+    def _clear(self) -> None:
+        """What a failed checkpoint left behind would fill the disk; a store that fails here too keeps it."""
+        if self._writing is not None:
+            with contextlib.suppress(FarflungError):
+                self._writing.give_up()
+
+    def _written(self, machine: PeerMachine, version: int, problem: str) -> list[do.Effect]:
+        effects = machine.saving.on_saved(version, problem)
+        machine.reports.vitals.saved = machine.saving.saved
+        if effects:
+            self._drop()
+        return effects
+
+    def _restore(
+        self,
+        effect: do.Restore,
+        facts: RunFacts,
+        machine: PeerMachine,
+        state: OuterState,
+        now: Callable[[], float],
+    ) -> None:
+        assert self._store is not None
+        version, problems = NO_VERSION, []
+        try:
+            listing = self._store.look(facts.run_id.hex())
+            problems = [f"not used: {problem}" for problem in listing.problems]
+            fitting = [
+                saved for saved in listing.complete if fits(saved.manifest, effect.digests, facts.model)
+            ]
+        except StoreError as error:
+            fitting, problems = [], [str(error)]
+        for saved in fitting:
+            try:
+                self._install(saved, state)
+                version = saved.manifest.version
+                break
+            except GivenUp:
+                return
+            except (CheckpointError, StoreError) as error:
+                problems.append(f"not used: {error}")
+        if version == NO_VERSION and not problems:
+            problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
+        self._later(lambda: machine.on_restored(version, problems, now()))
+
+    def _install(self, saved: Saved, state: OuterState) -> None:
+        """Each chunk was checked against the manifest, and that against the run's digests.  What fails half-way harms
+        nothing: the machine still holds no version, and the state is read or fetched again as a whole."""
+        assert self._store is not None
+        room = threading.Semaphore(READ_AHEAD)
+        for chunk, raw in self._store.chunks(saved):
+            while not room.acquire(timeout=0.2):
+                if self._closed.is_set():
+                    raise GivenUp("given up")
+            install = Install(chunk, saved.manifest.version, raw)
+
+            def job(install: Install = install) -> None:
+                self.change(install.chunk, lambda: state.install(install))
+                room.release()
+
+            self._submit(job, nothing)
+
+
+def fits(
+    manifest: CheckpointManifest, known: tuple[tuple[tuple[int, bytes], ...], ...], model: ModelSchema
+) -> bool:
+    """It is a version of this run, of every fragment, as the coordinator's journal has it (P4)."""
+    return (
+        manifest.model == model
+        and len(known) == len(manifest.fragments)
+        and all(
+            (manifest.version, digest) in digests
+            for digest, digests in zip(manifest.digests, known, strict=True)
+        )
+    )
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _no_work() -> None:
+    """The job's `then` is what matters: it runs in the agent's loop."""

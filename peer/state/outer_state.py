@@ -1,0 +1,207 @@
+"""The outer state of a peer: parameters and momentum in fp32, and the arithmetic on them, fragment by fragment.
+
+Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
+after the other.  Both live in memory that the trainer maps too, and only reads.
+Knows nothing of the network, of rounds, or of who decided what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.collectives.arithmetic.gram import dot_products
+from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.round.effects import Install, Merge, Roll, Weigh
+from farflung.compression.codec import NonFinite, codec_named
+from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
+from farflung.optim.outer import OuterStep, PlainMean
+from farflung.peer.machine.effects import Encode
+from farflung.protocol.codec_names import LADDER
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import FrameError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.frames import Payload
+from farflung.protocol.manifest import RoundSection
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.verdicts import Verdict
+
+CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
+
+
+class OuterState:
+    def __init__(
+        self,
+        anchor: Tensor,
+        model: ModelSchema,
+        rules: RoundSection,
+        outer: OuterStep,
+        mark_torn: Callable[[bool], None] = lambda torn: None,
+        momentum: Tensor | None = None,
+    ) -> None:
+        """`anchor`, and `momentum` if it is not to be this object's own: fp32, of chunk_count * chunk_elements values.
+
+        `mark_torn` is told before the anchor stops being one version, and when it is one again.
+        """
+        self._model = model
+        self._gather = codec_named(rules.gather_codec)
+        self._codecs = {codec_named(name) for name in _codecs_of(rules)}
+        self._outer = outer
+        self._fragments = fragments_of(model.chunk_count, rules.fragments)
+        self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
+        self._mark_torn = mark_torn
+        self._torn: set[int] = set()  # fragments
+        self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
+        own = torch.zeros_like(anchor) if momentum is None else momentum
+        self._momentum = own.view(model.chunk_count, model.chunk_elements)
+        # Kept: memory that is new each time costs page faults.
+        self._delta_n = torch.empty(model.chunk_elements)
+        self.hashes: list[bytes] = [b""] * model.chunk_count
+        self._hashed: set[int] = set()  # chunks that have not changed since `hashes` was made of them
+        self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
+
+    def choose_paths(self) -> None:
+        """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
+        for codec in self._codecs:
+            codec.decode(codec.encode(self._delta_n.zero_()), self._model.chunk_elements, self._delta_n)
+
+    # ---- one chunk at a time -------------------------------------------------------------------------------
+
+    def install(self, effect: Install) -> None:
+        count, size = self._model.chunk_elements, len(effect.payload)
+        if size not in (4 * count, 8 * count):
+            raise FrameError(
+                Verdict.MALFORMED, f"a state chunk of {size} bytes, neither {8 * count} nor {4 * count}"
+            )
+        self._tear(effect.chunk)
+        values = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
+        self._anchor[effect.chunk].copy_(values[:count])
+        if size == 4 * count:
+            self._momentum[effect.chunk].zero_()
+        else:
+            self._momentum[effect.chunk].copy_(values[count:])
+        # While the line brings the next one: a joiner that has all of it then need not hash it at once.
+        self.hashes[effect.chunk] = self._hash_of(effect.chunk)
+        self._hashed.add(effect.chunk)
+
+    def roll(self, effect: Roll) -> None:
+        """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
+        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
+        self._tear(effect.chunk)
+        step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
+        step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
+
+    def _tear(self, chunk: int) -> None:
+        number = next(each.number for each in self._fragments if chunk in each.chunks)
+        if not self._torn:
+            self._mark_torn(True)
+        self._torn.add(number)
+        self._hashed.discard(chunk)
+
+    def seal(self, fragment: int = 0) -> bytes:
+        """Hash every chunk of the fragment that has changed: its digest is the root of their hashes."""
+        self._torn.discard(fragment)
+        if not self._torn:
+            self._mark_torn(False)
+        chunks = self._fragments[fragment].chunks
+        for chunk in chunks:
+            if chunk not in self._hashed:
+                self.hashes[chunk] = self._hash_of(chunk)
+        self._hashed.difference_update(chunks)
+        self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
+        return self.digests[fragment]
+
+    def _hash_of(self, chunk: int) -> bytes:
+        """Of `chunk_bytes`, without copying them."""
+        return hash_bytes(
+            *(part[chunk].numpy().view(np.uint8).data for part in (self._anchor, self._momentum))
+        )
+
+    def restart_momentum(self) -> None:
+        """The anchor was written from a model's initial values: version 0."""
+        self._momentum.zero_()
+        self._hashed.clear()
+
+    def chunk_bytes(self, chunk: int) -> bytes:
+        """Parameters, then momentum, little-endian: what is hashed."""
+        return self._anchor[chunk].numpy().tobytes() + self._momentum[chunk].numpy().tobytes()
+
+    def piece_bytes(self, chunk: int) -> bytes:
+        """What a joiner receives: the same without a momentum of zeros, such as every one is when a run begins."""
+        # Looked at as integers: a zero below zero is not the zero that the joiner would fill in.
+        if self._momentum[chunk].view(torch.int32).any():
+            return self.chunk_bytes(chunk)
+        return self._anchor[chunk].numpy().tobytes()
+
+    def manifest_bytes(self, fragment: int = 0) -> bytes:
+        chunks = self._fragments[fragment].chunks
+        return b"".join(self.hashes[chunks.start : chunks.stop])
+
+    # ---- rounds --------------------------------------------------------------------------------------------
+
+    def part(self, flat: Tensor, fragment: int) -> Tensor:
+        """The fragment's values in a flat vector of the whole model."""
+        size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
+        return flat[chunks.start * size : chunks.stop * size]
+
+    def encode(
+        self, slot: Tensor, effect: Encode, read: Callable[[Tensor], None] = lambda values_n: None
+    ) -> Iterator[tuple[dict[int, Payload], str]]:
+        """Some chunks at a time: (index within the fragment -> payload, why it can't be contributed or "").
+
+        Nothing comes after a problem.  `read` is told which part of the slot is not needed any more, as it goes.
+        """
+        size, codec = self._model.chunk_elements, codec_named(effect.codec)
+        delta_n, feedback = self.part(slot, effect.fragment), self._feedbacks[effect.fragment]
+        if feedback is not None:
+            feedback.open(delta_n, BETA_OF.get(effect.codec, 1.0))
+            read(delta_n)
+        for first in range(0, len(effect.order), CHUNKS_AT_ONCE):
+            payloads: dict[int, Payload] = {}
+            for index in effect.order[first : first + CHUNKS_AT_ONCE]:
+                part_n = delta_n[index * size : (index + 1) * size]
+                try:
+                    if feedback is not None:
+                        payloads[index] = feedback.encode(codec, index * size, size)
+                    else:
+                        payloads[index] = codec.encode(part_n)
+                        read(part_n)
+                except NonFinite as error:
+                    if feedback is not None:
+                        feedback.reset()
+                    element = (self._fragments[effect.fragment].first + index) * size + error.index
+                    yield {}, f"element {element} of the pseudo-gradient is {error.value}"
+                    return
+            yield payloads, ""
+
+    def resolve(self, slot: Tensor, used: bool, fragment: int = 0) -> None:
+        """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""
+        feedback = self._feedbacks[fragment]
+        if feedback is None or not feedback.is_open:
+            return
+        if used:
+            feedback.settle()
+        else:
+            feedback.withdraw(self.part(slot, fragment))
+
+    def calculate(self, effect: Merge | Weigh) -> bytes | tuple[float, ...]:
+        """What an owner is asked for: the merged chunk, or the dot products of its contributions."""
+        if isinstance(effect, Weigh):
+            return dot_products(self._model.chunk_elements, effect.payloads)
+        return self.merge(effect)
+
+    def merge(self, effect: Merge) -> bytes:
+        return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)
+
+
+def payload_bytes_most(rules: RoundSection, elements: int) -> int:
+    """The longest payload of a chunk in this run, either way; UserError if this version lacks a codec of it."""
+    return max(codec_named(name).payload_bytes(elements) for name in _codecs_of(rules))
+
+
+def _codecs_of(rules: RoundSection) -> tuple[str, ...]:
+    """Those of contributions, and that of results."""
+    return (*(LADDER if rules.codec == AUTO else (rules.codec,)), rules.gather_codec)

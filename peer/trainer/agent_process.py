@@ -1,0 +1,141 @@
+"""The trainer's hold on its agent: found or started, watched, told good-bye.
+
+Called by the public API.  Must not know models, rounds or data.
+
+Two ways lead here.  A user's own script starts an agent as its child and takes it along when it ends.  A script
+that `farflung join` started finds its agent running (FARFLUNG_AGENT names the folder they share): when such a
+script crashes, the agent stays, and starts it again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from farflung.peer.local.channel import LocalClient
+from farflung.peer.local.memory import is_abandoned, make_folder, remove_folder, sweep_stale
+from farflung.peer.local.words import Begin, Bye, Stop
+from farflung.peer.settings import own_config
+from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.join_url import JoinUrl
+
+log = logging.getLogger(__name__)
+
+AGENT_VARIABLE = "FARFLUNG_AGENT"
+RUN_VARIABLE = "FARFLUNG_RUN"
+POLL_S = 0.5
+PATIENCE_S = 30.0
+LEAVE_S = 10.0  # for an agent to leave the run
+TERMINATE_S = 2.0
+_REASON_CHARS = 500  # the wire allows more; a whole traceback helps nobody at the other end
+
+
+class AgentProcess:
+    """`child` is None for an agent that was there before."""
+
+    def __init__(self, folder: Path, child: subprocess.Popen[bytes] | None) -> None:
+        self.channel = LocalClient(folder)
+        self._folder = folder
+        self._child = child
+        self._pid = os.getpid()
+        self._closed = False
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def start_or_find(cls, url: str | None, own: Mapping[str, str | None]) -> AgentProcess:
+        """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
+        if found := os.environ.get(AGENT_VARIABLE):
+            if is_abandoned(Path(found)):
+                raise UserError(
+                    f"{AGENT_VARIABLE} names {found}, but no agent is there; is `farflung join` running?"
+                )
+            return cls(Path(found), None)
+        url = url or os.environ.get(RUN_VARIABLE)
+        if not url:
+            raise UserError(f"which run? pass its join URL to farflung.join, or set {RUN_VARIABLE}")
+        JoinUrl.parse(url)  # a mistake is told here, not by a child process
+        sweep_stale()
+        folder = make_folder()
+        command = [sys.executable, "-m", "farflung.peer.agent.main", "--url", url]
+        command += ["--folder", str(folder), "--parent", str(os.getpid())]
+        command += own_config(own).arguments()
+        # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.
+        # stdout is the script's; what the agent has to say goes to stderr.
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0
+        )
+        return cls(folder, child)
+
+    def wait_for_begin(self) -> Begin:
+        """The agent knows the run's manifest once it has reached the coordinator, however long that takes."""
+        warn_at = time.monotonic() + PATIENCE_S
+        while True:
+            # Asked first: an agent that is gone by now has said all that it had to say.
+            problem = self.problem()
+            message = self.channel.recv(0.0 if problem else POLL_S)
+            if isinstance(message, Begin):
+                return message
+            if isinstance(message, Stop):
+                raise Refused(message.code, message.reason)
+            if message is None and problem is not None:
+                raise Refused("agent", problem)
+            if time.monotonic() >= warn_at:
+                warn_at += PATIENCE_S
+                log.warning("still waiting for the coordinator")
+
+    def problem(self) -> str | None:
+        """Why the agent is gone, or None while it lives."""
+        if self._child is None:
+            return "the agent that started this script is gone" if is_abandoned(self._folder) else None
+        code = self._child.poll()
+        return None if code is None else f"the agent ended with exit code {code}; its last messages say why"
+
+    def close(self, reason: str) -> None:
+        """Leave the run: the agent goes too."""
+        if self._forget():
+            return
+        self.channel.send(Bye(reason=reason[:_REASON_CHARS]))
+        self.channel.close()
+        self._end_child()
+
+    def abandon(self) -> None:
+        """This script failed.  An agent that started it will start it again; a child has no reason to live."""
+        if self._child is not None:
+            self.close("the training script failed")
+        elif not self._forget():
+            self.channel.close()
+
+    def _forget(self) -> bool:
+        """Whether it was closed before."""
+        before, self._closed = self._closed, True
+        atexit.unregister(self._at_exit)
+        return before
+
+    def _end_child(self) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the agent did not leave within %g s and is stopped", LEAVE_S)
+            self._child.terminate()
+            try:
+                self._child.wait(TERMINATE_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        remove_folder(self._folder)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child of the script: the agent is not its own
+        if getattr(sys, "last_type", None) is not None:  # the interpreter printed a traceback
+            self.abandon()
+        else:
+            self.close("the training script ended")

@@ -1,0 +1,232 @@
+"""The public API: `farflung.join` and the `Run` it returns.
+
+    run = farflung.join("farflung://...", model, inner_optimizer)   # the run's state arrives here
+    for batch in run.batches(dataset):                              # leased samples, no overlap
+        loss = model(batch).loss
+        loss.backward()
+        run.step(loss)                                              # the outer round happens when due
+
+Called by users' scripts, and in no other way by the built-in trainer.  What happens between two steps is in
+inner_loop.py; starting, watching and ending the agent process is in agent_process.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
+
+from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.peer.trainer.leased_data import tokens_in
+from farflung.peer.trainer.reading import Source, source_of
+from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import failpoints
+
+Collate = Callable[[list[Any]], Any]
+SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
+
+
+def join(
+    url: str | None,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    identity: str | None = None,
+    listen: str | None = None,
+    upload_limit: str | None = None,
+    download_limit: str | None = None,
+) -> Run:
+    """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
+
+    `url`: the join URL; None takes it from the environment (FARFLUNG_RUN).  `identity`: this peer's key file.
+    `listen`: HOST:PORT where other peers may reach this one.  `upload_limit`, `download_limit`: "20 Mbit/s".
+    What is not given here comes from the environment (FARFLUNG_LISTEN, ...) or ~/.config/farflung/config.toml.
+    A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
+    """
+    connection = connect(
+        url,
+        identity=identity,
+        listen=listen,
+        upload_limit=upload_limit,
+        download_limit=download_limit,
+    )
+    return connection.join(model, optimizer)
+
+
+def connect(
+    url: str | None = None,
+    *,
+    identity: str | None = None,
+    listen: str | None = None,
+    upload_limit: str | None = None,
+    download_limit: str | None = None,
+) -> Connection:
+    """The first half of `join`, for scripts that build their model from the run's manifest."""
+    failpoints.arm(os.environ)
+    with ExitStack() as undo:
+        own = {
+            "identity": identity,
+            "listen": listen,
+            "upload_limit": upload_limit,
+            "download_limit": download_limit,
+        }
+        agent = AgentProcess.start_or_find(url, own)
+        undo.callback(agent.close, "could not connect")
+        begin = agent.wait_for_begin()
+        connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)
+        undo.pop_all()
+    return connection
+
+
+class Connection:
+    """A run whose manifest is known and whose state is not loaded yet.  Made by `connect`."""
+
+    def __init__(self, agent: AgentProcess, manifest: Manifest, name: str) -> None:
+        self.manifest = manifest
+        self.name = name
+        self._agent = agent
+
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Run:
+        with ExitStack() as undo:
+            undo.callback(self.close, "could not join")
+            loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
+            inner = RunOptimizer(optimizer, loop.after_step, loop.before_step)
+            run = Run(self._agent, loop, inner, self.name)
+            loop.attach()
+            if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
+                inner.start_small(self.manifest.inner.rejoin_warmup_steps)
+            undo.pop_all()
+        return run
+
+    def close(self, reason: str = "closed before joining") -> None:
+        self._agent.close(reason)
+
+    def abandon(self) -> None:
+        """This script can't take part: an agent that started it hears so from its exit code."""
+        self._agent.abandon()
+
+
+class Run:
+    """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
+
+    def __init__(self, agent: AgentProcess, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
+        self.optimizer = optimizer  # for schedulers and gradient scalers; a step of it is a step of the run
+        self.name = name
+        self._agent = agent
+        self._loop = loop
+
+    # ---- training
+
+    def step(self, loss: Tensor | float | None = None, tokens: int | None = None) -> None:
+        """One inner step: the optimizer's step, then clearing the gradients.  Takes part in rounds when due.
+
+        `loss` is shown on the dashboard.  `tokens` says how much data the step used, which decides how much
+        this peer's work counts; left out, it is taken from the batches handed out since the last step.
+        """
+        self._loop.record(loss, tokens)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def batches(
+        self, dataset: Any, batch_size: int | None = None, collate: Collate | None = None
+    ) -> Iterator[Any]:
+        """Batches of samples that are leased to this peer alone, until the run is finished.
+
+        `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
+        iterable, visited in its own order (docs/models.md says what that costs); or the path of a text file, whose
+        lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
+        smaller.
+        """
+        batch = self.manifest.data.batch if batch_size is None else batch_size
+        if batch < 1:
+            raise UserError(f"batch_size must be at least 1, found {batch}")
+        return self._batches(source_of(dataset, self.manifest.run.seed), batch, collate or default_collate)
+
+    def _batches(self, source: Source, batch: int, collate: Collate) -> Iterator[Any]:
+        while (span := self._loop.next_span(source.samples, batch)) is not None:
+            samples = source.read(span)
+            made = collate(samples) if samples else None
+            # Beyond the end of a stream there is nothing to use: the lease is acknowledged all the same.
+            self._loop.hand_out(span, tokens_in(made, len(samples)))
+            if samples:
+                yield made
+
+    # ---- what there is to know
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._loop.manifest
+
+    @property
+    def version(self) -> int:
+        """The version of the run's state that was loaded last."""
+        return self._loop.version
+
+    @property
+    def step_count(self) -> int:
+        """Inner steps that this process has taken."""
+        return self._loop.step_count
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over for this peer: steps are local from then on, and `batches` has stopped."""
+        return self._loop.finished
+
+    # ---- the end
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The run's weights at its newest version here, without this peer's unmerged work, as a safetensors file.
+
+        Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  It may be called at any
+        time: while the next version is arriving, it waits for that.  Frozen parameters are not in it.
+        """
+        target = Path(path)
+        target = target / "model.safetensors" if target.is_dir() else target
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            # One key only: safetensors writes several in a random order, and equal weights should be equal files.
+            save_file(self._loop.shared.copy_whole(self._weights, SAVE_PATIENCE_S), part, {"format": "pt"})
+            part.replace(target)  # a reader never finds half a file
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot write {target}: {error}") from None
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """A copy: the agent may write the next version while the file is written."""
+        tensors = self._loop.layout.named_tensors(self._loop.shared.anchor)
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def close(self, reason: str | None = None) -> None:
+        """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
+        self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("interrupted")
+        elif isinstance(error, FarflungError):
+            self.close(str(error))
+        else:
+            self._agent.abandon()
+
+
+__all__: Sequence[str] = ["Connection", "Run", "connect", "join"]

@@ -1,0 +1,126 @@
+"""From leased positions to samples: what a data set can do decides how it is read (P7).
+
+Called by `run.batches`.  Must not know leases beyond a span of positions, models, or the network.
+
+A map-style data set is visited in the run's own order.  A stream has no random access: its own order counts, and
+positions that belong to others are read and thrown away.  A position before the last one read means reading from
+the beginning again.  A stream with a method `skip(n)`, as those of Hugging Face `datasets` have, is asked to skip
+instead; one with `set_epoch(epoch)` is told the epoch.  Nothing is imported for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+from torch.utils.data import IterableDataset
+
+from farflung.peer.trainer.leased_data import Span
+from farflung.peer.trainer.sampling import permuted_range
+from farflung.peer.trainer.text_lines import TextLines
+from farflung.protocol.errors import UserError
+from farflung.protocol.messages import UNKNOWN_LENGTH
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0  # between two words about a long way to the leased samples
+
+
+class Source(Protocol):
+    samples: int  # of an epoch; UNKNOWN_LENGTH as long as a stream has not been read to its end
+
+    def read(self, span: Span) -> list[Any]:
+        """The samples of the span; fewer if a stream ends within it."""
+
+
+def source_of(dataset: Any, seed: int) -> Source:
+    """UserError for what can't be read twice in the same order."""
+    if isinstance(dataset, (str, os.PathLike)):
+        dataset = TextLines(dataset)
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if not is_stream and hasattr(dataset, "__len__"):
+        return MapStyle(dataset, seed)
+    if hasattr(dataset, "__iter__"):
+        return Stream(dataset)
+    raise UserError(
+        f"{type(dataset).__name__} is no data set for run.batches: it needs __len__ and __getitem__, or __iter__ that "
+        "begins anew each time, or be the path of a text file"
+    )
+
+
+class MapStyle:
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.samples = _checked(len(dataset))
+        self._dataset, self._seed = dataset, seed
+
+    def read(self, span: Span) -> list[Any]:
+        order = permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop)
+        return [self._dataset[index] for index in order]
+
+
+class Stream:
+    def __init__(self, dataset: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        if hasattr(dataset, "__next__"):
+            raise UserError(
+                f"{type(dataset).__name__} can be read only once, and samples that a lost peer had leased must be read "
+                "again: pass a data set whose __iter__ begins anew each time (a torch IterableDataset)"
+            )
+        self._named = _length_of(dataset)
+        self.samples = self._named
+        self._dataset, self._clock = dataset, clock
+        self._iterator: Iterator[Any] = iter(())
+        self._epoch, self._at = -1, 0  # where the iterator stands
+
+    def read(self, span: Span) -> list[Any]:
+        if span.start >= self.samples:
+            return []
+        if span.epoch != self._epoch or span.start < self._at:
+            self._begin(span.epoch, span.start)
+        self._pass_over(span.start)
+        found = list(islice(self._iterator, max(0, span.stop - self._at))) if self._at == span.start else []
+        self._at += len(found)
+        if self._at < span.stop:
+            self._ends()
+        return found
+
+    def _begin(self, epoch: int, start: int) -> None:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        can_skip = start > 0 and callable(getattr(self._dataset, "skip", None))
+        self._iterator = iter(self._dataset.skip(start) if can_skip else self._dataset)
+        self._epoch, self._at = epoch, start if can_skip else 0
+
+    def _pass_over(self, start: int) -> None:
+        """Samples before `start` are others'."""
+        warn_at = self._clock() + PATIENCE_S
+        while self._at < start:
+            missing = object()
+            if next(self._iterator, missing) is missing:
+                return
+            self._at += 1
+            if self._at % 1024 == 0 and self._clock() >= warn_at:
+                warn_at += PATIENCE_S
+                log.warning("on the way to the leased samples: at %d of %d in the stream", self._at, start)
+
+    def _ends(self) -> None:
+        if self._named not in (UNKNOWN_LENGTH, self._at):
+            raise UserError(f"the data set says it has {self._named} samples, and ends after {self._at}")
+        self.samples = _checked(self._at)
+
+
+def _length_of(dataset: Any) -> int:
+    """Of a stream: many know theirs, others raise TypeError or have no such method."""
+    try:
+        return _checked(len(dataset))
+    except (TypeError, NotImplementedError):
+        return UNKNOWN_LENGTH
+
+
+def _checked(samples: int) -> int:
+    if samples < 1:
+        raise UserError("the data set is empty")
+    return samples

@@ -1,0 +1,125 @@
+"""Caps for upload and download: what people write, which cap holds at which hour, and the pace that keeps it.
+
+Owns: the forms of a cap, the schedule of a day, and the arithmetic of pacing.
+Called by the configuration (parsing), by the agent (which cap holds now) and by the data plane (pacing).
+Must not know: sockets, clocks, time zones; the local time comes in as seconds since midnight.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from farflung.protocol.errors import UserError
+
+DAY_S = 24 * 3600
+LEAST_BITS_PER_S = 8000.0  # below this even a small model takes weeks; it is a slip of the pen
+
+FORMS = '"20 Mbit/s", "2.5 MB/s", "500 kbit/s", "none", or with hours of the day "20 Mbit/s, 5 Mbit/s 08:00-18:00"'
+_UNITS = {  # in bit/s; "mbit/s" can only mean Mbit/s, but "Mb/s" may mean either
+    **{f"{prefix}bit/s": factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))},
+    **{f"{prefix}B/s": 8 * factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))},
+}
+_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[A-Za-z/]*)", re.ASCII)
+_HOURS = re.compile(r"(?P<rate>.*\S) +(\d\d?):(\d\d) *- *(\d\d?):(\d\d)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Hours:
+    """From `start_s` until before `end_s` since midnight, over midnight if it ends before it starts."""
+
+    start_s: int
+    end_s: int
+    bytes_per_s: float | None
+
+    def hold(self, second_of_day: float) -> bool:
+        if self.start_s < self.end_s:
+            return self.start_s <= second_of_day < self.end_s
+        return second_of_day >= self.start_s or second_of_day < self.end_s
+
+
+@dataclass(frozen=True)
+class Cap:
+    """A cap over the day.  None: uncapped."""
+
+    bytes_per_s: float | None = None
+    hours: tuple[Hours, ...] = ()  # they do not overlap
+
+    def at(self, second_of_day: float) -> float | None:
+        """Bytes per second that may pass at this local time."""
+        for each in self.hours:
+            if each.hold(second_of_day % DAY_S):
+                return each.bytes_per_s
+        return self.bytes_per_s
+
+
+def strictest(own: float | None, run: float | None) -> float | None:
+    """Of the volunteer's own cap and the run's, the one that lets less pass; None: uncapped."""
+    if own is None or run is None:
+        return run if own is None else own
+    return min(own, run)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+
+def parse_cap(text: object) -> Cap:
+    """UserError if this is not a cap.  Hours that no range covers have the entry without hours, or no cap."""
+    if not isinstance(text, str):  # a configuration file may hold a bare number
+        raise _wrong(str(text), "it is no text with a unit")
+    always: list[float | None] = []
+    hours: list[Hours] = []
+    for part in text.split(","):
+        match = _HOURS.fullmatch(part.strip())
+        if match is None:
+            always.append(_rate(part.strip(), text))
+        else:
+            start_s, end_s = _clock(match[2], match[3], text), _clock(match[4], match[5], text)
+            if start_s % DAY_S == end_s % DAY_S:
+                raise _wrong(text, "a range of hours must not end when it starts")
+            hours.append(Hours(start_s % DAY_S, end_s, _rate(match["rate"], text)))
+    if len(always) > 1:
+        raise _wrong(text, "only one entry may stand without hours")
+    _refuse_overlap(hours, text)
+    return Cap(always[0] if always else None, tuple(hours))
+
+
+def _rate(text: str, whole: str) -> float | None:
+    if text.lower() == "none":
+        return None
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise _wrong(whole, f'"{text}" is not a rate')
+    number, unit = float(match["number"]), match["unit"]
+    if not unit:
+        raise _wrong(whole, f"{text} has no unit")
+    known = unit.lower() if "bit" in unit.lower() else unit[:-3].lower() + unit[-3:]
+    if known not in _UNITS:
+        raise _wrong(whole, f'"{unit}" is not a known unit')
+    bits_per_s = number * _UNITS[known]
+    if not math.isfinite(bits_per_s) or bits_per_s < LEAST_BITS_PER_S:
+        raise _wrong(whole, f'"{text}" is not between 8 kbit/s and what a number can hold')
+    return bits_per_s / 8
+
+
+def _clock(hour: str, minute: str, whole: str) -> int:
+    second = int(hour) * 3600 + int(minute) * 60
+    if int(minute) > 59 or second > DAY_S:
+        raise _wrong(whole, f"{hour}:{minute} is no time of day")
+    return second
+
+
+def _refuse_overlap(hours: list[Hours], whole: str) -> None:
+    """Two ranges overlap exactly if one starts within the other."""
+    for at, each in enumerate(hours):
+        for other in hours[:at]:
+            if each.hold(other.start_s) or other.hold(each.start_s):
+                raise _wrong(whole, "two ranges of hours overlap")
+
+
+def _wrong(text: str, why: str) -> UserError:
+    return UserError(f'the cap "{text}" cannot be used: {why}; write for example {FORMS}')
+
+
+# ---- pacing ----------------------------------------------------------------------------------------------

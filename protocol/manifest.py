@@ -1,0 +1,324 @@
+"""Owns the run manifest: what every peer of a run must agree on, its rules, and its digest.
+
+Called by the coordinator and the peers (both hold the same bytes).  [admission] alone is the coordinator's own: it
+is not in those bytes, so it may be changed between two starts.  console/run_toml.py is the file that `farflung init`
+writes. Must not know files, sockets or torch: text or bytes come in, a checked value or a UserError comes out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from typing import Annotated, Any, Literal, Self
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from farflung.protocol.caps import parse_cap
+from farflung.protocol.errors import UserError
+from farflung.protocol.limits import FRAGMENTS_MAX
+
+MAX_MANIFEST_BYTES = 64 * 1024
+MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
+_HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
+_SHOWN_CHARS = 60
+COORDINATORS_OWN = {"admission"}  # sections that no peer needs to know
+_SAME_VERSION = "are both sides on the same farflung version?"
+_NAME = "^[a-z0-9-]{1,64}$"
+
+# By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
+CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
+ScatterCodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
+Count = Annotated[int, Field(ge=1, le=_HUGE)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Auto = Literal["auto"]
+
+
+class _Section(BaseModel):
+    """Strict: `lr = "0.1"` is an error, not a guess.  Frozen: the digest names the content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunSection(_Section):
+    name: Annotated[str, Field(pattern=_NAME, description="1 to 64 of a-z, 0-9 and -")] = "my-run"
+    seed: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    min_peers: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_peers: Annotated[int, Field(ge=1, le=1024)] = 64
+    rounds: Count = 100
+
+
+class ModelSection(_Section):
+    builtin: Literal["tiny-gpt", ""] = "tiny-gpt"
+    layers: Annotated[int, Field(ge=1, le=1024)] = 2
+    width: Annotated[int, Field(ge=1, le=65536)] = 64
+    heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    context: Annotated[int, Field(ge=1, le=2**20)] = 64
+
+
+class DataSection(_Section):
+    source: Literal["python-stdlib", ""] = "python-stdlib"
+    batch: Annotated[int, Field(ge=1, le=65536)] = 8
+    lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
+
+
+class InnerSection(_Section):
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: Annotated[float, Field(gt=0, le=10)] = 4e-4
+    # TOML and JSON have lists only, which strict mode would refuse for a tuple; the two numbers stay strict.
+    betas: Annotated[
+        tuple[Decay, Decay], Field(strict=False, description="two numbers from 0 up to but not 1")
+    ] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    rejoin_warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 10
+    clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+
+
+class OuterSection(_Section):
+    step: Literal["nesterov", "mean", "sparse"] = "nesterov"
+    lr: Annotated[
+        Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
+    ] = "auto"
+    momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
+        "auto"
+    )
+    schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
+    overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
+
+
+class RoundSection(_Section):
+    sync_every: Count = 50
+    period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
+    codec: ScatterCodecName = "fp32"
+    gather_codec: CodecName = "fp32"
+    chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
+    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
+    deadline_s: Seconds = 60.0
+    scatter_grace_s: Seconds = 10.0
+    round_timeout_s: Seconds = 120.0
+    weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
+    ramp_rounds: Annotated[int, Field(ge=0, le=1000)] = 3
+    keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
+
+
+class MergeSection(_Section):
+    policy: Literal["robust", "mean"] = "robust"
+    clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
+
+
+class NetSection(_Section):
+    heartbeat_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
+    dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
+    download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
+
+
+class CheckpointSection(_Section):
+    every_rounds: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    go_back_after_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 300.0
+
+
+class AdmissionSection(_Section):
+    mode: Literal["open", "token", "allowlist"] = "open"
+    joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
+    joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
+    probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
+    ban_strikes: Annotated[int, Field(ge=0, le=1000)] = 5
+    ban_hours: Annotated[float, Field(gt=0, le=24 * 3650)] = 24.0
+
+
+class Manifest(_Section):
+    """The whole `run.toml`, checked.  Two peers may train together only if their digests are equal."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    round: RoundSection = RoundSection()
+    merge: MergeSection = MergeSection()
+    net: NetSection = NetSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    admission: AdmissionSection = AdmissionSection()
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> Self:
+        problems = _cross_checks(self)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @classmethod
+    def from_toml(cls, text: str, name: str) -> Manifest:
+        """Check the text of the file `name`; UserError with one line per problem otherwise."""
+        try:
+            # Some editors put a byte order mark first, which TOML does not allow.
+            return cls.model_validate(tomllib.loads(text.removeprefix("\ufeff")))
+        except ValidationError as error:
+            raise UserError("\n".join(f"{name}: {line}" for line in _explain(error))) from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name}: {_syntax_problem(text, error)}") from None
+
+    @classmethod
+    def from_canonical(cls, data: bytes) -> Manifest:
+        """Read what `canonical` wrote; anything else is refused, so that equal content has equal bytes."""
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise UserError(f"run manifest: {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
+        manifest = cls.from_older(data)
+        if manifest.canonical() != data:
+            raise UserError(f"run manifest: not in canonical form; {_SAME_VERSION}")
+        return manifest
+
+    @classmethod
+    def from_older(cls, data: bytes) -> Manifest:
+        """What `canonical` of an older farflung wrote: keys that it did not know have their defaults."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"run manifest: {_explain(error)[0]}; {_SAME_VERSION}") from None
+
+    def canonical(self) -> bytes:
+        """The one byte string of what all must agree on: JSON, sorted keys, no spaces, every default spelled out."""
+        content = self.model_dump(mode="json", exclude=COORDINATORS_OWN)
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    @property
+    def digest(self) -> bytes:
+        """blake3 of `canonical()`, 32 bytes: the identity of what is trained and how."""
+        return blake3(self.canonical()).digest()
+
+
+def _cross_checks(m: Manifest) -> list[str]:
+    """Rules between keys; each line says what is wrong with which value and how it must be."""
+    problems = []
+
+    def expect(holds: bool, key: str, rule: str, found: float) -> None:
+        if not holds:
+            problems.append(f"{key}: expected {rule}, found {found}")
+
+    least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
+    guard = m.merge.guard
+    expect(
+        guard == 0 or guard >= 2,
+        "[merge] guard",
+        "0 (off), or at least 2: sizes vary from round to round",
+        guard,
+    )
+    grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
+    for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
+        try:
+            parse_cap(cap)
+        except UserError as error:
+            problems.append(f"[net] {key}: {error}")
+    expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
+    fits = not m.model.builtin or m.model.width % heads == 0
+    expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
+    samples, limit, dead = m.data.lease_samples, m.round.round_timeout_s, m.net.dead_after_s
+    expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
+    coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
+    if not coarse:
+        found = f'codec = "{m.round.codec}"'
+        problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
+    if m.outer.schedule == "streaming" and m.round.fragments < 2:
+        problems.append(
+            f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
+        )
+    expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
+    # One lost heartbeat is an everyday event and must not look like a death.
+    expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
+    return problems
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines: list[str] = []
+    for item in error.errors(include_url=False):
+        loc = item["loc"]
+        if not loc and item["type"] == "value_error":
+            lines += str(item["ctx"]["error"]).splitlines()
+        elif not loc:
+            lines.append(item["msg"].splitlines()[0][:120])  # bytes that are no JSON, or no JSON object
+        elif len(loc) == 1:
+            lines.append(_section_problem(str(loc[0]), item["type"], item["input"]))
+        else:
+            lines.append(_key_problem(str(loc[0]), str(loc[1]), item["type"], item["input"]))
+    lines = list(dict.fromkeys(lines))  # where a key may be of two kinds, it was refused as each of them
+    if len(lines) > MAX_PROBLEMS:
+        lines = [*lines[: MAX_PROBLEMS - 1], f"and {len(lines) - MAX_PROBLEMS + 1} more problems"]
+    return lines
+
+
+def _section_problem(section: str, kind: str, found: Any) -> str:
+    if kind != "extra_forbidden":
+        return f"[{section}]: expected a table, found {_shown(found)}"
+    if not isinstance(found, dict):
+        return f"{_shown_key(section)}: unknown key; {_hint(section, _homes(section), [])}"
+    return f"[{_shown_key(section)}]: unknown section; {_hint(section, [], list(Manifest.model_fields))}"
+
+
+def _key_problem(section: str, key: str, kind: str, found: Any) -> str:
+    where = f"[{section}] {_shown_key(key)}"
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key; {_hint(key, _homes(key), list(_keys(section)))}"
+    return f"{where}: expected {_expected(_keys(section)[key], found)}, found {_shown(found)}"
+
+
+def _keys(section: str) -> dict[str, dict[str, Any]]:
+    """The rules of a section's keys, as its JSON schema states them."""
+    annotation: Any = Manifest.model_fields[section].annotation
+    return dict(annotation.model_json_schema()["properties"])
+
+
+def _homes(key: str) -> list[str]:
+    return [section for section in Manifest.model_fields if key in _keys(section)]
+
+
+def _hint(word: str, homes: list[str], known: list[str]) -> str:
+    if homes:
+        return "it belongs in " + " or ".join(f"[{section}]" for section in homes)
+    if near := difflib.get_close_matches(word, known, n=1):
+        return f'did you mean "{near[0]}"?'
+    return "known are " + ", ".join(known or [f"[{section}]" for section in Manifest.model_fields])
+
+
+def _expected(rule: dict[str, Any], found: Any) -> str:
+    """The rule of one key in words, from the same schema that refused the value."""
+    if "description" in rule:
+        return str(rule["description"])
+    if "enum" in rule:
+        return " or ".join(_shown(value) for value in rule["enum"])
+    noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
+    low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
+    if rule.get("maximum") == _HUGE and not (isinstance(found, int) and found > _HUGE):
+        return f"{noun} {low}"  # a bound that only keeps numbers finite would distract from this one
+    high = f"<= {rule['maximum']}" if "maximum" in rule else f"< {rule['exclusiveMaximum']}"
+    return f"{noun} {low} and {high}"
+
+
+def _shown(value: Any) -> str:
+    """The value as one short line, with control characters escaped."""
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a value too long to show"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _shown_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _shown(key)
+
+
+def _syntax_problem(text: str, error: Exception) -> str:
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+    if not found:
+        return f"not valid TOML: {message[:120]}"
+    lines = text.split("\n")
+    line, column = found[2] or len(lines), found[3] or len(lines[-1]) + 1
+    return f"line {line}, column {column}: not valid TOML: {found[1]}"

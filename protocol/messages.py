@@ -1,0 +1,337 @@
+"""All that peers and coordinator say to each other on the control plane.  Types and bounds only.
+
+Messages are *snapshots*, not deltas: a lost one is made good by the next beat, a repeated or late one does
+no harm.  Every member message carries the session and a growing `seq`; so does every answer.  Read together
+with protocol/round_words.py, whose types appear here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from farflung.protocol.limits import (
+    ADDRESS_CHARS,
+    CONTROL_BIN_BYTES,
+    FRAGMENTS_MAX,
+    MAX_PEERS,
+    MEMBERS_PER_ROUND,
+    TOKENS_MAX,
+)
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import (
+    Commit,
+    Contact,
+    Count,
+    Decision,
+    Hash,
+    HashList,
+    Mask,
+    PeerName,
+    Plan,
+    Reason,
+    Used,
+)
+from farflung.protocol.signing import PROOF_BYTES
+from farflung.protocol.verdicts import Verdict
+
+Bytes32 = Hash
+Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
+Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
+LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
+Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
+UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
+ShortText = Annotated[str, Meta(max_length=256)]
+
+
+class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- at the door: anyone may speak here ------------------------------------------------------------
+
+
+class Knock(_Message, frozen=True, kw_only=True):
+    protocol: Count
+    run: PeerName
+
+
+class Challenge(_Message, frozen=True, kw_only=True):
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    run_id: Session
+    manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """Who I am, signed over the challenge; binds the CURVE key of this session to the identity."""
+
+    protocol: Count
+    run_id: Session
+    identity: Bytes32
+    key: Bytes32
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+    software: ShortText
+    manifest: Bytes32
+    model: ModelSchema
+    version: Version  # of fragment 0; the first beat tells of all
+    digest: Digest
+    process: Session  # random per agent process: a restart is not a reconnection
+    token: ShortText  # of an invitation; empty: none
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    session: Session
+    incarnation: Count
+    member_port: Annotated[int, Meta(ge=1, le=65535)]
+    # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
+
+
+class Refuse(_Message, frozen=True, kw_only=True):
+    code: Annotated[str, Meta(max_length=32)]
+    reason: Reason
+    retry_after_s: float
+
+
+class AskStatus(_Message, frozen=True, kw_only=True):
+    run: PeerName
+
+
+class StatusReply(_Message, frozen=True, kw_only=True):
+    status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]  # JSON
+
+
+class Probe(_Message, frozen=True, kw_only=True):
+    """How is the line to here, and can I be dialled?  Asked by `farflung doctor` before anybody joins."""
+
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    want: Annotated[int, Meta(ge=0, le=CONTROL_BIN_BYTES)]  # bytes of padding in the answer
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]  # to dial, with this key; empty: do not
+    key: Annotated[bytes, Meta(max_length=32)]
+
+
+class Probed(_Message, frozen=True, kw_only=True):
+    came_from: Annotated[str, Meta(max_length=128)]  # the caller's address as it is seen here
+    wall_s: float  # this machine's clock, seconds since 1970
+    padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    dialled: ShortText  # yes, no, or why it was not tried; empty: not asked
+
+
+# ---- from a member ---------------------------------------------------------------------------------
+
+
+class _FromMember(_Message, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where I am with one fragment."""
+
+    version: Version
+    digest: Digest
+    round_no: Count  # of the round I am in, 0 if none
+    epoch: Count
+    decision_no: Count
+    ready: bool
+    need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
+    dropped: Count = 0  # the newest round of which I know that the guard threw its work away
+
+
+STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
+
+
+class Beat(_FromMember, frozen=True, kw_only=True):
+    """Where I am.  Everything that the coordinator may have to repeat follows from it."""
+
+    roster_no: Count
+    fragments: Annotated[tuple[FragmentBeat, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    phase: Annotated[str, Meta(max_length=16)]
+    step: Count
+    tokens: Tokens
+    loss: float | None
+    tx_bytes: Count
+    rx_bytes: Count
+    up_bytes_per_s: Count  # what its line can carry, as far as it has seen; 0: not known
+    down_bytes_per_s: Count
+    have: LeaseIds
+    want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
+    samples: Count  # size of my data set, 0 if the run does not lease mine; UNKNOWN_LENGTH: it is a stream
+    rough: bool  # the rate up comes from no round yet: from a probe, from limits, or it is at least so much
+    era: Count  # what I say of versions is meant in this era: see RolledBack in coordinator/ledger/records.py
+    saved: Version  # the newest version of which I wrote a checkpoint
+    unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
+    leaving: bool  # I stay for the rounds that I am in, and begin no other
+
+
+class Sent(_FromMember, frozen=True, kw_only=True):
+    """SCATTER: what my contribution is and what went into it."""
+
+    round_no: Count
+    hashes: HashList
+    tokens: Tokens
+    steps: Count
+    loss: float | None
+    used: Useds
+    signature: Annotated[
+        bytes, Meta(max_length=64)
+    ]  # of its author, over all the rest: see coordinator/ledger/evidence.py
+
+
+class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """<x_i, x_j> for members i <= j of the mask, row by row, summed over chunks."""
+
+    members: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)]
+    chunks: Mask
+    products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
+
+
+class ProgressReport(_FromMember, frozen=True, kw_only=True):
+    """DECIDE and GATHER: what I can prove to hold."""
+
+    round_no: Count
+    decision_no: Count
+    held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
+    refused: Annotated[
+        dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # whose bytes are of no use, and why (P9)
+    cut_off: Annotated[
+        tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # members that should own nothing
+    merged: Mask
+    merged_hashes: HashList
+    got: Mask
+    got_hash: Bytes32
+    dots: DotProducts | None  # of all chunks that I own, before the decision
+
+
+class Leave(_FromMember, frozen=True, kw_only=True):
+    reason: Reason
+
+
+# ---- to a member -----------------------------------------------------------------------------------
+
+
+class Lease(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Samples [start, stop) of one epoch's order; those before `upto` are committed already, in every fragment."""
+
+    lease: Count
+    epoch: Count
+    start: Count
+    stop: Count
+    upto: Count
+    uptos: Annotated[tuple[Count, ...], Meta(max_length=FRAGMENTS_MAX)] = ()  # where the fragments differ
+
+    @classmethod
+    def at(cls, lease: int, epoch: int, start: int, stop: int, uptos: tuple[int, ...]) -> Lease:
+        upto = min(uptos)
+        return cls(lease, epoch, start, stop, upto, uptos if max(uptos) > upto else ())
+
+    def reached(self, fragments: int) -> tuple[int, ...]:
+        """How far each fragment has learned from it."""
+        return self.uptos if len(self.uptos) == fragments else (self.upto,) * fragments
+
+
+class _ToMember(_Message, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where the run is with one fragment."""
+
+    version: Count
+    digests: Annotated[tuple[tuple[int, Bytes32], ...], Meta(max_length=16)]  # recent versions' digests
+    verified: bool
+    donors: Annotated[tuple[str, ...], Meta(max_length=16)]
+    round_no: Count  # the round in flight that counts on me, 0 if none
+    sent_seen: bool
+    progress_seen: Count  # seq of the newest progress report I acted on
+    # Whom owners are to compare, if not all.
+    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = b""
+    dropped: Count = 0  # the newest round whose work the guard threw away
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # that the run has this digest, signed
+
+
+class Tick(_ToMember, frozen=True, kw_only=True):
+    """The answer to a beat: where the run is and what to do now."""
+
+    answers: Count  # the beat's seq
+    heard_s: Annotated[
+        float, Meta(ge=0)
+    ]  # when it came, on the coordinator's clock: shows how full the way there is
+    fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    goal: Annotated[
+        str, Meta(max_length=16)
+    ]  # found | sync | train | alone | wait | finish: of the least advanced fragment
+    reason: Reason
+    roster_no: Count
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
+    void: LeaseIds
+    era: Count  # how often the run went back to an older state: what peers say of an older era is void
+
+
+class OpenRound(_ToMember, frozen=True, kw_only=True):
+    plan: Plan
+
+
+class Decided(_ToMember, frozen=True, kw_only=True):
+    decision: Decision
+
+
+class Committed(_ToMember, frozen=True, kw_only=True):
+    commit: Commit
+
+
+class Aborted(_ToMember, frozen=True, kw_only=True):
+    round_no: Count
+    reason: Reason
+
+
+class Gone(_ToMember, frozen=True, kw_only=True):
+    """This session is over; say hello again (or not: `final`)."""
+
+    reason: Reason
+    final: bool
+
+
+DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus, "probe": Probe}
+DOOR_OUT: dict[str, type[_Message]] = {
+    "challenge": Challenge,
+    "welcome": Welcome,
+    "refuse": Refuse,
+    "status": StatusReply,
+    "probed": Probed,
+}
+MEMBER_IN: dict[str, type[_Message]] = {
+    "beat": Beat,
+    "sent": Sent,
+    "progress": ProgressReport,
+    "leave": Leave,
+}
+MEMBER_OUT: dict[str, type[_Message]] = {
+    "tick": Tick,
+    "open": OpenRound,
+    "decided": Decided,
+    "committed": Committed,
+    "aborted": Aborted,
+    "gone": Gone,
+}
+
+KINDS: dict[str, type[_Message]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+FromMember = Beat | Sent | ProgressReport | Leave
+ToMember = Tick | OpenRound | Decided | Committed | Aborted | Gone
+FromDoor = Knock | Hello | AskStatus | Probe
+ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
+Message = FromMember | ToMember | FromDoor | ToDoor
+
+
+def kind_of(message: Message) -> str:
+    return _KIND_OF[type(message)]

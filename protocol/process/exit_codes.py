@@ -1,0 +1,40 @@
+"""The exit codes of every farflung process, so that scripts and supervisors can tell what to do next.
+
+Called by the command line, the agent and the built-in trainer.  Must not know how an error came about.
+"""
+
+from __future__ import annotations
+
+from farflung.protocol.errors import Refused, StoreError, Unreachable, UserError
+
+OK = 0
+UNEXPECTED = 1  # a bug, or a process of farflung's own that died
+USAGE = 2  # a mistake in a command, a file or a script
+BLOCKED = 10  # farflung doctor found what would keep this machine out of the run
+REFUSED = 20  # the coordinator said no
+MISMATCH = 21  # this peer does not fit the run: another model, manifest or protocol
+UNREACHABLE = 30
+TEMPORARY = 75  # the same command may work later
+INTERRUPTED = 130  # Ctrl-C, as shells count it
+
+
+def for_refusal(code: str) -> int:
+    if code in ("finished", "left"):
+        return OK
+    if code == "agent":
+        return UNEXPECTED
+    if code == "address":
+        return USAGE
+    if code == "unreachable":
+        return UNREACHABLE
+    return MISMATCH if code in ("model", "manifest", "protocol") else REFUSED
+
+
+def code_for(error: BaseException) -> int:
+    if isinstance(error, Refused):
+        return TEMPORARY if error.retry_after_s > 0 else for_refusal(error.code)
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    if isinstance(error, StoreError):
+        return TEMPORARY
+    return USAGE if isinstance(error, UserError) else UNEXPECTED

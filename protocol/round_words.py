@@ -1,0 +1,105 @@
+"""The sentences of a round: who takes part, who owns what, who counted how much, what was committed.
+
+Written by the coordinator, read by every member.  Types only: no decisions, no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+
+# A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
+CROWD = 64
+
+PeerName = Annotated[str, Meta(max_length=64)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+HashList = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT * 32)]
+Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Reason = Annotated[str, Meta(max_length=2000)]
+
+
+class Plan(Struct, frozen=True, forbid_unknown_fields=True):
+    """OPEN.  `epoch` grows each time ownership moves within the round; bytes already sent stay good."""
+
+    round_no: Count
+    epoch: Count
+    version: Count  # the version that the round starts from
+    members: Annotated[
+        tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
+    ]  # sorted: the sum's order
+    # index of a chunk within the fragment -> index in members
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
+    codecs: Annotated[
+        tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
+    ]  # of each member's contribution
+    fragment: Count = 0
+    # Chunks that moved to a member whose result for them is proven: it answers for those bytes.  Results of all other
+    # chunks that moved are made again, since whoever made them may have told others otherwise.
+    kept: Mask = b""
+
+    def codec_of(self, peer: str) -> str:
+        return self.codecs[self.members.index(peer)]
+
+    def chunks_of(self, peer: str) -> list[int]:
+        """By their index within the fragment."""
+        if peer not in self.members:
+            return []
+        index = self.members.index(peer)
+        return [place for place, owner in enumerate(self.owners) if owner == index]
+
+    def owner_of(self, place: int) -> str:
+        return self.members[self.owners[place]]
+
+
+class Decision(Struct, frozen=True, forbid_unknown_fields=True):
+    """DECIDE.  One weight per member for the WHOLE fragment; 0.0 means out, `reasons` says why."""
+
+    round_no: Count
+    decision_no: Count  # grows when a death after DECIDE made an included contribution unobtainable
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    reasons: dict[str, Reason]
+
+    def included(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(m for m, weight in zip(members, self.weights, strict=True) if weight > 0.0)
+
+
+class Commit(Struct, frozen=True, forbid_unknown_fields=True):
+    """COMMIT.  The durable record that version `version` of a fragment exists, and of what it is made."""
+
+    version: Count  # the version that the round made
+    round_no: Count
+    members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    hashes: HashList  # of the encoded results, chunk by chunk of the fragment
+    codec: Annotated[str, Meta(max_length=64)]  # of the results
+    fragment: Count = 0
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        return tuple(m for m, weight in zip(self.members, self.weights, strict=True) if weight > 0.0)
+
+
+class Used(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Samples [start, upto) of one lease went into a contribution."""
+
+    lease: Count
+    upto: Count
+
+
+class Contact(Struct, frozen=True, forbid_unknown_fields=True):
+    """How one peer's data plane is reached.  An empty address: it can't be dialled and dials others."""
+
+    peer: Annotated[str, Meta(max_length=64)]
+    name: PeerName
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]  # CURVE public key of its session
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+
+
+def result_name(commit: Commit) -> str:
+    """One short name for all result hashes of a commit."""
+    return hash_bytes(commit.hashes).hex()[:32]
