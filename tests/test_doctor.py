@@ -196,7 +196,7 @@ def url(tmp_path: Path) -> Iterator[JoinUrl]:
 def test_a_real_coordinator_is_asked_and_dials_back(
     url: JoinUrl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for patience in ("coordinator.dialer.DIAL_S", "peer.dial_back.DIAL_S", "peer.doctor_facts.PATIENCE_S"):
+    for patience in ("coordinator.door.dialer.DIAL_S", "console.doctor.dial_back.DIAL_S", "console.doctor.facts.PATIENCE_S"):
         monkeypatch.setattr(f"farflung.{patience}", PATIENCE_S)
     assert run_doctor(url, OwnConfig(), as_json=True) == exit_codes.OK
     told = json.loads(capsys.readouterr().out)

@@ -130,7 +130,7 @@ def test_corrupt_changes_one_byte_of_what_passes() -> None:
 
 
 def test_kill_is_a_real_one() -> None:
-    code = "from farflung.collectives import failpoints as f; f.arm(); f.hit('trainer.step'); print('alive')"
+    code = "from farflung.protocol.process import failpoints as f; f.arm(); f.hit('trainer.step'); print('alive')"
     environ = os.environ | {failpoints.VARIABLE: "trainer.step=kill"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=LONG_S
@@ -140,8 +140,8 @@ def test_kill_is_a_real_one() -> None:
 
 def test_every_point_is_passed_somewhere_and_no_other_is() -> None:
     """The names in the source, as a reader would look for them."""
-    rooms = Path(failpoints.__file__).resolve().parent.parent
-    files = [path for room in ("coordinator", "checkpoints", "peer") for path in (rooms / room).glob("*.py")]
+    rooms = Path(failpoints.__file__).resolve().parents[2]
+    files = [path for room in ("coordinator", "checkpoints", "peer") for path in (rooms / room).rglob("*.py")]
     source = "\n".join(path.read_text() for path in files)
     derived = {f"{name}.{when}" for name in failpoints.RECORDS for when in ("before_fsync", "after_fsync")}
     plain = set(failpoints.POINTS) - derived

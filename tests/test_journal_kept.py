@@ -197,7 +197,7 @@ def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Pa
 KILLED = """
 import sys
 from pathlib import Path
-from farflung.collectives import failpoints
+from farflung.protocol.process import failpoints
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.protocol.manifest import Manifest

@@ -108,9 +108,9 @@ def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
 HOLD = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from farflung.peer import local
-local._MEMORY = local.Path(sys.argv[1])
-print(local.make_folder(), flush=True)
+from farflung.peer.local import memory
+memory._MEMORY = memory.Path(sys.argv[1])
+print(memory.make_folder(), flush=True)
 sys.stdin.readline()
 """
 

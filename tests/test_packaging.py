@@ -17,7 +17,7 @@ import pytest
 from waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
+ROOMS = ("protocol", "checkpoints", "collectives", "compression", "coordinator", "optim", "peer", "console")
 
 # Both tests need the same wheel: one process of pytest-xdist builds it once.
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -50,7 +50,7 @@ def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
     expected = {"farflung/__init__.py", "farflung/__main__.py", "farflung/py.typed"}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
+            if path.suffix in (".py", ".c") and "__pycache__" not in path.parts:
                 expected.add(f"farflung/{path.relative_to(ROOT).as_posix()}")
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name}

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.ledger import evidence
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     CommittedRound,
@@ -36,6 +35,7 @@ from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Used
 from farflung.protocol.signed_words import hello_part
+from farflung.protocol.signed_words import sent_part
 from farflung.protocol.signing import statement_of
 from farflung.protocol.verdicts import Verdict
 from guests import Guest
@@ -506,7 +506,7 @@ def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
         kind = m.Sent if "steps" in body else m.ProgressReport
         message = beat_of(guest, **body) if "ready" in body else kind(**head, **body)  # type: ignore[arg-type]
         if isinstance(message, m.Sent):
-            message = replace(message, signature=guest.signer.sign(evidence.signed_part(RUN_ID, message)))
+            message = replace(message, signature=guest.signer.sign(sent_part(RUN_ID, message)))
         effects = hall.says(guest, message) + hall.machine.on_timer(hall.now)
         for effect in effects:
             if isinstance(effect, Tell):

@@ -17,7 +17,7 @@ import pytest
 from waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
+ROOMS = ("protocol", "checkpoints", "collectives", "compression", "coordinator", "optim", "peer", "console")
 MODULES = {
     "pickle",
     "cPickle",
@@ -33,7 +33,7 @@ MODULES = {
 CALLS = {"eval", "exec", "compile", "torch.load", "torch.jit.load", "np.load", "numpy.load", "torch.save"}
 METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "load_state_dict_from_url"}
 # Where data is not what comes over the network: Python's own name for a checked function of the same file.
-SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).glob("*.py"))
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
 def unsafe(tree: ast.AST) -> list[tuple[int, str]]:
