@@ -32,7 +32,9 @@ from typing import Any
 import msgspec
 import zmq
 
-import shams
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.operator_socket import ask
 from farflung.peer.identity import Identity
@@ -44,6 +46,7 @@ from farflung.protocol.messages import DOOR_OUT, Challenge, Hello, Knock, Leave,
 from farflung.protocol.orders import Ban
 from farflung.protocol.process.curve_text import raw_of, text_of
 from farflung.protocol.signed_words import hello_part
+from rig import shams
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 MODEL = shams.model_of(os.environ)
@@ -302,8 +305,8 @@ def median_period(arena: Any, begun: float, ended: float) -> float:
 
 
 def measure(arena: Any, name: str, options: argparse.Namespace) -> str:
-    import light_trainer  # not above: the attacker needs no torch
-    from arena import CHUNK_KB
+    from rig import light_trainer  # not above: the attacker needs no torch
+    from rig.arena import CHUNK_KB
 
     pid = arena.coordinator.process.pid
     door = JoinUrl.parse(arena.url).port
@@ -345,9 +348,10 @@ HEAD = (
 
 
 def main() -> None:
-    from arena import Arena
-    from nursery import Nursery
     from pages import write_between
+
+    from rig.arena import Arena
+    from rig.nursery import Nursery
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

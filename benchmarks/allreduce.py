@@ -26,6 +26,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from hosts import Hosts, Line, hosts_for
 
 HERE = Path(__file__).resolve()

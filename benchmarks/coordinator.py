@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.protocol.join_url import JoinUrl
 from pages import write_between
+
+from farflung.protocol.join_url import JoinUrl
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 HERE = Path(__file__).resolve().parent

@@ -16,14 +16,18 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arena import Arena
-from nursery import Nursery
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from rig.arena import Arena
+from rig.nursery import Nursery
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM_UP_S = 60.0  # a process's first minute is not counted: it imports, connects and fills its buffers

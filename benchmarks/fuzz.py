@@ -4,8 +4,8 @@
     python benchmarks/fuzz.py --frames 20000 bulk  # less of it, one target
 
 Valid bytes are mutated; an input that a parser answers in words not heard before is mutated further.  Each target
-names the errors it may raise: anything else is a crash, and its bytes are printed.  tests/test_fuzz.py runs the same
-targets for a moment.  Ends with 1 if anything crashed or grew.
+names the errors it may raise: anything else is a crash, and its bytes are printed.  tests/house/test_fuzz.py runs
+the same targets for a moment.  Ends with 1 if anything crashed or grew.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from typing import Any
 
 import msgspec
 import torch
+
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from live_table import Table
 
 from farflung.checkpoints import checkpoint_manifest as checkpoint
 from farflung.checkpoints.parts import Note
@@ -54,7 +59,6 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import KINDS
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
-from live_table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
@@ -166,7 +170,9 @@ def try_one(target: Target, raw: bytes, outcome: Outcome) -> str:
 
 def examples() -> dict[str, Any]:
     """One message of every kind, from the tests of the wire."""
-    spec = importlib.util.spec_from_file_location("wire_examples", ROOT / "tests" / "test_wire_limits.py")
+    spec = importlib.util.spec_from_file_location(
+        "wire_examples", ROOT / "tests" / "protocol" / "test_messages.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

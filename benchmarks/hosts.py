@@ -11,10 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from lab.emulator import Host, HostSpec, Lab
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from rig.lab.emulator import Host, HostSpec, Lab
 
 EXPECTED = "--lab: expected RATE_MBIT,ROUND_TRIP_MS or DOWN/UP,ROUND_TRIP_MS, such as 200,100 or 500/100,100"
 

@@ -26,12 +26,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from farflung.console.bench.bench import BenchOptions, Party
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Event, read_events
-from lab.emulator import HostSpec
-from lab_run import LabRun, Setting
+from rig.lab.emulator import HostSpec
+from rig.lab_run import LabRun, Setting
 
 DONORS = ("donor-0", "donor-1", "donor-2")
 JOINER = "joiner"

@@ -6,9 +6,14 @@ Used by fuzz.py: one of the members sends what it is given, while the others go 
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
@@ -18,7 +23,7 @@ from farflung.protocol.manifest import Manifest, NetSection, RoundSection, RunSe
 from farflung.protocol.messages import DOOR_IN, MEMBER_IN, Message
 from farflung.protocol.process.curve_text import raw_of
 from farflung.protocol.round_words import Plan
-from shams import Figures, Sham, model_of, reader_of
+from rig.shams import Figures, Sham, model_of, reader_of
 
 DOOR, INSIDE = "door", "inside"
 MANIFEST = Manifest(

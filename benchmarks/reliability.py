@@ -20,13 +20,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.protocol.process.failpoints import AGENT, COORDINATOR, TRAINER
 from pages import write_between
+
+from farflung.protocol.process.failpoints import AGENT, COORDINATOR, TRAINER
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 Figure = dict[str, object]
-SIMULATOR = "tests/test_simulator.py"
+SIMULATOR = "tests/whole/test_simulator.py"
 WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
 PARTITIONS, CROWDS = "tests/chaos/test_partitions.py", "tests/chaos/test_crowds.py"
 
@@ -88,7 +89,7 @@ ROWS = [
     Row(
         "1h",
         "... while it saves a checkpoint",
-        "the one before stays; tests/test_checkpoints.py kills writers at any moment",
+        "the one before stays; tests/checkpoints/test_store.py kills writers at any moment",
         WALK,
         points("checkpoint."),
     ),
@@ -104,7 +105,7 @@ ROWS = [
         "2",
         "the trainer hangs",
         "told, not waited for, killed and started again",
-        f"{MATRIX}, tests/test_pulse.py",
+        f"{MATRIX}, tests/peer/machine/test_pulse.py",
         (),
         ("trainer stuck",),
     ),
@@ -138,7 +139,7 @@ ROWS = [
         "5",
         "... two peers from each other, both ways or one",
         "they own nothing, and all take part through the others",
-        f"{PARTITIONS}, tests/test_reachability.py",
+        f"{PARTITIONS}, tests/whole/test_reachability.py",
         (),
         ("a pair cut",),
     ),
@@ -174,13 +175,13 @@ ROWS = [
         "7",
         "the coordinator's disk is full",
         "it stops in words, exit code 2; nothing half written; it goes on once there is room",
-        f"{MATRIX}, tests/test_journal.py",
+        f"{MATRIX}, tests/coordinator/ledger/test_journal.py",
     ),
     Row(
         "8",
         "damaged contributions",
         "asked for once more; who sends nothing else is out, with the reason",
-        f"{MATRIX}, tests/test_hostile_members.py",
+        f"{MATRIX}, tests/whole/test_hostile_members.py",
         (),
         ("contribution damaged",),
     ),
@@ -188,37 +189,37 @@ ROWS = [
         "9-11",
         "cut, oversized, malformed frames",
         "counted, bounded before memory is taken",
-        "tests/test_frame_limits.py, tests/test_wire_limits.py, tests/test_server.py",
+        "tests/protocol/test_frames.py, tests/protocol/test_messages.py, tests/coordinator/test_server.py",
     ),
     Row(
         "12",
         "NaN, infinities",
         "out of the round, told why",
-        "tests/test_hostile_members.py, tests/test_training.py",
+        "tests/whole/test_hostile_members.py, tests/peer/machine/test_trainer_view.py",
     ),
     Row(
         "13, 14",
         "a contribution 1000 times too long, or with its sign flipped",
         "shortened to the median length, or out of the mean; told why (from four peers on)",
-        "tests/test_robust_merging.py, examples/experiments/malicious.py",
+        "tests/coordinator/rounds/test_screening.py, benchmarks/learning/malicious.py",
     ),
     Row(
         "15, 16",
         "stale, late and repeated frames",
         "counted as stale or duplicate",
-        f"tests/test_member_round.py, {SIMULATOR}",
+        f"tests/collectives/test_member.py, {SIMULATOR}",
     ),
     Row(
         "17, 18",
         "forged hello, another model or manifest",
         "refused at the door",
-        "tests/test_run_machine.py, tests/real/test_runs.py",
+        "tests/coordinator/run/test_machine.py, tests/real/test_runs.py",
     ),
     Row(
         "19",
         "damaged checkpoints",
         "named; the one before is used",
-        "tests/test_checkpoints.py, tests/real/test_resume.py",
+        "tests/checkpoints/test_store.py, tests/real/test_resume.py",
     ),
     Row("20", "a peer's disk is full while it saves", "training goes on, and it says so", MATRIX),
     Row("21", "clocks 10 minutes off", "nothing depends on them", MATRIX),
@@ -250,21 +251,26 @@ ROWS = [
         "24",
         "everybody dies",
         "back to a version of its own, from a checkpoint, or it waits",
-        f"{WALK}, tests/test_going_back.py, tests/real/test_resume.py",
+        f"{WALK}, tests/whole/test_going_back.py, tests/real/test_resume.py",
     ),
-    Row("25", "a full uplink", "control words keep their way", "tests/test_courtesy.py, benchmarks/wan.py"),
+    Row(
+        "25",
+        "a full uplink",
+        "control words keep their way",
+        "tests/collectives/test_courtesy.py, benchmarks/wan.py",
+    ),
     Row(
         "26",
         "a wrong address, a peer behind NAT",
         "dialled back at the hello; who cannot be reached owns nothing and takes part",
-        "tests/test_reachability.py",
+        "tests/whole/test_reachability.py",
     ),
     Row("27", "the same key started twice", "the second is refused as long as the first lives", MATRIX),
     Row(
         "28, 34",
         "a client of another run, or of another protocol version",
         "refused at the knock, in words",
-        "tests/test_run_machine.py",
+        "tests/coordinator/run/test_machine.py",
     ),
     Row(
         "29",
@@ -276,13 +282,13 @@ ROWS = [
         "30",
         "two coordinators on one journal",
         "the second exits with code 2",
-        f"{MATRIX}, tests/test_journal.py",
+        f"{MATRIX}, tests/coordinator/ledger/test_journal.py",
     ),
     Row(
         "31",
         "an owner sends results that do not have the hash it told the coordinator",
         "its chunks move, and the round goes on. An owner that sums wrongly for all alike is not found",
-        "tests/test_hostile_members.py",
+        "tests/whole/test_hostile_members.py",
     ),
     Row(
         "32",
@@ -294,14 +300,14 @@ ROWS = [
         "33",
         "a store for checkpoints that fails",
         "training goes on, it is told, the next version is tried",
-        "tests/test_saving.py, tests/test_checkpoints.py",
+        "tests/peer/machine/test_checkpoint_policy.py, tests/checkpoints/test_store.py",
     ),
     Row("35", "reordered, doubled, lost messages", "the same digests", SIMULATOR),
     Row(
         "36",
         "a donor breaks while it serves",
         "the next donor is asked",
-        f"{WALK}, tests/test_data_plane_bounds.py",
+        f"{WALK}, tests/whole/test_data_plane_bounds.py",
     ),
 ]
 

@@ -22,11 +22,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arena import Arena, included
-from farflung.protocol.process.journal import Event
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from footprints import LOOK_S, Footprints
-from nursery import Nursery
 from pages import write_between
+
+from farflung.protocol.process.journal import Event
+from rig.arena import Arena, included
+from rig.nursery import Nursery
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 CALM_S = 60.0

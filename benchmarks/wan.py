@@ -18,10 +18,14 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.console.bench.bench import BenchOptions
-from lab.emulator import HostSpec
-from lab_run import Found, Setting, allowed_congestion, run
+from rig.lab.emulator import HostSpec
+from rig.lab_run import Found, Setting, allowed_congestion, run
 
 RTT_MS = 100.0
 FAST_MBIT = 1000.0

@@ -1,4 +1,4 @@
-"""What all tests share: helpers, the checkout's benchmarks, and property tests that are the same in every run."""
+"""What all tests share: the rig, the checkout's benchmarks, and property tests that are the same in every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent
 # The benchmarks are no part of the installed package, and tests are no package: both are shown to Python as folders.
-for folder in (HERE / "helpers", HERE.parent / "benchmarks"):
+# What they share is rig/, imported as `rig.arena` and the like.
+for folder in (HERE, HERE.parent / "benchmarks"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
@@ -53,8 +54,8 @@ def say(
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Starts peers in no time: benchmarks/nursery.py."""
-    from nursery import Nursery  # here, because its folder was not known above
+    """Starts peers in no time: tests/rig/nursery.py."""
+    from rig.nursery import Nursery  # here, because its folder was not known above
 
     with Nursery(tmp_path_factory.mktemp("n")) as made:
         yield made

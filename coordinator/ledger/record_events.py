@@ -26,10 +26,8 @@ from farflung.coordinator.ledger.records import (
     Record,
 )
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process.journal import EventLog, read_events
+from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, read_events
 from farflung.protocol.round_words import result_name
-
-FRAMES_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farflung.collectives.round.member import MemberRound
-from farflung.coordinator.ledger.record_events import FRAMES_EVERY_S
 from farflung.peer.identity import default_path
 from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
 from farflung.peer.machine import effects as do
@@ -25,7 +24,7 @@ from farflung.peer.machine.getting_in import Me
 from farflung.peer.worker import Arithmetic
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
-from farflung.protocol.process.journal import JOURNAL_VARIABLE, EventLog
+from farflung.protocol.process.journal import FRAMES_EVERY_S, JOURNAL_VARIABLE, EventLog
 from farflung.protocol.round_words import result_name
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
 from farflung import __version__
-from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import Effect, Note
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
@@ -37,6 +37,16 @@ class Stand(StrEnum):
     READING = "reading"  # the manifest is here, the model is not yet
     GREETING = "greeting"
     INSIDE = "inside"
+
+
+class Signer(Protocol):
+    """An identity, as far as a machine sees it: peer/identity.py keeps the key and its file."""
+
+    public: bytes
+    peer_id: str
+    name: str
+
+    def sign(self, message: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ class Doorway:
         return refuse.code in FINAL_CODES
 
 
-def me_of(identity: Identity, key: bytes, process: bytes, token: str = "") -> Me:
+def me_of(identity: Signer, key: bytes, process: bytes, token: str = "") -> Me:
     """`key`: CURVE public key of this session; `process`: 16 random bytes."""
     return Me(
         peer=identity.peer_id,

@@ -23,6 +23,7 @@ from farflung.protocol.errors import UserError
 
 JOURNAL_VARIABLE = "FARFLUNG_JOURNAL"
 FILE_BYTES_MOST = 16 * 1024 * 1024
+FRAMES_EVERY_S = 10.0  # how often counts of frames are written
 OLD = ".1"  # the ending of the file before this one
 
 Event = dict[str, Any]

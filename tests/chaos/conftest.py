@@ -1,4 +1,4 @@
-"""Runs that are there to be broken: benchmarks/arena.py, one for all tests of a file, judged by the audit after each.
+"""Runs that are there to be broken: tests/rig/arena.py, one for all tests of a file, judged by the audit after each.
 
 FARFLUNG_LONG=1 walks everything; without it a small choice is made.  FARFLUNG_FIGURES=FILE: one JSON line for each
 measured case, for benchmarks/reliability.py.
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from arena import Arena
-from nursery import Nursery
+from rig.arena import Arena
+from rig.nursery import Nursery
 
 STANDING = ("ann", "bob", "cid")
 

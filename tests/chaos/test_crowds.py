@@ -1,6 +1,6 @@
 """Many who join at the same moment: the peers that train go on, and everybody gets in.
 
-Shams (benchmarks/shams.py) say a real peer's words over real connections and hold no model, so there can be hundreds;
+Shams (tests/rig/shams.py) say a real peer's words over real connections and hold no model, so there can be hundreds;
 sixteen real peers, of which four may fetch the model at the same time, are what two cores carry.
 """
 
@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-import light_trainer
-import shams
-from arena import CHUNK_KB, Arena, is_kept
+from rig import light_trainer, shams
+from rig.arena import CHUNK_KB, Arena, is_kept
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from arena import STOP_S, Arena, included, is_kept
 from farflung.protocol.process.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
+from rig.arena import STOP_S, Arena, included, is_kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
 
@@ -49,7 +49,9 @@ def test_every_point_is_walked() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     assert all(here.count(f'"{point}') >= 2 or here.count(f"{point}=") for point in SPECIAL)
     assert set(POINTS) == set(COORDINATOR) | set(JOURNAL) | set(AGENT) | set(TRAINER)
-    kept = (Path(__file__).parent.parent / "test_journal_kept.py").read_text(encoding="utf-8")
+    kept = (Path(__file__).parents[1] / "coordinator" / "ledger" / "test_journal_kept.py").read_text(
+        encoding="utf-8"
+    )
     assert all(f'"{point}"' in kept for point in JOURNAL)
     assert set(POINTS) >= SPECIAL
 

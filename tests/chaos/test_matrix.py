@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from arena import Arena, included, is_kept
+from rig.arena import Arena, included, is_kept
 
 pytestmark = [
     pytest.mark.slow,

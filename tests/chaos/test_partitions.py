@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from arena import Arena, included, is_kept
 from farflung.protocol.process.journal import Event
-from lab.emulator import HostSpec, Lab
-from lab_arena import LabArena
+from rig.arena import Arena, included, is_kept
+from rig.lab.emulator import HostSpec, Lab
+from rig.lab_arena import LabArena
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,9 +11,9 @@ import pytest
 
 from farflung.console.bench.bench import BenchOptions
 from farflung.protocol.errors import FarflungError
-from lab.emulator import HostSpec, Lab
-from lab_run import CONGESTION_FILE, Found, LabRun, Setting
-from waiting import LONG_S, PATIENCE_S
+from rig.lab.emulator import HostSpec, Lab
+from rig.lab_run import CONGESTION_FILE, Found, LabRun, Setting
+from rig.waiting import LONG_S, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lab")]
 

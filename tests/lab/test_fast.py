@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lab.fast
+import rig.lab.fast
 from farflung.compression.native_build import NoLibrary, library
-from lab.fast import FastNetwork
-from lab.network import Network
-from lab.packets import NEEDS_CHECKSUM, NOT_GSO, VNET, Parcel
-from lab.shaping import LineSpec
+from rig.lab.fast import FastNetwork
+from rig.lab.network import Network
+from rig.lab.packets import NEEDS_CHECKSUM, NOT_GSO, VNET, Parcel
+from rig.lab.shaping import LineSpec
 
 HOSTS, SEGMENT_BYTES, TCPV4, TCP = 3, 1448, 1, 6
 
@@ -25,7 +25,7 @@ HOSTS, SEGMENT_BYTES, TCPV4, TCP = 3, 1448, 1, 6
 @pytest.fixture(scope="module")
 def compiled() -> str:
     try:
-        return str(library(os.environ, Path(lab.fast.__file__).with_name("fast.c")))
+        return str(library(os.environ, Path(rig.lab.fast.__file__).with_name("fast.c")))
     except NoLibrary as error:
         pytest.skip(str(error))
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-import lab.emulator
+import rig.lab.emulator
 from farflung.protocol.errors import UserError
-from lab.emulator import Host, HostSpec, Lab
-from waiting import LONG_S, eventually, is_running
+from rig.lab.emulator import Host, HostSpec, Lab
+from rig.waiting import LONG_S, eventually, is_running
 
-LAB = Path(__file__).resolve().parents[2] / "benchmarks" / "lab"
-TRAFFIC = [sys.executable, "-S", str(LAB / "traffic.py")]
+TESTS = Path(__file__).resolve().parents[1]
+TRAFFIC = [sys.executable, "-S", str(TESTS / "rig" / "lab" / "traffic.py")]
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
 TAKE = """
 import hashlib, socket
@@ -123,7 +123,7 @@ def test_single_packets_of_large_ones_are_lost_and_the_stream_is_whole(
 ) -> None:
     """A piece with wrong numbers would spoil the bytes, or stop the stream for good."""
     if router == "python":
-        monkeypatch.setattr(lab.emulator, "compiled", lambda: "")
+        monkeypatch.setattr(rig.lab.emulator, "compiled", lambda: "")
     with Lab([HostSpec("a", loss=0.01, delay_ms=1), HostSpec("b", 50, 50)], seed=3) as net:
         a, b = net.hosts.values()
         taker = b.popen([sys.executable, "-S", "-c", TAKE], stdout=subprocess.PIPE, text=True)
@@ -175,8 +175,8 @@ def is_in(pid: int, namespace: int) -> bool:
 
 def test_when_the_owner_is_killed_everything_ends() -> None:
     script = (
-        f"import sys; sys.path.insert(0, {str(LAB.parent)!r})\n"
-        "from lab.emulator import HostSpec, Lab\n"
+        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        "from rig.lab.emulator import HostSpec, Lab\n"
         "lab = Lab([HostSpec('a')]).__enter__()\n"
         f"child = lab.hosts['a'].popen({SLEEP!r}, stdout=-1)\n"
         "child.stdout.readline()\n"

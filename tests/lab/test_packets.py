@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from lab.packets import NEEDS_CHECKSUM, NOT_GSO, VNET, VNET_BYTES, Parcel, checksum, is_ipv4
+from rig.lab.packets import NEEDS_CHECKSUM, NOT_GSO, VNET, VNET_BYTES, Parcel, checksum, is_ipv4
 
 TCPV4, ECN = 1, 0x80
 SEGMENT_BYTES, OPTIONS = 1448, bytes(12)

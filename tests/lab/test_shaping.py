@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.network import Network
-from lab.packets import VNET_BYTES
-from lab.packets import Parcel as RealParcel
-from lab.shaping import BURST_S, Line, LineSpec
+from rig.lab.network import Network
+from rig.lab.packets import VNET_BYTES
+from rig.lab.packets import Parcel as RealParcel
+from rig.lab.shaping import BURST_S, Line, LineSpec
 
 PACKET_BYTES = 1500
 MBIT = 1e6

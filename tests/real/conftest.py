@@ -22,9 +22,9 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.journal import Event, read_events
-from nursery import Child, Nursery
-from ports import free_ports
-from waiting import LONG_S, eventually
+from rig.nursery import Child, Nursery
+from rig.ports import free_ports
+from rig.waiting import LONG_S, eventually
 
 FOR_EVER = 1_000_000  # rounds: such a run goes on until its test ends it
 # No process is left out for being slow, or taken for dead because this machine stood still: what is killed shows by

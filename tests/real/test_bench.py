@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ports import free_ports
-from waiting import is_running
+from rig.ports import free_ports
+from rig.waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 

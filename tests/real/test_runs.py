@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from farflung.console.history.audit import audit
 from farflung.console.history.journals import read_folder
-from waiting import is_running
+from rig.waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 

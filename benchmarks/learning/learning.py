@@ -1,0 +1,204 @@
+"""Does it learn as if in one room?  Seeded experiments over the real protocol, in virtual time.
+
+    python benchmarks/learning/learning.py room       [--steps 1000] [--plot room.svg]
+    python benchmarks/learning/learning.py schedules  blocking, streaming and overlap, at equal tokens
+    python benchmarks/learning/learning.py outer      the outer steps, and what momentum a short run wants
+    python benchmarks/learning/learning.py shards     each peer reads a part of the text of its own
+    python benchmarks/learning/learning.py slow       one peer of four at a fifth of the speed
+    python benchmarks/learning/learning.py idle       how long training waits while bytes are on their way (no model)
+
+Each prints a table and, with --plot, draws held-out loss over steps.  The figures are told in docs/learning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from learning_lab import LearningWorld, Row, Setting, synchronous
+from plot import draw
+
+Make = Callable[[Setting], Row]
+Rows = list[tuple[Setting, Make]]
+
+
+def farflung(setting: Setting) -> Row:
+    return LearningWorld(setting).learn()
+
+
+def in_one_room(setting: Setting) -> Row:
+    return synchronous(setting, setting.peers)
+
+
+def alone(setting: Setting) -> Row:
+    return synchronous(setting, 1)
+
+
+def room(base: Setting) -> Rows:
+    int8 = {"codec": "int8", "gather_codec": "int8"}
+    int4 = {"codec": "int4", "gather_codec": "int8"}
+    return [
+        (replace(base, name="synchronous AdamW"), in_one_room),
+        (replace(base, name="one worker alone"), alone),
+        (replace(base, name="H=20, int8", rounds=int8), farflung),
+        (replace(base, name="H=50, int4", period=50, rounds=int4), farflung),
+        (replace(base, name="H=100, int4", period=100, rounds=int4), farflung),
+        (replace(base, name="H=20, int8, Muon", rounds=int8, inner={"optimizer": "muon"}), farflung),
+    ]
+
+
+def schedules(base: Setting) -> Rows:
+    streaming = {"schedule": "streaming", "overlap_steps": 5}
+    late = {"schedule": "overlap", "overlap_steps": base.period - 1}
+    two = {"fragments": 2}
+    return [
+        (replace(base, name="blocking"), farflung),
+        (replace(base, name="streaming", outer=streaming, rounds=two), farflung),
+        (replace(base, name="streaming, mix 0.5", outer={**streaming, "mix": 0.5}, rounds=two), farflung),
+        (replace(base, name="overlap, a round late", outer=late), farflung),
+        (replace(base, name="the same, mix 0", outer={**late, "mix": 0.0}), farflung),
+        (
+            replace(base, name="the same, plain averaging", outer={**late, "step": "mean", "mix": 0.0}),
+            farflung,
+        ),
+        (
+            replace(base, name="as published, a round late", outer={**late, "mix": 0.0}, eager="published"),
+            farflung,
+        ),
+        (
+            replace(base, name="from where it stands, mix 0.5", outer={**late, "mix": 0.5}, eager="stay"),
+            farflung,
+        ),
+    ]
+
+
+def outer(base: Setting) -> Rows:
+    topk = {"codec": "topk", "gather_codec": "int8"}
+    momenta = [0.0, 0.3, 0.6, 0.9]
+    return [
+        (replace(base, name="nesterov, auto"), farflung),
+        *((replace(base, name=f"nesterov, {mu}", outer={"momentum": mu}), farflung) for mu in momenta),
+        (replace(base, name="mean", outer={"step": "mean"}), farflung),
+        (replace(base, name="sparse, topk", outer={"step": "sparse"}, rounds=topk), farflung),
+    ]
+
+
+def shards(base: Setting) -> Rows:
+    return [
+        (replace(base, name="any peer reads any text"), farflung),
+        (replace(base, name="own shards", shards=True), farflung),
+    ]
+
+
+def slow(base: Setting) -> Rows:
+    fifth = replace(base, slow=(5.0,))
+    return [
+        (replace(base, name="four equal peers"), farflung),
+        (replace(base, name="three equal peers", peers=3), farflung),
+        (replace(fifth, name="one at 1/5, by steps"), farflung),
+        (replace(fifth, name="one at 1/5, by the clock", rounds={"period_s": float(base.period)}), farflung),
+        (
+            replace(base, name="three, by the clock", peers=3, rounds={"period_s": float(base.period)}),
+            farflung,
+        ),
+        (replace(fifth, name="one at 1/5, overlap", outer={"schedule": "overlap"}), farflung),
+    ]
+
+
+def idle(base: Setting) -> Rows:
+    names = {"blocking": {}, "overlap": {}, "streaming": {"fragments": 2}}
+    timed = replace(base, learns=False)
+    return [
+        (
+            replace(
+                timed,
+                name=f"{name}, {share:.0%} of a period",
+                outer={"schedule": name},
+                rounds=rounds,
+                transfer=share,
+            ),
+            farflung,
+        )
+        for share in (0.2, 0.8, 1.2)
+        for name, rounds in names.items()
+    ]
+
+
+EXPERIMENTS = {each.__name__: each for each in (room, schedules, outer, shards, slow, idle)}
+
+
+def with_words(setting: Setting, words: list[str]) -> Setting:
+    """The same row with other words in its run.toml: section.key=value."""
+    for word in words:
+        place, value = word.split("=")
+        section, key = place.split(".")
+        field = {"round": "rounds"}.get(section, section)
+        setting = replace(setting, **{field: {**getattr(setting, field), key: plain(value)}})
+    return setting
+
+
+def plain(value: str) -> float | str:
+    try:
+        return float(value) if "." in value or "e" in value else int(value)
+    except ValueError:
+        return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--steps", type=int, default=1000, help="that each peer takes")
+    parser.add_argument(
+        "--period", type=int, default=20, help="steps between rounds, where an experiment leaves it open"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=4, help="windows that a peer reads at each step")
+    parser.add_argument("--lr", type=float, default=6e-3, help="of the inner optimizer, at its highest")
+    parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all rows, such as outer.momentum=0.9"
+    )
+    parser.add_argument("--only", nargs="*", type=int, help="these rows, counted from 0")
+    parser.add_argument(
+        "--time-only", action="store_true", help="without a model: only the last columns mean anything"
+    )
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    base = Setting("", asked.steps, asked.period, lr=asked.lr, batch=asked.batch, seed=asked.seed)
+    base = replace(base, merge={"policy": asked.merge})
+    rows = [(with_words(row, asked.set), make) for row, make in EXPERIMENTS[asked.experiment](base)]
+    if asked.time_only:
+        rows = [(replace(setting, learns=False), make) for setting, make in rows]
+    if asked.only is not None:
+        rows = [rows[number] for number in asked.only]
+    print(
+        f"{asked.experiment}: {asked.steps} steps of {rows[0][0].peers} peers, seed {asked.seed}; loss in nats per byte"
+    )
+    names = ("loss", "vs first", "tokens", "sent/peer", "tokens/s", "idle", "took s")
+    print(f"{'row':28} {' '.join(f'{name:>10}' for name in names)}")
+    done: list[Row] = []
+    for setting, make in rows:
+        row = make(setting)
+        done.append(row)
+        gap = 100 * (row.loss / done[0].loss - 1)
+        cells = (
+            f"{row.loss:.4f}",
+            f"{gap:+.2f}%",
+            row.tokens,
+            row.sent_bytes,
+            f"{row.tokens_per_s:.1f}",
+            f"{row.idle:.2%}",
+            f"{row.seconds:.1f}",
+        )
+        print(f"{row.name:28} {' '.join(f'{cell:>10}' for cell in cells)}", flush=True)
+    if asked.plot is not None:
+        title = f"{asked.experiment}, {asked.steps} steps, seed {asked.seed}: held-out loss, nats per byte"
+        draw(asked.plot, title, "steps of a peer", {row.name: row.curve for row in done})
+
+
+if __name__ == "__main__":
+    main()

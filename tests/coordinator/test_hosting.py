@@ -1,0 +1,233 @@
+"""Starting and stopping a coordinator: the process, its key, its ports, and when it may go home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.hosting import QuietEnd
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.records import CommittedRound, Started
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest, RunSection
+from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.round_words import Commit
+from farflung.protocol.signing import curve_key_of, proves, statement_of
+from rig.waiting import PATIENCE_S
+
+ROUNDS = 5
+MANIFEST = Manifest(run=RunSection(rounds=ROUNDS))
+
+SERVE = """
+import sys
+from pathlib import Path
+from farflung.coordinator.hosting import Hosting, serve
+folder = Path(sys.argv[1])
+asked = Hosting(folder / "run.toml", folder / "data", "127.0.0.1:0", None, bool(sys.argv[2:]))
+serve(asked, lambda url: print(url, flush=True))
+"""
+
+
+@contextlib.contextmanager
+def coordinator(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], JoinUrl]]:
+    """A coordinator process; killed at the end if it still runs."""
+    (folder / "run.toml").write_text(f"run.rounds = {ROUNDS}")
+    command = [sys.executable, "-c", SERVE, str(folder), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, JoinUrl.parse(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def fetch(url: JoinUrl) -> dict[str, Any]:
+    with StatusClient(url) as client:
+        return client.fetch(PATIENCE_S)
+
+
+def begun(data: Path, version: int) -> bytes:
+    """Makes a journal that has come so far; returns its run id."""
+    data.mkdir()
+    hashes = b"h" * 32
+    commit = Commit(version=version, round_no=4, members=("p",), weights=(1.0,), hashes=hashes, codec="fp32")
+    record = CommittedRound(
+        commit=commit, used={}, excluded={}, tokens=7, steps=1, loss=1.0, seconds=1.0, tx_bytes=1
+    )
+    with Journal.open_or_create(data / JOURNAL_NAME, MANIFEST, lambda: os.urandom(16)) as journal:
+        journal.append([Started(incarnation=1), record])
+        return journal.run_id
+
+
+@pytest.mark.slow
+def test_kill_9_and_restart_is_the_same_run_further_on(tmp_path: Path) -> None:
+    run_id = begun(tmp_path / "data", 3)
+    keys = []
+    for _ in range(2):
+        with coordinator(tmp_path) as (process, url):
+            status = fetch(url)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert (status["version"], status["tokens"], status["run_id"]) == (3, 7, run_id.hex())
+        keys.append(url.key)
+    assert keys[0] == keys[1], "a restart must not make the join URL useless"
+    with Journal.open_or_create(tmp_path / "data" / JOURNAL_NAME, MANIFEST, bytes) as journal:
+        starts = [each.incarnation for each in journal.records() if isinstance(each, Started)]
+    assert starts == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with coordinator(tmp_path) as (process, url):
+        fetch(url)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    Journal.open_or_create(tmp_path / "data" / JOURNAL_NAME, MANIFEST, bytes).close()
+
+
+@pytest.mark.slow
+def test_a_finished_runs_coordinator_goes_home_if_asked_to(tmp_path: Path) -> None:
+    begun(tmp_path / "data", ROUNDS)
+    with coordinator(tmp_path, "exit when done") as (process, _):
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_journal_that_cannot_be_written_stops_the_server_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with Journal.open_or_create(tmp_path / "j", MANIFEST, lambda: bytes(16)) as journal:
+        machine = RunMachine(MANIFEST, journal.run_id, [], os.urandom)
+        monkeypatch.setattr(journal, "append", full)
+        with (
+            pytest.raises(
+                UserError, match="cannot be written: database or disk is full; what was committed is"
+            ),
+            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0), spawn=in_thread),
+        ):
+            pass
+
+
+def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    journal = Journal.open_or_create(tmp_path / "j", MANIFEST, lambda: bytes(16))
+    machine = RunMachine(MANIFEST, journal.run_id, [], os.urandom)
+    with socket.create_server(("127.0.0.1", 0)) as taken, journal:
+        port = taken.getsockname()[1]
+        server = Server(
+            machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port), spawn=in_thread
+        )
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"), server:
+            pass
+        assert journal.records() == [], "it never started"
+
+
+# ---- the small parts --------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_waits_for_its_members_but_not_for_ever() -> None:
+    end = QuietEnd()
+    assert not end.is_over(False, 0, 100.0)
+    assert not end.is_over(True, 1, 101.0)
+    assert not end.is_over(True, 0, 102.0)
+    assert not end.is_over(True, 1, 103.0)
+    assert not end.is_over(True, 0, 104.0)
+    assert end.is_over(True, 0, 106.0)
+    late = QuietEnd()
+    assert not late.is_over(True, 5, 0.0)
+    assert not late.is_over(True, 5, 59.9)
+    assert late.is_over(True, 5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("*:7000", ListenOn("*", 7000)),
+        (":7000", ListenOn("*", 7000)),
+        ("10.0.0.1:7000:7001", ListenOn("10.0.0.1", 7000, 7001)),
+        ("[::1]:0", ListenOn("::1", 0)),
+    ],
+)
+def test_where_to_listen(text: str, parsed: ListenOn) -> None:
+    assert ListenOn.parse(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "7000", "host:port", "h:1:2:3", "h:70000", "[::1", "[::1]x:1", "h:-1"]
+)
+def test_where_not_to_listen(text: str) -> None:
+    with pytest.raises(UserError, match="expected HOST:PORT"):
+        ListenOn.parse(text)
+
+
+def test_the_key_is_kept_and_private(tmp_path: Path) -> None:
+    made = load_or_create(tmp_path)
+    path = tmp_path / "coordinator.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_or_create(tmp_path) == made
+    assert text_of(made.public_raw) == made.public
+    assert made.secret.decode() not in repr(made)
+    assert [each.name for each in tmp_path.iterdir()] == ["coordinator.key"]
+
+
+def test_the_keys_url_tells_what_its_run_has_signed(tmp_path: Path) -> None:
+    keys = load_or_create(tmp_path)
+    statement = statement_of(bytes(16), 0, 1, 20, bytes(32))
+    proof = keys.prove(statement)
+    assert proves(proof, statement) and curve_key_of(proof[:32]) == keys.public_raw
+    assert not proves(proof, statement_of(bytes(16), 0, 1, 21, bytes(32)))
+    assert not proves(proof[:-1], statement) and not proves(b"", statement)
+    for odd in (b"", b"\xff" * 32, (1).to_bytes(32, "little")):
+        assert curve_key_of(odd) == b""
+
+
+def test_a_key_of_an_older_version_is_used_and_signs_nothing(tmp_path: Path) -> None:
+    public, secret = zmq.curve_keypair()
+    path = tmp_path / "coordinator.key"
+    path.write_bytes(secret + b"\n")
+    path.chmod(0o600)
+    keys = load_or_create(tmp_path)
+    assert (keys.public, keys.secret, keys.prove(b"x")) == (public, secret, b"")
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    load_or_create(tmp_path)
+    (tmp_path / "coordinator.key").chmod(0o640)
+    with pytest.raises(UserError, match=r"others may read this private key \(mode 0640\); run: chmod 600"):
+        load_or_create(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"\xff" * 40, b"a b" * 13 + b"a", b"ed25519:" + b"\xff" * 40]
+)
+def test_a_damaged_key_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "coordinator.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(UserError, match="damaged, expected one line of 48 characters; put back a copy"):
+        load_or_create(tmp_path)
+    assert path.read_bytes() == content

@@ -1,0 +1,303 @@
+"""The rooms of the house as one table: what each may import of ours, and whether it is pure.
+
+Read by test_layers.py, and by whatever else walks the product's files.  `ROOMS` names folders; `PURE_MODULES` names
+single modules in rooms that are not pure as a whole.  A name that is not on the disk is an error, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Room(NamedTuple):
+    """`may`: rooms, or single modules, that it may import of ours besides itself.  `pure`: every module in it."""
+
+    may: tuple[str, ...]
+    pure: bool = False
+
+
+PROTOCOL = ("protocol", "protocol/process")
+# A peer's process knows nothing of a coordinator's code, and a coordinator has no model, no codec and no peer.
+ROOMS: dict[str, Room] = {
+    "protocol": Room((), pure=True),
+    "protocol/process": Room(("protocol",)),
+    "compression": Room(("protocol",)),
+    "optim": Room(("protocol",)),
+    "collectives/round": Room(("protocol",), pure=True),
+    "collectives/arithmetic": Room(("compression", "protocol")),
+    "collectives/link": Room(PROTOCOL),
+    "checkpoints": Room(("collectives/round", *PROTOCOL)),
+    "coordinator/rounds": Room(("protocol",), pure=True),
+    "coordinator/ledger": Room(PROTOCOL),
+    "coordinator/door": Room(PROTOCOL),
+    "coordinator/run": Room(
+        (
+            "coordinator/rounds",
+            "coordinator/ledger",
+            "coordinator/door/hello_check",
+            "coordinator/door/networks",
+            "coordinator/door/allowance",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "coordinator": Room(
+        ("coordinator/rounds", "coordinator/ledger", "coordinator/door", "coordinator/run", *PROTOCOL)
+    ),
+    "peer": Room(PROTOCOL),
+    "peer/local": Room(PROTOCOL),
+    "peer/machine": Room(
+        (
+            "peer/local/words",
+            "collectives/round",
+            "checkpoints/catch_up",
+            "checkpoints/donors",
+            "checkpoints/result_log",
+            "optim/schedule",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "peer/line": Room(("peer", "collectives/link", *PROTOCOL)),
+    "peer/state": Room(
+        (
+            "peer",
+            "peer/machine/effects",
+            "checkpoints",
+            "collectives/round",
+            "collectives/arithmetic",
+            "compression",
+            "optim",
+            *PROTOCOL,
+        )
+    ),
+    "peer/trainer": Room(("peer", "peer/local", "optim", *PROTOCOL)),
+    "peer/builtin": Room(("peer/trainer", "optim", *PROTOCOL)),
+    "peer/agent": Room(
+        (
+            "peer",
+            "peer/local",
+            "peer/machine",
+            "peer/line",
+            "peer/state",
+            "peer/trainer/agent_process",
+            "collectives/round",
+            "collectives/link",
+            "checkpoints",
+            "compression",
+            "optim",
+            *PROTOCOL,
+        )
+    ),
+    "peer/simulator": Room(
+        (
+            "coordinator/run",
+            "coordinator/ledger",
+            "peer",
+            "peer/machine",
+            "peer/state",
+            "peer/local",
+            "peer/trainer",
+            "collectives/round",
+            "collectives/arithmetic",
+            "compression",
+            "optim",
+            "checkpoints",
+            *PROTOCOL,
+        )
+    ),
+    "console/screen": Room(PROTOCOL),
+    "console/history": Room(("console/screen", "coordinator/ledger", *PROTOCOL)),
+    "console/doctor": Room(
+        ("console/screen", "coordinator/door", "peer", "peer/line", "collectives/link", *PROTOCOL)
+    ),
+    "console/bench": Room(
+        ("console/screen", "coordinator/door", "peer", "peer/local", "peer/trainer/agent_process", *PROTOCOL)
+    ),
+    "console": Room(
+        (
+            "console/screen",
+            "console/history",
+            "console/doctor",
+            "console/bench",
+            "coordinator",
+            "peer",
+            "peer/agent",
+            "peer/builtin",
+            "checkpoints",
+            *PROTOCOL,
+        )
+    ),
+}
+
+PURE_MODULES = (
+    "checkpoints/catch_up",
+    "checkpoints/checkpoint_manifest",
+    "checkpoints/donors",
+    "checkpoints/result_log",
+    "collectives/link/pacer",
+    "collectives/link/pings",
+    "collectives/link/rates",
+    "collectives/link/widening",
+    "console/bench/figures",
+    "console/doctor/advice",
+    "console/history/finding",
+    "console/history/plots",
+    "console/screen/dashboard",
+    "console/screen/health",
+    "console/screen/peers_table",
+    "console/screen/text",
+    "coordinator/door/allowance",
+    "coordinator/door/hello_check",
+    "coordinator/door/networks",
+    "coordinator/ledger/evidence",
+    "coordinator/ledger/leases",
+    "coordinator/ledger/ledger",
+    "coordinator/ledger/pace",
+    "coordinator/ledger/records",
+    "coordinator/ledger/register",
+    "coordinator/ledger/snapshot",
+    "optim/schedule",
+    "peer/agent/turns",
+    "peer/local/words",
+)
+
+# Rooms of maths, and those that any language could read: besides the standard library only these.
+THIRD_PARTY = {
+    "compression": {"torch", "numpy", "triton"},
+    "optim": {"torch", "numpy"},
+    "collectives/round": {"msgspec"},
+    "coordinator/rounds": {"msgspec"},
+    "coordinator/run": {"msgspec"},
+    "peer/machine": {"msgspec"},
+    "protocol": {"msgspec", "msgpack", "pydantic", "blake3", "cryptography"},
+}
+
+# The thin shells around the pure code: the only files that see a socket of ZeroMQ's.
+ZMQ_MODULES = (
+    "protocol/process/curve_text",
+    "protocol/process/zap",
+    "collectives/link/line",
+    "collectives/link/tcp_counts",
+    "collectives/link/zmq_link",
+    "collectives/link/zmq_socket",
+    "coordinator/server",
+    "coordinator/door/dialer",
+    "coordinator/door/front_door",
+    "coordinator/door/keys",
+    "coordinator/door/listener",
+    "peer/agent/agent",
+    "peer/line/control",
+    "peer/line/data_line",
+    "peer/local/channel",
+    "console/bench/exchange",
+    "console/doctor/dial_back",
+    "console/screen/status_client",
+)
+
+# Small on purpose: a type or a table that others agree on, or the door of a process.
+INTERFACES = ("__init__", "__main__", "peer/agent/main")
+
+FOLDERS = tuple(sorted({room.partition("/")[0] for room in ROOMS}))
+IMPURE = {"torch", "zmq", "socket", "time", "os", "random", "threading", "asyncio", "logging", "sqlite3"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported thing, as a dotted name, with a farflung module named in full where there is one."""
+
+    name: str
+    line: int
+    relative: bool
+    typing_only: bool  # under `if TYPE_CHECKING:`, never executed
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def path(self) -> str:
+        """`farflung.peer.settings` is `peer/settings`; empty where it is not ours."""
+        return self.name.partition(".")[2].replace(".", "/") if self.top == "farflung" else ""
+
+
+@dataclass(frozen=True)
+class Module:
+    file: Path
+
+    @property
+    def label(self) -> str:
+        return self.file.relative_to(ROOT).as_posix()
+
+    @property
+    def path(self) -> str:
+        """As in the tables above: without `.py`."""
+        return self.label.removesuffix(".py")
+
+    @property
+    def room(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def dotted(self) -> str:
+        return "farflung." + self.path.replace("/", ".")
+
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        return self.file.read_text(encoding="utf-8").splitlines()
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse("\n".join(self.lines), filename=self.label)
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self.tree, typing_only=False))
+
+
+def _imports(node: ast.AST, typing_only: bool) -> Iterator[Import]:
+    """Every import below `node`, also those inside functions."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno, False, typing_only)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield Import(_full_name(node.module or "", alias.name), node.lineno, node.level > 0, typing_only)
+    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        for child in node.body:
+            yield from _imports(child, typing_only=True)
+        for child in node.orelse:
+            yield from _imports(child, typing_only)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, typing_only)
+
+
+def _full_name(module: str, name: str) -> str:
+    """`from farflung.peer import settings` names a module, `from farflung.peer.settings import Caps` does not."""
+    inside = module.split(".")[1:] + [name]
+    if module == "farflung" or ROOT.joinpath(*inside).with_suffix(".py").is_file():
+        return f"{module}.{name}"
+    return module
+
+
+def product_files() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def modules() -> list[Module]:
+    return [Module(path) for path in product_files()]
+
+
+def python_outside_the_rooms() -> list[Module]:
+    folders = [ROOT / name for name in ("tests", "examples", "benchmarks", "docs")]
+    inside = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return [Module(path) for path in sorted(ROOT.glob("*.py")) + inside]

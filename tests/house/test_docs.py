@@ -1,0 +1,371 @@
+"""README, docs and examples say what is so: links, names, commands, code, the tree, the exit codes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from farflung import __version__
+from farflung.console.main import app
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exit_codes
+from rig.waiting import LONG_S
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
+FOLDERS = (*ROOMS, "docs", "tests", "examples", "benchmarks")
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*.md")),
+]
+# Names in code spans that are no file of ours: what a reader makes, or has.
+MADE_BY_READERS = {"run.toml", "train.py"}
+# Classes of others, and message names that are written as they stand on the wire.
+FOREIGN = {"Dockerfile", "GradScaler", "DataParallel", "DistributedDataParallel", "Write"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def complain(problems: list[str]) -> None:
+    if problems:
+        pytest.fail("\n" + "\n".join(problems), pytrace=False)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """(language or "", text) of each fenced block."""
+    yield from re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks outside the blocks."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+# ---- files and names ---------------------------------------------------------------------------------------
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    local = [link.partition("#")[0] for link in links if "://" not in link]
+    complain([f"{page.name}: {link} is not there" for link in local if not (page.parent / link).exists()])
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    with_folder = re.findall(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w", text)
+    alone = [span for span in spans(page) if re.fullmatch(r"\w+\.(py|toml|md|svg|json)", span)]
+    homes = [page.parent, ROOT, *(ROOT / room for room in ROOMS)]
+    missing = {name for name in with_folder if not (ROOT / name).exists()}
+    missing |= {n for n in alone if n not in MADE_BY_READERS and not any((h / n).exists() for h in homes)}
+    complain([f"{page.name} names {name}, which is not there" for name in sorted(missing)])
+
+
+@functools.cache
+def names_in_the_rooms() -> tuple[dict[str, set[str]], set[str]]:
+    """(class -> names inside it, every function and constant)."""
+    classes: dict[str, set[str]] = {}
+    others: set[str] = set()
+    for room in ROOMS:
+        for path in (ROOT / room).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    inside = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+                    inside |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                    inside |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                    classes.setdefault(node.name, set()).update(inside)
+                elif isinstance(node, ast.FunctionDef):
+                    others.add(node.name)
+                elif isinstance(node, ast.Name):
+                    others.add(node.id)
+    return classes, others
+
+
+@every_page
+def test_classes_and_functions_that_are_named_exist(page: Path) -> None:
+    classes, others = names_in_the_rooms()
+    problems = []
+    for span in spans(page):
+        owner, dot, member = span.partition(".")
+        if dot and owner in classes and member.isidentifier() and member not in classes[owner]:
+            problems.append(f"{page.name}: {owner} has no {member}")
+        elif re.fullmatch(r"[A-Z]+[a-z]\w*|_[a-z]\w+|[A-Z]+_[A-Z_]+", span):
+            known = span in classes or span in others or span in FOREIGN or span.startswith("FARFLUNG_")
+            kind = span.removesuffix("_...")
+            if not known and kind not in others:
+                problems.append(f"{page.name}: nothing is called {span}")
+    complain(problems)
+
+
+def test_the_tree_lists_every_module_once() -> None:
+    tree = next(text for _, text in blocks(README) if text.startswith("__init__.py"))
+    listed: list[str] = []
+    room = ""
+    for line in tree.splitlines():
+        heading = re.match(r"(\w+)/ ", line)
+        entry = re.match(r"(  )?(\w+\.py)\s{2,}\S", line)
+        if heading:
+            room = heading[1]
+        elif entry:
+            listed.append(f"{room}/{entry[2]}" if entry[1] else entry[2])
+    there = {path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).glob("*.py")}
+    there |= {path.name for path in ROOT.glob("*.py")}
+    assert len(listed) == len(set(listed)), "a module stands in the tree twice"
+    complain(
+        [f"README.md: the tree lacks {name}" for name in sorted(there - set(listed))]
+        + [f"README.md: the tree lists {name}, which is not there" for name in sorted(set(listed) - there)]
+    )
+
+
+def test_the_tour_is_short() -> None:
+    tour = README.read_text(encoding="utf-8").partition("## Follow one round")[2].partition("\n## ")[0]
+    steps = re.findall(r"^(\d)\. \[([\w/.]+)\]\(\2\)", tour, re.M)
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert 5 <= len({name for _, name in steps}) == len(steps) <= 8
+
+
+def test_the_tables_of_promises_and_exit_codes_are_whole() -> None:
+    text = README.read_text(encoding="utf-8")
+    promises = re.findall(r"^\| (P\d+) \|.*\| (tests/[^|]*) \|$", text, re.M)
+    assert [name for name, _ in promises] == [f"P{number}" for number in range(1, 11)]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)}
+    assert told == {value for value in vars(exit_codes).values() if isinstance(value, int)}
+
+
+def test_messages_that_are_quoted_are_in_the_program() -> None:
+    """The column "the message says" of docs/models.md; `...` stands for a value."""
+    constants: set[str] = set()
+    for room in ROOMS:
+        for path in (ROOT / room).glob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            constants |= {
+                n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            }
+    table = (
+        (ROOT / "docs/models.md")
+        .read_text(encoding="utf-8")
+        .partition("the message says")[2]
+        .partition("\n\n")[0]
+    )
+    quoted = [
+        span for row in table.splitlines() for span in re.findall(r"`([^`]+)`", row.split(" | ", 1)[-1])
+    ]
+    assert len(quoted) > 8
+    pieces = [(span, piece.strip()) for span in quoted for piece in span.split("...") if piece.strip()]
+    complain(
+        [f"docs/models.md: {span!r} is not what the program says" for span, piece in pieces
+         if not any(piece in text for text in constants)]
+    )  # fmt: skip
+
+
+# ---- commands and code ---------------------------------------------------------------------------------------
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of each `farflung ...` line of a block, without its comment."""
+    for language, text in blocks(page):
+        if language in ("", "sh", "bash", "console"):
+            for line in text.splitlines():
+                line = line.removeprefix("$ ")
+                if line.startswith("farflung "):
+                    yield shlex.split(line, comments=True)[1:]
+
+
+def problem_with(words: list[str], whole: bool) -> str | None:
+    """What the command line would say; with `whole`, also about words that are missing."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    if not words or words[0] not in commands:
+        return f"there is no command {words[:1]}"
+    try:
+        commands[words[0]].make_context(words[0], words[1:], resilient_parsing=not whole)
+    except Exception as error:  # the parser's own errors have no public home
+        return str(error)
+    return None
+
+
+@every_page
+def test_commands_parse(page: Path) -> None:
+    found = [(words, True) for words in command_lines(page)]
+    found += [(shlex.split(span)[1:], False) for span in spans(page) if span.startswith("farflung ")]
+    problems = [(words, problem_with(list(words), whole)) for words, whole in found]
+    complain([f"{page.name}: farflung {shlex.join(w)}: {problem}" for w, problem in problems if problem])
+
+
+def test_commands_in_the_examples_parse() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        for line in (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines():
+            if line.startswith("farflung "):
+                assert problem_with(shlex.split(line.partition("   ")[0])[1:], whole=True) is None, line
+
+
+@every_page
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    text = "\n".join([*spans(page), *(text for _, text in blocks(page))])
+    assert set(re.findall(r"^make ([a-z-]+)", text, re.M)) <= targets
+
+
+@every_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    named = re.findall(r"python -m farflung\.(\w+)\.(\w+)", page.read_text(encoding="utf-8"))
+    complain([f"{page.name}: no {r}/{m}.py" for r, m in named if not (ROOT / r / f"{m}.py").is_file()])
+
+
+@every_page
+def test_code_compiles(page: Path) -> None:
+    for language, text in blocks(page):
+        if language == "python":
+            compile(text, str(page), "exec")
+
+
+def test_examples_are_short_and_their_runs_are_valid() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path
+    for path in (ROOT / "examples").glob("*.toml"):
+        Manifest.from_toml(path.read_text(encoding="utf-8"), path.name)
+
+
+def test_an_example_that_lacks_something_says_so_and_is_not_started_again() -> None:
+    code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+    example = str(ROOT / "examples/finetune_hf.py")
+    done = subprocess.run(
+        [sys.executable, "-c", code, example], capture_output=True, text=True, timeout=LONG_S
+    )
+    assert done.returncode == exit_codes.USAGE and "needs transformers: pip install" in done.stderr
+
+
+# ---- the quick start, as it is written -------------------------------------------------------------------------
+
+RUN_HERE = {"init": [], "coordinate": ["--listen", "127.0.0.1:0"], "watch": ["--once"], "status": []}
+LOOKING = {
+    "watch": ["--once"],
+    "status": [],
+    "doctor": [],
+    "plot": [],
+    "export": ["--json"],
+}  # these end by themselves and change nothing
+
+NEEDS_A_PACKAGE = {
+    "--tensorboard",
+    "--wandb",
+    "run.png",
+}  # run by test_export.py and test_recording.py where it is there
+
+
+def quick_start() -> list[list[str]]:
+    return list(command_lines(README))[:5]
+
+
+def words_of_tests() -> set[str]:
+    """Every string in the tests that start real processes, and in the demo, which is one of them."""
+    found = set()
+    others = [ROOT / "tests" / name for name in ("test_checkpoints.py", "test_audit.py", "test_operator.py")]
+    for path in (*(ROOT / "tests" / "real").glob("*.py"), *others):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_every_command_that_is_named_is_run_by_tests() -> None:
+    run = set(RUN_HERE) | set(LOOKING) | words_of_tests()
+    named = {words[0] for page in PAGES for words in command_lines(page)}
+    assert named <= run, f"no test runs farflung {', '.join(sorted(named - run))}"
+
+
+def test_the_quick_start_is_run_by_tests() -> None:
+    """What is not run below is run in tests/real/."""
+    elsewhere = words_of_tests()
+    lines = README.read_text(encoding="utf-8").splitlines()
+    section = lines[lines.index("## Start") :]
+    assert (
+        sum(1 for line in section[: section.index("## Python API")] if line.startswith(("farflung", "make")))
+        <= 15
+    )
+    assert [words[0] for words in quick_start()] == ["init", "coordinate", "join", "watch", "status"]
+    assert {words[0] for words in quick_start()} <= elsewhere | set(RUN_HERE)
+
+
+def look_as_the_pages_say(url: str, folder: Path) -> None:
+    """Every command of every page that only looks, with every option that a page gives it."""
+    recorded = folder / "recorded"
+    recorded.mkdir()
+    start = {"wall": 1.0, "event": "start", "role": "coordinator", "run": "my-run", "rules": {"rounds": 2}}
+    commit = {"wall": 2.0, "event": "committed", "round": 1, "version": 1, "members": ["a"], "weights": [1.0]}
+    lines = [json.dumps(start), json.dumps(commit | {"fragment": 0, "tokens": 9, "loss": 2.0, "tx_bytes": 5})]
+    (recorded / "events.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    meant = {
+        "URL": url,
+        "FOLDER": str(recorded),
+        "frame.svg": str(folder / "frame.svg"),
+        "run.svg": str(folder / "x.svg"),
+        "run.data": str(recorded),
+    }
+    named = {tuple(words) for page in PAGES for words in command_lines(page) if words[0] in LOOKING}
+    named = {words for words in named if not NEEDS_A_PACKAGE & set(words)}
+    for words in sorted(named):
+        filled = [meant.get(word, word) for word in words[1:]]
+        if words[0] == "plot" and "--out" not in words:
+            filled += ["--out", str(folder / "run.svg")]
+        more = [option for option in LOOKING[words[0]] if option not in words]
+        done = CliRunner().invoke(app, [words[0], *more, *filled])
+        assert done.exit_code == 0, (words, done.output, done.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_the_quick_start_runs(tmp_path: Path) -> None:
+    farflung = [sys.executable, "-m", "farflung"]
+
+    def call(words: list[str]) -> str:
+        done = subprocess.run(
+            [*farflung, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first, second, *rest = quick_start()
+    call(first)
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(
+        [*farflung, second[0], *RUN_HERE[second[0]], *second[1:]],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True,
+    ) as coordinator:  # fmt: skip
+        try:
+            assert coordinator.stdout is not None
+            url = coordinator.stdout.readline().strip()
+            assert url.startswith("farflung://"), (url, (tmp_path / "log").read_text())
+            for words in rest:
+                if words[0] in RUN_HERE:
+                    filled = [url if word == "URL" else word for word in words[1:]]
+                    shown = call([words[0], *RUN_HERE[words[0]], *filled])
+                    assert "my-run" in shown
+                    if "--json" in words:
+                        assert json.loads(shown)["version"] == 0
+            look_as_the_pages_say(url, tmp_path)
+        finally:
+            coordinator.terminate()
+
+
+def test_the_version_is_told() -> None:
+    """docs/security.md asks for it in reports."""
+    told = CliRunner().invoke(app, ["--version"])
+    assert told.exit_code == 0 and told.stdout.startswith(f"farflung {__version__} (protocol ")

@@ -1,0 +1,152 @@
+"""When a peer saves, and the copies that it takes beside the training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.coordinator.door.keys import load_or_create
+from farflung.peer.machine.checkpoint_policy import Saving
+from farflung.peer.machine.effects import DropSave, Note, SaveFragment
+from farflung.peer.machine.lane import Lane
+from farflung.peer.settings import place_of
+from farflung.peer.state.capture import Capture, GivenUp, nothing
+from farflung.peer.worker import Arithmetic
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.signing import statement_of
+from rig.waiting import PATIENCE_S
+
+
+def lanes(*versions: int) -> list[Lane]:
+    """Confirmed by the coordinator, each at its version."""
+    found = []
+    for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
+        lane = Lane("ann", b"12345678", fragment, ResultLog(3))
+        lane.version = lane.verified_version = version
+        lane.digest = bytes([version]) * 32
+        found.append(lane)
+    return found
+
+
+def saving(every_rounds: int = 2, rounds: int = 9) -> Saving:
+    made = Saving()
+    made.enabled = True
+    made.begin(
+        Manifest(run=RunSection(rounds=rounds), checkpoint=CheckpointSection(every_rounds=every_rounds)),
+        bytes(16),
+    )
+    return made
+
+
+# ---- when ----------------------------------------------------------------------------------------------------
+
+
+def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> None:
+    keys, other = load_or_create(tmp_path), bytes(32)
+    [lane] = lanes(2)
+    lane.proof = keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest))
+    for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
+        due = saving()
+        due.pinned = pinned
+        effects = due.look([lane], era)
+        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [lane.proof if good else b""]
+        assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
+
+
+def test_every_so_many_rounds_and_at_the_end() -> None:
+    due = saving()
+    assert [version for version in range(10) if due.is_due(version)] == [2, 4, 6, 8, 9]
+    assert not any(saving(every_rounds=0).is_due(version) for version in range(10))
+    due.enabled = False
+    assert not any(due.is_due(version) for version in range(10))
+
+
+def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
+    due = saving()
+    assert due.look(lanes(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
+    assert due.look(lanes(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
+    assert due.look(lanes(3, 2), 0) == []
+    assert due.on_saved(2, "") == [Note("checkpoint of version 2 saved")] and due.saved == 2
+
+
+def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
+    due = saving()
+    [lane] = lanes(2)
+    lane.verified_version = 1
+    assert due.look([lane], 0) == []
+    lane.verified_version, lane.sealing = 2, True
+    assert due.look([lane], 0) == []
+
+
+def test_what_can_not_become_whole_is_given_up_and_the_next_one_is_tried() -> None:
+    due = saving()
+    due.look(lanes(2, 1), 0)
+    assert due.look(lanes(2, 4), 0) == [DropSave(2), SaveFragment(4, 1, bytes([4]) * 32, 0, 0)]
+    assert due.on_saved(2, "") == [], "nobody waits for it any more"
+
+
+def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
+    due = saving()
+    due.look(lanes(2), 0)
+    assert due.on_saved(2, "the disk is full") == [Note("the disk is full")] and due.saved == -1
+    assert due.look(lanes(2), 0) == []
+    assert due.look(lanes(4), 0) != []
+
+
+# ---- copies beside the training --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arithmetic() -> Iterator[Arithmetic]:
+    made = Arithmetic()
+    yield made
+    made.close()
+
+
+def test_a_chunk_is_copied_before_it_changes_whoever_comes_first(arithmetic: Arithmetic) -> None:
+    """The state is at version 1, and is rolled to version 2 while a slow writer takes what it was."""
+    state = {chunk: b"one" for chunk in range(20)}
+    capture = Capture(range(20), lambda chunk: state[chunk], arithmetic.submit)
+
+    def roll(chunk: int) -> None:
+        capture.copy(chunk)
+        state[chunk] = b"two"
+
+    taken = [capture.take(chunk) for chunk in range(5)]
+    for chunk in reversed(range(20)):
+        arithmetic.submit(lambda chunk=chunk: roll(chunk), nothing)  # type: ignore[misc]
+    taken += [capture.take(chunk) for chunk in range(5, 20)]
+    assert taken == [b"one"] * 20
+    done = threading.Event()
+    arithmetic.submit(done.set, nothing)
+    assert done.wait(PATIENCE_S) and set(state.values()) == {b"two"} and capture.over
+
+
+def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Arithmetic) -> None:
+    hold = threading.Event()
+    arithmetic.submit(hold.wait, nothing)  # the arithmetic is busy: nothing is copied
+    capture = Capture(range(1), lambda chunk: b"one", arithmetic.submit)
+    ended: list[str] = []
+
+    def write() -> None:
+        try:
+            capture.take(0)
+        except GivenUp:
+            ended.append("given up")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    capture.drop()
+    writer.join(PATIENCE_S)
+    hold.set()
+    assert ended == ["given up"]
+
+
+def test_a_path_is_taken_in_full_and_a_url_as_it_is() -> None:
+    assert place_of("s3://there/x") == "s3://there/x" and place_of("") == ""
+    assert Path(place_of("here")).is_absolute() and Path(place_of("~/here")).is_absolute()

@@ -1,0 +1,73 @@
+"""A trainer that hangs is found by its count of steps, and one that only waits is left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from farflung.peer.agent.supervisor import ChildTrainer
+from farflung.peer.machine.trainer_view import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
+from rig.waiting import eventually
+
+
+def drive(pulse: Pulse, seconds: float, step_s: float, start: float = 0.0, running: bool = True) -> bool:
+    """Look ten times a second at a trainer whose steps take so long (0: it takes none)."""
+    stuck = False
+    for tick in range(round(seconds * 10)):
+        now = start + tick / 10
+        stuck = pulse.look(now, int(now / step_s) + 1 if step_s else 0, running)
+    return stuck
+
+
+def test_no_step_for_long_is_stuck_and_steps_are_not() -> None:
+    pulse = Pulse()
+    assert not drive(pulse, 300, 0.5)
+    assert not drive(pulse, LEAST_S - 1, 0, start=300)
+    assert drive(pulse, 5, 0, start=300 + LEAST_S)
+
+
+def test_the_first_step_may_take_longer() -> None:
+    pulse = Pulse()
+    assert not drive(pulse, FIRST_S - 1, 0)
+    assert drive(pulse, 5, 0, start=FIRST_S)
+
+
+def test_slow_steps_earn_patience() -> None:
+    pulse = Pulse()
+    drive(pulse, 400, 40.0)
+    assert not drive(pulse, 9 * 40, 0, start=400)
+    assert drive(pulse, 90, 0, start=400 + TIMES_LONGEST * 40)
+
+
+def test_who_waits_for_a_round_or_for_data_is_not_judged() -> None:
+    pulse = Pulse(5.0)
+    drive(pulse, 10, 0.5)
+    assert not drive(pulse, 100, 0, start=10, running=False)
+    assert not drive(pulse, 4, 0, start=110)
+    assert drive(pulse, 3, 0, start=114)
+    pulse.on_new_trainer()
+    assert not drive(pulse, 4, 0, start=118)
+
+
+def test_a_stopped_trainer_is_killed_and_started_again() -> None:
+    trainer = ChildTrainer([sys.executable, "-c", "import time; time.sleep(600)"], {})
+    try:
+        assert trainer.watch(0.0) is None
+        assert trainer._process is not None
+        trainer._process.send_signal(signal.SIGSTOP)
+        trainer.on_stuck(7.0)
+
+        def is_noticed() -> bool:
+            assert trainer.watch(0.0) is None
+            return trainer.just_died
+
+        eventually(is_noticed, "its end is noticed")
+        told = " ".join(trainer.news())
+        assert "no step for 7 s" in told and "starts again" in told
+        assert trainer.watch(1.0) is None
+        assert isinstance(trainer._process, subprocess.Popen)
+    finally:
+        if trainer._process is not None:
+            trainer._process.kill()
+            trainer._process.wait()

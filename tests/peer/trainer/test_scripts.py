@@ -1,0 +1,284 @@
+"""Training scripts as processes: the built-in one beside an agent, and scripts whose agent fails them.
+
+The agent is played by the test, over the real channel and real shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
+from farflung.peer.local.channel import WAITING, LocalServer
+from farflung.peer.local.memory import SharedState, make_folder, remove_folder
+from farflung.peer.local.words import (
+    Attach,
+    Begin,
+    Bye,
+    Finish,
+    FromTrainer,
+    Frozen,
+    LeasesNow,
+    Load,
+    Loaded,
+    Need,
+    Provide,
+    Provided,
+    Stop,
+)
+from farflung.peer.trainer import agent_process
+from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.peer.trainer.api import connect, join
+from farflung.protocol.errors import Refused, Unreachable, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from farflung.protocol.process.exit_codes import (
+    MISMATCH,
+    OK,
+    REFUSED,
+    TEMPORARY,
+    UNEXPECTED,
+    UNREACHABLE,
+    USAGE,
+    code_for,
+)
+from rig.waiting import PATIENCE_S, Patience, eventually
+
+URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
+
+
+def manifest(**sections: dict[str, object]) -> Manifest:
+    small = {"round": {"sync_every": 4, "chunk_kb": 16}, "model": {"layers": 1, "width": 16, "heads": 2}}
+    return Manifest.model_validate({**small, **sections})
+
+
+class LonelyAgent:
+    """An agent whose peer is alone in its run: each frozen pseudo-gradient is the next version."""
+
+    def __init__(self, run: Manifest, rounds: int) -> None:
+        self.folder = make_folder()
+        self.server = LocalServer(self.folder)
+        self.shared: SharedState | None = None
+        self.heard: list[FromTrainer] = []
+        self._run = run
+        self._rounds = rounds
+        self._granted = 0
+
+    def serve(self, until: subprocess.Popen[str], last: FromTrainer | None = None) -> None:
+        """Until the trainer has ended; what it said last may arrive after that."""
+        patience = Patience()
+        while until.poll() is None or (last is not None and last not in self.heard):
+            assert not patience.is_over, f"the trainer did not end; it said {self.heard}"
+            self.server.socket.poll(20)
+            while (got := self.server.recv_nowait()) is not None:
+                if got[1] is WAITING:
+                    self.server.send(Begin(manifest=self._run.canonical(), peer="p", name="lonely"))
+                else:
+                    self.heard.append(got[1])  # type: ignore[arg-type]
+                    self._answer(got[1])
+
+    def close(self) -> None:
+        self.server.close()
+        remove_folder(self.folder)
+
+    def _answer(self, message: object) -> None:
+        match message:
+            case Attach(model=model):
+                self.shared = SharedState.create(self.folder, model.chunk_count * model.chunk_elements)
+                self.server.send(self.shared.as_message())
+                self.server.send(Provide())
+            case Provided():
+                self.server.send(Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0))
+            case Need():
+                self._granted += 1
+                stop = 16 * self._granted
+                leases = tuple(Lease(i, 0, 16 * i, 16 * i + 16, 16 * i) for i in range(self._granted))
+                assert stop <= message.samples
+                self.server.send(LeasesNow(leases=leases))
+            case Frozen(slot=slot, tokens=tokens, steps=steps):
+                assert self.shared is not None
+                self.shared.anchor.sub_(self.shared.slots[slot])
+                self._rounds -= 1
+                version = len([m for m in self.heard if isinstance(m, Frozen)])
+                load = Load(
+                    version=version, keep="rest", slot=slot, tokens=tokens, steps=steps, spare=1 - slot
+                )
+                self.server.send(load)
+                if self._rounds == 0:
+                    self.server.send(Finish(version=version))
+
+
+def trainer(folder: Path, *arguments: str, code: str = "") -> subprocess.Popen[str]:
+    command = ["-c", code] if code else ["-m", "farflung.peer.builtin.trainer", *arguments]
+    environment = {**os.environ, "FARFLUNG_AGENT": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -> None:
+    run = manifest(data={"batch": 2, "lease_samples": 16})
+    agent = LonelyAgent(run, rounds=3)
+    out = tmp_path / "weights.safetensors"
+    process = trainer(agent.folder, "--out", str(out))
+    agent.serve(process, Bye(reason="finished"))
+    printed, said = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, printed, said) == (0, "", "")
+    frozen = [m for m in agent.heard if isinstance(m, Frozen)]
+    assert [(f.steps, f.tokens) for f in frozen] == [(4, 4 * 2 * 65)] * 3
+    assert [f.used[-1].upto for f in frozen] == [8, 16, 24]
+    losses = [f.loss for f in frozen]
+    assert all(loss is not None and 4.0 < loss < 6.0 for loss in losses)
+    assert losses[-1] < losses[0]  # type: ignore[operator]
+    assert sum(isinstance(m, Loaded) for m in agent.heard) == 4
+    assert agent.heard[-1] == Bye(reason="finished")
+    assert agent.shared is not None
+    weights = load_file(out)
+    TinyGPT(GPTConfig(1, 16, 2, 64)).load_state_dict(weights)
+    assert torch.equal(weights["bytes.weight"].flatten(), agent.shared.anchor[: 256 * 16])
+    agent.close()
+
+
+@pytest.mark.slow
+def test_mistakes_are_one_line_and_an_exit_code() -> None:
+    agent = LonelyAgent(manifest(model={"builtin": ""}), rounds=1)
+    process = trainer(agent.folder)
+    agent.serve(process)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == USAGE
+    assert said == (
+        "farflung: run 'my-run' brings its own model or data: join it with its training script, "
+        "which calls farflung.join\n"
+    )
+    # It says nothing: its agent sees the exit code, does not start it again, and ends with the same code.
+    heard = list(agent.heard)
+    agent.close()
+    assert heard == []
+
+
+SCRIPT = """
+import torch, farflung
+model = torch.nn.Linear(2, 2)
+run = farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+for batch in run.batches([torch.ones(2)] * 1000):
+    loss = model(batch).sum()
+    loss.backward()
+    run.step(loss)
+    if run.step_count == 3:
+        {end}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [
+        ("raise SystemExit", Bye(reason="the training script ended")),  # also without close()
+        ("raise ZeroDivisionError", Loaded(version=0)),  # says nothing: its agent starts it again
+    ],
+)
+def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, last: FromTrainer) -> None:
+    agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
+    process = trainer(agent.folder, code=SCRIPT.format(end=end))
+    agent.serve(process, last)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == (1 if "Zero" in end else 0)
+    words = [m for m in agent.heard if not isinstance(m, Need)]
+    assert words[-1] == last
+    agent.close()
+
+
+# ---- an agent of the script's own
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """A program that is started where the agent should be."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\necho "$@" > "{folder}/arguments"\n{body}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(agent_process.sys, "executable", str(program))
+    monkeypatch.delenv(agent_process.AGENT_VARIABLE, raising=False)
+    monkeypatch.delenv(agent_process.RUN_VARIABLE, raising=False)
+
+
+def test_an_agent_that_dies_at_once_is_told_with_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exit 3")
+    model = nn.Linear(2, 2)
+    with pytest.raises(Refused, match="ended with exit code 3") as caught:
+        join(URL, model, torch.optim.SGD(model.parameters()), identity="me.key", listen="0.0.0.0:9")
+    assert caught.value.code == "agent"
+    told = (tmp_path / "arguments").read_text().split()
+    folder = Path(told[told.index("--folder") + 1])
+    assert told == [
+        "-m", "farflung.peer.agent.main", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
+        "--identity", "me.key", "--listen", "0.0.0.0:9",
+    ]  # fmt: skip
+    assert not folder.exists()
+
+
+def test_an_agent_that_does_not_leave_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
+    monkeypatch.setattr(agent_process, "LEAVE_S", 0.1)
+    monkeypatch.setenv(agent_process.RUN_VARIABLE, URL)
+    agent = AgentProcess.start_or_find(None, {})
+    assert agent.problem() is None
+    agent.close("enough")
+    assert agent.problem() is not None
+    agent.close("again")  # does no harm
+
+
+def test_a_stop_while_connecting_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder()
+    server = LocalServer(folder)
+    monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(folder))
+    agent = AgentProcess.start_or_find(None, {})
+    eventually(server.recv_nowait, "the trainer knocks")
+    server.send(Stop(code="full", reason="the run is full: 2 peers"))
+    with pytest.raises(Refused, match="the run is full"):
+        agent.wait_for_begin()
+    agent.close("")
+    server.close()
+    remove_folder(folder)
+
+
+def test_without_a_run_or_an_agent_there_is_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exit 0")
+    with pytest.raises(UserError, match="set FARFLUNG_RUN"):
+        connect()
+    with pytest.raises(UserError, match="does not start with farflung://"):
+        connect("http://example")
+    monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="no agent is there"):
+        connect()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x"), USAGE),
+        (Refused("model", "x"), MISMATCH),
+        (Refused("manifest", "x"), MISMATCH),
+        (Refused("protocol", "x"), MISMATCH),
+        (Refused("banned", "x"), REFUSED),
+        (Refused("full", "x", retry_after_s=30.0), TEMPORARY),
+        (Refused("left", "x"), OK),
+        (Refused("agent", "x"), UNEXPECTED),
+        (Unreachable("x"), UNREACHABLE),
+        (RuntimeError("x"), UNEXPECTED),
+    ],
+)
+def test_every_error_has_its_exit_code(error: Exception, code: int) -> None:
+    assert code_for(error) == code
