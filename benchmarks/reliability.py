@@ -180,8 +180,8 @@ ROWS = [
     Row(
         "8",
         "damaged contributions",
-        "asked for once more; who sends nothing else is out, with the reason",
-        f"{MATRIX}, tests/whole/test_hostile_members.py",
+        "asked for once more; a member that sends nothing else is out, with the reason",
+        f"{MATRIX}, tests/test_hostile_members.py",
         (),
         ("contribution damaged",),
     ),
@@ -262,8 +262,8 @@ ROWS = [
     Row(
         "26",
         "a wrong address, a peer behind NAT",
-        "dialled back at the hello; who cannot be reached owns nothing and takes part",
-        "tests/whole/test_reachability.py",
+        "dialled back at the hello; a peer that cannot be reached owns nothing and takes part",
+        "tests/test_reachability.py",
     ),
     Row("27", "the same key started twice", "the second is refused as long as the first lives", MATRIX),
     Row(

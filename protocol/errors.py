@@ -37,9 +37,9 @@ class Refused(FarflungError):
 
     def __init__(self, code: str, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{reason} [{code}]")
-        self.code = code
-        self.reason = reason
-        self.retry_after_s = retry_after_s
+        self.code = code  # such as "banned"; docs/host.md lists them
+        self.reason = reason  # a sentence for people
+        self.retry_after_s = retry_after_s  # 0: to try again does not help
 
 
 class Unreachable(FarflungError):

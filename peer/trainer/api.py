@@ -123,7 +123,7 @@ class Run:
 
     def __init__(self, agent: AgentProcess, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
         self.optimizer = optimizer  # for schedulers and gradient scalers; a step of it is a step of the run
-        self.name = name
+        self.name = name  # of this peer, such as amber-fox
         self._agent = agent
         self._loop = loop
 
@@ -145,7 +145,7 @@ class Run:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
         `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
-        iterable, visited in its own order (docs/models.md says what that costs); or the path of a text file, whose
+        iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
         lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
         smaller.
         """
@@ -167,6 +167,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
+        """What `run.toml` says, such as `run.manifest.data.batch` and `run.manifest.inner.lr`."""
         return self._loop.manifest
 
     @property
