@@ -92,7 +92,7 @@ def parts(arguments: ast.arguments) -> list[str]:
 
 
 def code(text: str) -> str:
-    return f"```python\n{text}\n```\n"
+    return f"```\n{text}\n```\n"
 
 
 def function_page(name: str, function: ast.FunctionDef) -> str:

@@ -1,4 +1,4 @@
-"""README, docs and examples say what is so: links, names, commands, code, the tree, the exit codes."""
+"""README, docs and examples say what is so: links, names, commands, code, the rooms and their files, the exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -16,22 +17,37 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import farflung
 from farflung import __version__
 from farflung.console.main import app
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import exit_codes
 from rig.waiting import LONG_S
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("checkpoints", "collectives", "compression", "coordinator", "optim", "peer")
-FOLDERS = (*ROOMS, "docs", "tests", "examples", "benchmarks")
+ROOT = Path(__file__).resolve().parent.parent
+TOP_ROOMS = (
+    "protocol",
+    "compression",
+    "optim",
+    "collectives",
+    "checkpoints",
+    "coordinator",
+    "peer",
+    "console",
+)
+FOLDERS = (*TOP_ROOMS, "docs", "tests", "examples", "benchmarks")
+MODULES = [path for room in TOP_ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+ROOMS = sorted({path.parent for path in MODULES})
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 PAGES = [
     README,
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
     *sorted((ROOT / "examples").glob("*.md")),
+    *sorted(page for room in TOP_ROOMS for page in (ROOT / room).rglob("README.md")),
 ]
+MODULES_WITHOUT_README = 5  # a room with more of them has a page of its own
 # Names in code spans that are no file of ours: what a reader makes, or has.
 MADE_BY_READERS = {"run.toml", "train.py"}
 # Classes of others, and message names that are written as they stand on the wire.
@@ -74,7 +90,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     with_folder = re.findall(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w", text)
     alone = [span for span in spans(page) if re.fullmatch(r"\w+\.(py|toml|md|svg|json)", span)]
-    homes = [page.parent, ROOT, *(ROOT / room for room in ROOMS)]
+    homes = [page.parent, ROOT, *ROOMS]
     missing = {name for name in with_folder if not (ROOT / name).exists()}
     missing |= {n for n in alone if n not in MADE_BY_READERS and not any((h / n).exists() for h in homes)}
     complain([f"{page.name} names {name}, which is not there" for name in sorted(missing)])
@@ -85,18 +101,17 @@ def names_in_the_rooms() -> tuple[dict[str, set[str]], set[str]]:
     """(class -> names inside it, every function and constant)."""
     classes: dict[str, set[str]] = {}
     others: set[str] = set()
-    for room in ROOMS:
-        for path in (ROOT / room).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    inside = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
-                    inside |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                    inside |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-                    classes.setdefault(node.name, set()).update(inside)
-                elif isinstance(node, ast.FunctionDef):
-                    others.add(node.name)
-                elif isinstance(node, ast.Name):
-                    others.add(node.id)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                inside = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+                inside |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                inside |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                classes.setdefault(node.name, set()).update(inside)
+            elif isinstance(node, ast.FunctionDef):
+                others.add(node.name)
+            elif isinstance(node, ast.Name):
+                others.add(node.id)
     return classes, others
 
 
@@ -116,50 +131,169 @@ def test_classes_and_functions_that_are_named_exist(page: Path) -> None:
     complain(problems)
 
 
-def test_the_tree_lists_every_module_once() -> None:
-    tree = next(text for _, text in blocks(README) if text.startswith("__init__.py"))
-    listed: list[str] = []
-    room = ""
-    for line in tree.splitlines():
-        heading = re.match(r"(\w+)/ ", line)
-        entry = re.match(r"(  )?(\w+\.py)\s{2,}\S", line)
-        if heading:
-            room = heading[1]
-        elif entry:
-            listed.append(f"{room}/{entry[2]}" if entry[1] else entry[2])
-    there = {path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).glob("*.py")}
-    there |= {path.name for path in ROOT.glob("*.py")}
-    assert len(listed) == len(set(listed)), "a module stands in the tree twice"
-    complain(
-        [f"README.md: the tree lacks {name}" for name in sorted(there - set(listed))]
-        + [f"README.md: the tree lists {name}, which is not there" for name in sorted(set(listed) - there)]
+def test_the_front_page_answers_first_and_is_short() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert 5_000 <= len(text.encode()) <= 7_000
+    headings = re.findall(r"^## (.*)$", text, re.M)
+    assert headings[:4] == ["Can I use it?", "Limits of today", "Start", "In your own script"]
+    assert len(re.findall(r"!\[", text)) == 1
+
+
+# ---- the rooms -----------------------------------------------------------------------------------------------
+
+
+def files_of(page: Path) -> list[Path]:
+    """The modules that the table of a room's README names, each by its path from there."""
+    rows = re.findall(r"^\|.*\|$", page.read_text(encoding="utf-8"), re.M)
+    return [page.parent / name for row in rows for name in re.findall(r"`((?:\w+/)*\w+\.py)`", row)]
+
+
+def test_the_readme_of_a_room_names_each_of_its_modules_once() -> None:
+    """A room with few modules has no page of its own: they stand on that of the room around it."""
+    problems: list[str] = []
+    due: dict[Path, list[Path]] = {ROOT / room / "README.md": [] for room in TOP_ROOMS}
+    for room in ROOMS:
+        own = [path for path in MODULES if path.parent == room]
+        page = room / "README.md"
+        if not page.is_file():
+            if len(own) > MODULES_WITHOUT_README:
+                problems.append(f"{room.relative_to(ROOT)}/ has {len(own)} modules and no README.md")
+            page = room.parent / "README.md"
+        due[page] = [*due.get(page, []), *own]
+    for page, own in due.items():
+        label = page.relative_to(ROOT)
+        if not page.is_file():
+            problems.append(f"{label} is not there")
+            continue
+        listed = files_of(page)
+        problems += [f"{label} lacks {path.name}" for path in own if path not in listed]
+        problems += [f"{label} names {path.name}, which is not there" for path in listed if path not in own]
+        problems += [f"{label} names {path.name} twice" for path in set(listed) if listed.count(path) > 1]
+    complain(problems)
+
+
+def test_the_readme_of_a_room_is_short_and_says_where_to_start() -> None:
+    problems = []
+    for page in PAGES:
+        if page.relative_to(ROOT).parts[0] in TOP_ROOMS:
+            text, label = page.read_text(encoding="utf-8"), page.relative_to(ROOT)
+            if not 8 <= text.count("\n") <= 27:
+                problems.append(f"{label} has {text.count(chr(10))} lines")
+            if not text.startswith(f"# {label.parent.as_posix()}\n") or "Start with" not in " ".join(
+                text.split()
+            ):
+                problems.append(
+                    f"{label} does not begin with the room's name, or does not say where to start"
+                )
+    complain(problems)
+
+
+def rows_of_rooms() -> dict[str, tuple[set[str] | None, bool]]:
+    """The table of rooms: what each may import (None: everything), and whether it is pure."""
+    table = (
+        (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
     )
+    rows = re.findall(r"^\| `([\w/]+)` \|[^|]+\|([^|]+)\|([^|]*)\|$", table, re.M)
+    assert len(rows) == len({name for name, _, _ in rows}), "a room stands in the table twice"
+    return {
+        name: (
+            None if may.strip() == "everything" else set(re.findall(r"`([\w/*]+)`", may)),
+            pure.strip() == "yes",
+        )
+        for name, may, pure in rows
+    }
+
+
+def rooms_that_are_imported(room: Path) -> dict[str, str]:
+    """Room -> an import of it; those for types alone too."""
+    found = {}
+    for path in MODULES:
+        if path.parent == room:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = (
+                    [f"{node.module}.{each.name}" for each in node.names]
+                    if isinstance(node, ast.ImportFrom)
+                    else []
+                )
+                names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                for name in (name for name in names if name.startswith("farflung.")):
+                    inside = Path(*name.split(".")[1:])
+                    file = inside if (ROOT / inside).with_suffix(".py").is_file() else inside.parent
+                    if (ROOT / file).with_suffix(".py").is_file() and file.parent != path.parent.relative_to(
+                        ROOT
+                    ):
+                        found[file.parent.as_posix()] = f"{path.relative_to(ROOT)} imports {name}"
+    return found
+
+
+def test_the_table_of_rooms_is_whole_and_true() -> None:
+    table = rows_of_rooms()
+    assert set(table) == {room.relative_to(ROOT).as_posix() for room in ROOMS}
+    problems = []
+    for name, (may, _) in table.items():
+        if may is not None:
+            unknown = {each for each in may if each not in table and not each.endswith("/*")}
+            problems += [f"{name} may import {each}, which is no room" for each in sorted(unknown)]
+            real = rooms_that_are_imported(ROOT / name)
+            problems += [
+                f"{name}: {what}, which the table does not say"
+                for other, what in real.items()
+                if other not in may and f"{other.partition('/')[0]}/*" not in may and other != ""
+            ]
+    complain(problems)
 
 
 def test_the_tour_is_short() -> None:
-    tour = README.read_text(encoding="utf-8").partition("## Follow one round")[2].partition("\n## ")[0]
-    steps = re.findall(r"^(\d)\. \[([\w/.]+)\]\(\2\)", tour, re.M)
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    tour = text.partition("## Follow one round")[2].partition("\n## ")[0]
+    steps = re.findall(r"^(\d)\. \[([\w/.]+)\]\(\.\./\2\)", tour, re.M)
     assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
     assert 5 <= len({name for _, name in steps}) == len(steps) <= 8
 
 
 def test_the_tables_of_promises_and_exit_codes_are_whole() -> None:
-    text = README.read_text(encoding="utf-8")
+    text = (DOCS / "reliability.md").read_text(encoding="utf-8")
     promises = re.findall(r"^\| (P\d+) \|.*\| (tests/[^|]*) \|$", text, re.M)
     assert [name for name, _ in promises] == [f"P{number}" for number in range(1, 11)]
-    told = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)}
+    section = (
+        (DOCS / "operate.md").read_text(encoding="utf-8").partition("## Exit codes")[2].partition("\n## ")[0]
+    )
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.M)}
     assert told == {value for value in vars(exit_codes).values() if isinstance(value, int)}
+
+
+def test_the_page_of_the_api_is_what_its_script_writes() -> None:
+    made = runpy.run_path(str(DOCS / "make_api.py"))["page"]()
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == made, "run python docs/make_api.py"
+    headings = re.findall(r"^## (.*)$", made, re.M)
+    assert {name.replace("\\", "") for name in headings} == set(farflung.__all__)
+    public = {name for name in vars(farflung.Run) if not name.startswith("_")}
+    told = set(re.findall(r"^### Run\.(\w+)$", made, re.M)) | set(re.findall(r"^\| `(\w+)` \|", made, re.M))
+    assert public <= told and {"optimizer", "name"} <= told
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\((\w+\.md)\)", index))
+    assert named == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_every_command_stands_on_its_page() -> None:
+    there = set(get_command(app).commands)  # type: ignore[attr-defined]
+    page = DOCS / "commands.md"
+    told = [words[0] for words in command_lines(page)]
+    told += [span.split()[1] for span in spans(page) if span.startswith("farflung ")]
+    assert set(told) == there
 
 
 def test_messages_that_are_quoted_are_in_the_program() -> None:
     """The column "the message says" of docs/models.md; `...` stands for a value."""
     constants: set[str] = set()
-    for room in ROOMS:
-        for path in (ROOT / room).glob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            constants |= {
-                n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-            }
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants |= {
+            n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        }
     table = (
         (ROOT / "docs/models.md")
         .read_text(encoding="utf-8")
@@ -226,8 +360,9 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 @every_page
 def test_modules_that_are_run_exist(page: Path) -> None:
-    named = re.findall(r"python -m farflung\.(\w+)\.(\w+)", page.read_text(encoding="utf-8"))
-    complain([f"{page.name}: no {r}/{m}.py" for r, m in named if not (ROOT / r / f"{m}.py").is_file()])
+    named = re.findall(r"python -m farflung\.([\w.]*\w)", page.read_text(encoding="utf-8"))
+    files = [Path(*name.split(".")).with_suffix(".py") for name in named]
+    complain([f"{page.name}: no {file.as_posix()}" for file in files if not (ROOT / file).is_file()])
 
 
 @every_page
@@ -272,7 +407,7 @@ NEEDS_A_PACKAGE = {
 
 
 def quick_start() -> list[list[str]]:
-    return list(command_lines(README))[:5]
+    return list(command_lines(README))
 
 
 def words_of_tests() -> set[str]:
@@ -295,13 +430,9 @@ def test_every_command_that_is_named_is_run_by_tests() -> None:
 def test_the_quick_start_is_run_by_tests() -> None:
     """What is not run below is run in tests/real/."""
     elsewhere = words_of_tests()
-    lines = README.read_text(encoding="utf-8").splitlines()
-    section = lines[lines.index("## Start") :]
-    assert (
-        sum(1 for line in section[: section.index("## Python API")] if line.startswith(("farflung", "make")))
-        <= 15
-    )
-    assert [words[0] for words in quick_start()] == ["init", "coordinate", "join", "watch", "status"]
+    lines = [line for _, text in blocks(README) for line in text.splitlines()]
+    assert sum(1 for line in lines if line.startswith(("farflung", "make"))) == 5, "make demo, four commands"
+    assert [words[0] for words in quick_start()] == ["init", "coordinate", "join", "watch"]
     assert {words[0] for words in quick_start()} <= elsewhere | set(RUN_HERE)
 
 
@@ -343,7 +474,9 @@ def test_the_quick_start_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    first, second, *rest = quick_start()
+    status = next(words for words in command_lines(DOCS / "commands.md") if "--json" in words)
+    assert status[0] == "status"
+    first, second, *rest = [*quick_start(), status]
     call(first)
     with (tmp_path / "log").open("w") as log, subprocess.Popen(
         [*farflung, second[0], *RUN_HERE[second[0]], *second[1:]],
