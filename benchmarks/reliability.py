@@ -181,7 +181,7 @@ ROWS = [
         "8",
         "damaged contributions",
         "asked for once more; a member that sends nothing else is out, with the reason",
-        f"{MATRIX}, tests/test_hostile_members.py",
+        f"{MATRIX}, tests/whole/test_hostile_members.py",
         (),
         ("contribution damaged",),
     ),
@@ -263,7 +263,7 @@ ROWS = [
         "26",
         "a wrong address, a peer behind NAT",
         "dialled back at the hello; a peer that cannot be reached owns nothing and takes part",
-        "tests/test_reachability.py",
+        "tests/whole/test_reachability.py",
     ),
     Row("27", "the same key started twice", "the second is refused as long as the first lives", MATRIX),
     Row(
