@@ -70,11 +70,24 @@ def spans(page: Path) -> list[str]:
 # ---- files and names ---------------------------------------------------------------------------------------
 
 
+def headings(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
-    local = [link.partition("#")[0] for link in links if "://" not in link]
-    complain([f"{page.name}: {link} is not there" for link in local if not (page.parent / link).exists()])
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]
+    problems = []
+    for link in links:
+        file, _, place = link.partition("#")
+        there = page.parent / file if file else page
+        if not there.exists():
+            problems.append(f"{page.name}: {link} is not there")
+        elif place and place not in headings(there):
+            problems.append(f"{page.name}: {link}: no heading of that page")
+    complain(problems)
 
 
 @every_page
