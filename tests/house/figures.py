@@ -2,9 +2,9 @@
 
     python tests/house/figures.py [CHECKOUT]
 
-CHECKOUT may be of an older commit (`git worktree add`), so that before and after come from one script.  A delta's way is
-traced in the simulator, as the product's files in which something runs from the first `Frozen` of a trainer until the
-first chunk is merged, without the coordinator's and the simulator's own.  The link and the processes are not in it.
+CHECKOUT may be of an older commit (`git worktree add`), so that before and after come from one script.  A delta's way
+is traced in the simulator, as the product's files in which something runs from the first `Frozen` of a trainer until
+the first chunk is merged, without the coordinator's and the simulator's own.  Links and processes are not in it.
 """
 
 from __future__ import annotations
