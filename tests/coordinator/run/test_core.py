@@ -1,0 +1,161 @@
+"""What the parts of the run machine share: what is written counts at once, what is said comes after it, in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.coordinator.ledger.records import Paused, Resumed, Started, Struck
+from farflung.coordinator.run.core import EVENTS_SHOWN
+from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.messages import Aborted
+from rig.made_run import MadeRun, peer_of
+
+
+def test_what_is_written_counts_at_once_and_leaves_before_what_follows_from_it() -> None:
+    run = MadeRun()
+    run.core.write(Paused(reason="a test"))
+    assert run.core.ledger.register.paused == Paused(reason="a test"), "folded before anything leaves"
+    run.core.do(Forbid(b"key"))
+    run.core.note("paused")
+    run.core.write(Resumed())
+    assert run.core.take_effects() == [
+        Write(Paused(reason="a test")), Forbid(b"key"), Note("paused"), Write(Resumed()),
+    ]  # fmt: skip
+    assert run.core.take_effects() == [], "each leaves once"
+
+
+def test_each_member_is_told_things_in_numbered_order_of_its_own() -> None:
+    run = MadeRun()
+    ann, bob = run.enters("ann"), run.enters("bob")
+    run.effects()
+    for member in (ann, ann, bob, ann):
+        run.core.tell(member, Aborted, round_no=1, reason="")
+    told = [each for each in run.effects() if isinstance(each, Tell)]
+    assert [(each.peer, each.message.seq) for each in told] == [
+        (ann.peer, 1), (ann.peer, 2), (bob.peer, 1), (ann.peer, 3),
+    ]  # fmt: skip
+    assert {each.session for each in told if each.peer == ann.peer} == {ann.session}
+    assert all(each.message.session == each.session for each in told)
+
+
+# ---- texts for people ----------------------------------------------------------------------------------------
+
+
+def test_texts_name_peers_that_are_known_and_leave_other_words_alone() -> None:
+    run = MadeRun()
+    run.enters("ann")
+    ann, stranger = peer_of("ann"), peer_of("zoe")
+    assert (run.core.name(ann), run.core.name(stranger)) == ("ann", stranger)
+    assert run.core.named(f"{ann} waits for {stranger}, {ann}!") == f"ann waits for {stranger}, ann!"
+    inside = f"x{ann} {ann}x"
+    assert run.core.named(inside) == inside, "a part of a longer word is no id"
+
+
+def test_news_go_to_the_log_and_the_dashboard_and_routine_to_the_log_alone() -> None:
+    run = MadeRun()
+    run.enters("ann")
+    run.effects()
+    run.core.now = 7.0
+    run.core.note(f"{peer_of('ann')} joined")
+    run.core.log(f"{peer_of('ann')} can be dialled")
+    assert run.effects() == [Note("ann joined"), Note("ann can be dialled", routine=True)]
+    assert list(run.core.events) == [(7.0, "ann joined")]
+
+
+def test_the_dashboard_keeps_the_newest_events_alone() -> None:
+    run = MadeRun()
+    for number in range(EVENTS_SHOWN + 5):
+        run.core.note(f"event {number}")
+    assert [text for _, text in run.core.events] == [f"event {n}" for n in range(5, EVENTS_SHOWN + 5)]
+
+
+def test_a_fragment_is_named_only_where_there_are_several() -> None:
+    assert MadeRun().core.of(0) == ""
+    assert MadeRun(Manifest(round=RoundSection(fragments=2))).core.of(1) == " of fragment 1"
+
+
+# ---- the run's clock -----------------------------------------------------------------------------------------
+
+
+def test_the_runs_clock_counts_from_where_the_run_was_when_this_coordinator_started() -> None:
+    run = MadeRun()
+    run.core.now = run.core.began_at = 5000.0  # the machine was up for that long
+    run.core.write(Started(incarnation=2, clock_s=60.0, wall_s=0.0))
+    assert run.core.clock_s == 60.0
+    run.core.now += 2.5
+    assert run.core.clock_s == 62.5
+
+
+def test_the_runs_clock_is_never_behind_what_was_written_by_it() -> None:
+    run = MadeRun()
+    run.core.write(Struck(peer=peer_of("ann"), reason="", at_s=90.0))
+    run.core.now = 30.0
+    assert run.core.clock_s == 90.0
+    run.core.now = 91.0
+    assert run.core.clock_s == 91.0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=20))
+def test_whatever_clocks_do_what_is_written_by_the_runs_clock_is_in_order(
+    story: list[tuple[bool, float]],
+) -> None:
+    """Also over restarts of the coordinator, on machines whose clocks begin anywhere."""
+    run, readings = MadeRun(), [0.0]
+    for restarts, at in story:
+        run.core.now = at
+        if restarts:
+            run.core.began_at = at
+            run.core.write(
+                Started(incarnation=1, clock_s=run.core.ledger.register.clock_at_start(0.0), wall_s=0.0)
+            )
+        run.core.strike(peer_of("ann"), "a test")
+        readings.append(run.core.clock_s)
+    assert readings == sorted(readings)
+    struck = [record.at_s for record in run.records() if isinstance(record, Struck)]
+    assert struck == sorted(struck)
+
+
+# ---- strikes -------------------------------------------------------------------------------------------------
+
+
+def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
+    run = MadeRun()
+    run.enters("ann")
+    run.effects()
+    run.core.now, ann = 12.0, peer_of("ann")
+    run.core.strike(ann, "it lies" + "." * 300)
+    run.core.strike(ann, "again")
+    first, _, second, _ = run.effects()
+    assert first == Write(Struck(peer=ann, reason="it lies" + "." * 193, at_s=12.0)), "long reasons are cut"
+    assert second == Write(Struck(peer=ann, reason="again", at_s=12.0))
+    assert [text for _, text in run.core.events][1] == "ann gets a strike: again"
+    assert run.core.take_struck() == [ann, ann]
+    assert run.core.take_struck() == []
+
+
+# ---- whether a round may be opened ---------------------------------------------------------------------------
+
+
+def test_it_is_said_why_no_round_may_be_opened() -> None:
+    run = MadeRun()
+    assert run.core.held == ""
+    run.core.write(Paused(reason=""))
+    assert run.core.held == "the host paused the run; training goes on alone"
+    run.core.write(Paused(reason="the disk is full"))
+    assert run.core.held == "the host paused the run (the disk is full); training goes on alone"
+    run.core.draining = True
+    assert "about to end" in run.core.held, "who resumes a run that is to end opens no round"
+    run.core.draining = False
+    run.core.write(Resumed())
+    assert run.core.held == ""
+
+
+def test_a_run_is_finished_when_its_least_advanced_fragment_is() -> None:
+    run = MadeRun(Manifest(run=RunSection(rounds=2), round=RoundSection(fragments=2)))
+    for fragment in (0, 0, 0, 1):
+        run.commits(fragment=fragment)
+        assert not run.core.finished
+    run.commits(fragment=1)
+    assert run.core.finished

@@ -1,0 +1,147 @@
+"""The parts of the run machine put together by hand: members are simply there, and say what a test lets them say.
+
+For tests of one part alone, on virtual time.  No door, no hello, no guidance: who needs these takes the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
+    Admitted,
+    CommittedRound,
+    DigestFixed,
+    Record,
+    from_bytes,
+    to_bytes,
+)
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.run.conductor import Conductor, rules_for
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.effects import Effect, Note, Tell, Write
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Beat, FragmentBeat, Message
+from farflung.protocol.round_words import Commit, Contact, Plan, Used
+
+RUN_ID = bytes(range(16))
+NOWHERE = FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())
+BARE_BEAT = Beat(
+    session=bytes(16), seq=0, roster_no=0, fragments=(NOWHERE,), phase="inner", step=0, tokens=0, loss=None, tx_bytes=0,
+    rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0, rough=False, era=0, saved=-1,
+    unsure=False, leaving=False,
+)  # fmt: skip
+
+
+def peer_of(name: str) -> str:
+    """A peer id that shows whose it is."""
+    return (name * 16)[:16]
+
+
+def digest_of(version: int, fragment: int = 0) -> bytes:
+    """What the run settles as the digest of that version."""
+    return hash_bytes(f"version {version} of {fragment}".encode())
+
+
+def holding(*versions: int) -> tuple[FragmentBeat, ...]:
+    """A member's word of its fragments: each at such a version, with the run's digest; -1: it holds nothing."""
+    return tuple(
+        replace(NOWHERE, version=version, digest=digest_of(version, at)) if version >= 0 else NOWHERE
+        for at, version in enumerate(versions)
+    )
+
+
+@dataclass
+class MadeRun:
+    manifest: Manifest = field(default_factory=Manifest)
+    written: list[Record] = field(default_factory=list)  # all that the parts wrote; `replayed` folds it again
+
+    def __post_init__(self) -> None:
+        self.core = Core(self.manifest, RUN_ID, self.new_ledger())
+        self.conductors = [Conductor(self.core, number) for number in range(self.core.ledger.fragments)]
+
+    def new_ledger(self) -> Ledger:
+        rules = self.manifest.round
+        lease_samples, every_rounds = self.manifest.data.lease_samples, self.manifest.checkpoint.every_rounds
+        return Ledger(lease_samples, rules.keep_results, rules.fragments, every_rounds)
+
+    def replayed(self) -> Ledger:
+        """What a coordinator that starts again makes of the journal."""
+        self.effects()
+        ledger = self.new_ledger()
+        for record in self.written:
+            ledger.apply(from_bytes(to_bytes(record)))
+        return ledger
+
+    # ---- members ---------------------------------------------------------------------------------------
+
+    def enters(self, name: str, restarts: int = 0, network: str = "", verified: bool = True) -> Member:
+        """A session of a peer that holds the run's state, unless it does not."""
+        core, peer = self.core, peer_of(name)
+        process = hash_bytes(f"{name} {restarts}".encode())
+        core.write(Admitted(peer=peer, name=name, session=process[:16]))
+        contact = Contact(peer, name, process, "")
+        member = core.members.admit(contact, process[:16], process[16:], core.now, network)
+        for standing in member.standings:
+            standing.verified = standing.vouched = verified
+        return member
+
+    def says(self, member: Member, **changes: object) -> Beat:
+        """The member's newest beat."""
+        plain = {"seq": member.in_seq + 1, "fragments": holding(*[0] * self.core.ledger.fragments)}
+        member.beat = replace(BARE_BEAT, session=member.session, **{**plain, **changes})
+        member.in_seq, member.heard_at = member.beat.seq, self.core.now
+        return member.beat
+
+    def loses(self, member: Member, state: str = "lost") -> None:
+        self.core.members.lose(member, state)
+
+    # ---- rounds ----------------------------------------------------------------------------------------
+
+    def opens(self, *members: Member, fragment: int = 0) -> InFlight:
+        """A round is in flight, and counts on these processes."""
+        conductor = self.conductors[fragment]
+        peers = tuple(sorted(member.peer for member in members))
+        owners, codecs = (0,) * 2, ("fp32",) * len(peers)
+        plan = Plan(self.core.ledger.round_no + 1, 1, conductor.book.version, peers, owners, codecs, fragment)
+        conductor.round = InFlight(plan, rules_for(self.manifest, conductor.book, peers), self.core.now)
+        conductor.processes = {member.peer: member.process for member in members}
+        return conductor.round
+
+    def commits(self, used: dict[str, tuple[Used, ...]] | None = None, fragment: int = 0) -> int:
+        """The next version of the fragment, its digest settled: with the work of these peers."""
+        used = used if used is not None else {peer_of("ann"): ()}
+        version, peers = self.core.ledger.books[fragment].version + 1, tuple(sorted(used))
+        weights = tuple(1 / len(peers) for _ in peers)
+        commit = Commit(version, version, peers, weights, bytes(32), "fp32", fragment)
+        self.core.write(
+            CommittedRound(
+                commit=commit, used=used, excluded={}, tokens=10, steps=1, loss=1.0, seconds=1.0, tx_bytes=0
+            )
+        )
+        self.core.write(DigestFixed(version=version, digest=digest_of(version, fragment), fragment=fragment))
+        self.conductors[fragment].round = None
+        return version
+
+    # ---- what came of it -------------------------------------------------------------------------------
+
+    def effects(self) -> list[Effect]:
+        """Since the last time."""
+        effects = self.core.take_effects()
+        self.written += [each.record for each in effects if isinstance(each, Write)]
+        return effects
+
+    def records(self) -> list[Record]:
+        return [each.record for each in self.effects() if isinstance(each, Write)]
+
+    def notes(self) -> list[str]:
+        return [each.text for each in self.effects() if isinstance(each, Note) and not each.routine]
+
+    def told(self, member: Member) -> list[Message]:
+        return [
+            each.message for each in self.effects() if isinstance(each, Tell) and each.peer == member.peer
+        ]
