@@ -19,7 +19,13 @@ from pathlib import Path
 
 FOLDERS = ("protocol", "compression", "optim", "collectives", "checkpoints", "coordinator", "peer", "console")
 # Where decisions are taken: each of these is a machine or a part of one.
-MACHINES = ("collectives/round", "coordinator/rounds", "coordinator/run", "peer/machine", "peer/trainer/machine")
+MACHINES = (
+    "collectives/round",
+    "coordinator/rounds",
+    "coordinator/run",
+    "peer/machine",
+    "peer/trainer/machine",
+)
 
 TRACE = """
 import importlib, sys
@@ -101,7 +107,9 @@ def main() -> None:
     print(f"rooms                                {len(rooms)}")
     print(f"modules, lines of product code       {len(files)}, {lines}")
     print(f"longest file                         {max(len(p.read_text().splitlines()) for p in files)} lines")
-    print(f"modules that no test imports         {len(untested)}; among machines {len(machines)} {' '.join(machines)}")
+    print(
+        f"modules that no test imports         {len(untested)}; among machines {len(machines)} {' '.join(machines)}"
+    )
     print(f"assert ... is not None               {unproven}")
     print(f"files on a frozen delta's way        {len(way)}")
 
