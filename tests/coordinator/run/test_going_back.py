@@ -1,0 +1,320 @@
+"""When the newest state is lost: how long the run waits, how far it goes back, and what its books say then.
+
+One part of the run machine, on virtual time; whole runs that go back are in whole/test_going_back.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from farflung.coordinator.ledger.leases import Range
+from farflung.coordinator.ledger.records import (
+    AbortedRound,
+    DataFixed,
+    Departed,
+    Genesis,
+    Granted,
+    RolledBack,
+)
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
+from farflung.protocol.messages import FragmentBeat, Lease
+from farflung.protocol.round_words import Used
+from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
+
+PATIENCE_S, DEAD_AFTER_S = 100.0, 10.0
+
+
+class Loser(MadeRun):
+    """A run that came to some versions, saves every other one, and looks around in steps of one second."""
+
+    def __init__(self, *versions: int, every_rounds: int = 2, go_back_after_s: float = PATIENCE_S) -> None:
+        super().__init__(
+            Manifest(
+                run=RunSection(rounds=9),
+                round=RoundSection(fragments=len(versions)),
+                net=NetSection(dead_after_s=DEAD_AFTER_S),
+                checkpoint=CheckpointSection(every_rounds=every_rounds, go_back_after_s=go_back_after_s),
+            )
+        )
+        first, *others = (digest_of(0, fragment) for fragment in range(len(versions)))
+        self.core.write(Genesis(digest=first, peer=peer_of("ann"), others=tuple(others)))
+        for fragment, version in enumerate(versions):
+            for _ in range(version):
+                self.commits(fragment=fragment)
+        self.effects()
+        self.going_back = GoingBack(self.core, self.conductors)
+
+    def holds(self, name: str, *said: int | FragmentBeat) -> Member:
+        """The peer is here and says that it holds these versions, or just what is given."""
+        member = self.core.members.members.get(peer_of(name)) or self.enters(name)
+        versions = holding(*(each if isinstance(each, int) else -1 for each in said))
+        fragments = tuple(
+            each if isinstance(each, FragmentBeat) else known
+            for each, known in zip(said, versions, strict=True)
+        )
+        self.says(member, fragments=fragments)
+        return member
+
+    def goes_back_within(self, seconds: float) -> bool:
+        until = self.core.now + seconds
+        while self.core.now < until:
+            self.core.now += 1.0
+            if self.going_back.look():
+                return True
+        return False
+
+    @property
+    def versions(self) -> list[int]:
+        return [book.version for book in self.core.ledger.books]
+
+
+# ---- when it waits -------------------------------------------------------------------------------------------
+
+
+def test_it_goes_back_when_nobody_has_held_the_newest_version_for_that_long() -> None:
+    run = Loser(5)
+    run.holds("ann", 4)
+    assert not run.going_back.look()
+    assert not run.goes_back_within(PATIENCE_S - 1.0)
+    assert run.goes_back_within(1.0)
+    assert run.versions == [4]
+    run.holds("ann", 4)
+    assert not run.goes_back_within(3 * PATIENCE_S), "somebody holds the newest version now"
+
+
+def test_it_does_not_go_back_while_somebody_holds_the_newest_version() -> None:
+    run = Loser(5)
+    run.holds("ann", 4)
+    assert not run.goes_back_within(PATIENCE_S - 1.0)
+    bob = run.holds("bob", 5)
+    assert not run.goes_back_within(PATIENCE_S)
+    run.loses(bob)
+    assert not run.goes_back_within(PATIENCE_S), "the patience began anew"
+    assert run.goes_back_within(1.0)
+
+
+def test_whenever_somebody_with_a_newer_version_comes_it_waits_for_the_next_one() -> None:
+    run = Loser(5)
+    run.holds("ann", 2)
+    assert not run.goes_back_within(PATIENCE_S - 1.0)
+    run.holds("bob", 4)
+    assert not run.goes_back_within(PATIENCE_S)
+    assert run.goes_back_within(1.0) and run.versions == [4]
+
+
+def test_with_nobody_here_it_waits_for_ever() -> None:
+    run = Loser(5)
+    assert not run.goes_back_within(5 * PATIENCE_S)
+    ann = run.holds("ann", 4)
+    run.loses(ann)
+    assert not run.goes_back_within(5 * PATIENCE_S)
+
+
+def test_where_the_rules_say_so_it_never_goes_back() -> None:
+    run = Loser(5, go_back_after_s=0.0)
+    run.holds("ann", 4)
+    assert not run.goes_back_within(1000.0)
+    conductor = run.conductors[0]
+    assert run.going_back.reason(conductor).endswith("go_back_after_s = 0: waiting for one that holds 5")
+
+
+def test_before_anything_was_learned_there_is_nothing_to_go_back_to() -> None:
+    run = Loser(0)
+    run.holds("ann", -1)
+    assert not run.goes_back_within(3 * PATIENCE_S)
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_complete_run_goes_back_only_until_somebody_left_with_its_model(delivered: bool) -> None:
+    run = Loser(9)
+    if delivered:
+        run.core.write(Departed(peer=peer_of("zoe"), reason="finished"))
+    run.holds("ann", 8)
+    assert run.goes_back_within(2 * PATIENCE_S) != delivered
+
+
+# ---- how far -------------------------------------------------------------------------------------------------
+
+
+def test_it_goes_back_to_the_newest_version_that_anybody_living_holds() -> None:
+    run = Loser(7)
+    run.holds("ann", 2)
+    run.holds("bob", 6)
+    run.holds("cyd", 4)
+    run.loses(run.holds("dan", 7))
+    assert run.goes_back_within(2 * PATIENCE_S) and run.versions == [6]
+
+
+def test_a_state_that_is_not_the_runs_does_not_count() -> None:
+    """Neither another one under the number of an older version, nor one whose version nobody knows any more."""
+    run = Loser(5)
+    run.holds("bob", replace(holding(4)[0], digest=digest_of(99)))
+    run.holds("cyd", replace(holding(3)[0], digest=b""))
+    assert not run.goes_back_within(3 * PATIENCE_S), "nobody holds anything of this run"
+    run.holds("ann", 2)
+    assert run.goes_back_within(2 * PATIENCE_S) and run.versions == [2]
+
+
+def test_a_newest_version_whose_digest_is_not_settled_yet_is_held() -> None:
+    """Who made it just now may be the only one."""
+    run = Loser(5)
+    del run.core.ledger.books[0].digests[5]
+    run.holds("ann", replace(NOWHERE, version=5, digest=b"\1" * 32))
+    assert not run.goes_back_within(3 * PATIENCE_S)
+
+
+def test_an_unsettled_digest_of_one_fragment_is_waited_for_a_while_and_not_for_ever() -> None:
+    """What it goes back to must be settled; else the fragment goes back as well."""
+    run = Loser(5, 5)
+    del run.core.ledger.books[0].digests[5]
+    unsettled = replace(NOWHERE, version=5, digest=b"\1" * 32)
+    run.holds("ann", unsettled, 4)
+    run.holds("bob", 4, 4)
+    assert not run.goes_back_within(PATIENCE_S + 2 * DEAD_AFTER_S)
+    assert run.goes_back_within(1.0)
+    assert run.versions == [4, 4]
+
+
+def test_each_fragment_goes_back_to_what_is_held_of_it_and_one_that_is_held_stays() -> None:
+    run = Loser(6, 5, 6)
+    run.holds("ann", 6, 4, 2)
+    run.holds("bob", 5, 3, 3)
+    assert run.goes_back_within(2 * PATIENCE_S)
+    assert run.versions == [6, 4, 3]
+    assert run.records()[-1:] == [
+        RolledBack(
+            versions=(6, 4, 3),
+            reason="no living peer held version 6, 5, 6; version 6, 4, 3 was the newest that one did",
+        )
+    ]
+
+
+def test_it_does_not_go_back_while_another_fragments_newest_version_is_just_being_applied() -> None:
+    run = Loser(5, 5)
+    run.holds("ann", 4, 5)
+    assert not run.goes_back_within(PATIENCE_S - 1.0)
+    run.commits(fragment=1)
+    assert not run.goes_back_within(DEAD_AFTER_S)
+    run.holds("ann", 4, 6)
+    assert run.goes_back_within(1.0)
+    assert run.versions == [4, 6], "version 6 of the other fragment is not lost as well"
+
+
+def test_a_fragment_that_nobody_holds_at_all_holds_the_whole_run_up() -> None:
+    run = Loser(5, 5)
+    run.holds("ann", 4, -1)
+    assert not run.goes_back_within(5 * PATIENCE_S), "a checkpoint of it may come back"
+    assert "waiting for one that does, or for one with a checkpoint" in run.going_back.reason(
+        run.conductors[0]
+    )
+
+
+def test_lost_before_the_first_checkpoint_was_due_it_starts_again_at_version_0() -> None:
+    run = Loser(5, every_rounds=6)
+    run.holds("ann", -1)
+    told = run.going_back.reason(run.conductors[0])
+    assert "no checkpoint was due before version 6: the run starts again at version 0" in told
+    assert run.goes_back_within(2 * PATIENCE_S)
+    assert (run.versions, run.core.ledger.era) == ([0], 1)
+    assert "all that it had learned is lost" in run.notes()[-1]
+
+
+@pytest.mark.parametrize("every_rounds", [0, 5])
+def test_where_somebody_may_have_a_checkpoint_it_is_waited_for(every_rounds: int) -> None:
+    """One was due; or the run asks for none, and somebody may have written one all the same."""
+    run = Loser(5, every_rounds=every_rounds)
+    run.holds("ann", -1)
+    assert not run.goes_back_within(5 * PATIENCE_S)
+
+
+# ---- what follows --------------------------------------------------------------------------------------------
+
+
+def test_the_books_say_what_they_said_then_and_samples_used_since_are_lent_again() -> None:
+    run = Loser(0, every_rounds=1)
+    ann = run.holds("ann", 0)
+    run.core.write(DataFixed(samples=100, peer=ann.peer))
+    run.core.write(Granted(peer=ann.peer, lease=Lease(1, 0, 0, 8, 0)))
+    for upto in (2, 4, 6):
+        run.commits({ann.peer: (Used(1, upto),)})
+    assert run.core.ledger.tokens == 30
+    run.holds("ann", 2)
+    assert run.goes_back_within(2 * PATIENCE_S)
+    ledger = run.core.ledger
+    assert (ledger.version, ledger.era, ledger.tokens, ledger.leases.committed_samples) == (2, 1, 20, 4)
+    assert ledger.leases.returned == [Range(0, 4, 8, (4,))] and ledger.leases.held == {}
+    replayed = run.replayed()
+    assert (replayed.version, replayed.era, replayed.leases) == (2, 1, ledger.leases)
+
+
+def test_nobody_is_believed_any_more_and_rounds_in_flight_are_over() -> None:
+    run = Loser(5, 5)
+    ann, bob = run.holds("ann", 4, 4), run.holds("bob", 4, 4)
+    for member in (ann, bob):
+        member.standings[0].ready_since = 1.0
+    run.opens(ann, bob)
+    assert run.goes_back_within(2 * PATIENCE_S)
+    assert all(conductor.round is None for conductor in run.conductors)
+    standings = [standing for member in (ann, bob) for standing in member.standings]
+    assert not any(each.verified or each.vouched or each.ready_since for each in standings)
+    aborted, rolled_back = run.records()[-2:]
+    assert isinstance(aborted, AbortedRound) and aborted.reason == "the run goes back to an older state"
+    assert isinstance(rolled_back, RolledBack), "after the rounds of the lost versions"
+
+
+def test_beats_of_an_older_era_say_nothing_of_versions() -> None:
+    """Version 5 is made again by other commits: who holds the old one must not pass for a holder of the new one."""
+    run = Loser(5)
+    before = run.says(run.holds("bob", 5), fragments=holding(5), step=7)
+    assert run.going_back.in_this_era(before) is before
+    run.core.write(RolledBack(versions=(4,), reason="a test"))
+    late = run.going_back.in_this_era(before)
+    assert late == replace(before, fragments=(NOWHERE,)), "what is not about versions is as good as before"
+    again = replace(before, era=1)
+    assert run.going_back.in_this_era(again) is again
+
+
+def test_what_members_said_before_it_went_back_does_not_count_after_it() -> None:
+    run = Loser(5)
+    ann, bob = run.holds("ann", 4), run.holds("bob", 2)
+    assert run.goes_back_within(2 * PATIENCE_S)
+    assert [member.beat.fragments for member in (ann, bob) if member.beat] == [(NOWHERE,)] * 2
+    run.holds("ann", 4)
+    assert run.going_back.look() is False
+
+
+# ---- what people are told ------------------------------------------------------------------------------------
+
+
+def test_a_version_is_lost_only_after_everybody_had_the_time_to_apply_it() -> None:
+    run = Loser(5)
+    run.holds("ann", 4)
+    run.going_back.look()
+    run.goes_back_within(DEAD_AFTER_S - 1.0)
+    assert not run.going_back.is_lost(run.conductors[0])
+    run.goes_back_within(1.0)
+    assert run.going_back.is_lost(run.conductors[0])
+    run.holds("ann", 5)
+    run.going_back.look()
+    assert not run.going_back.is_lost(run.conductors[0])
+
+
+def test_who_has_to_wait_is_told_for_what() -> None:
+    run = Loser(5)
+
+    def reason() -> str:
+        return run.going_back.reason(run.conductors[0])
+
+    run.holds("ann", 4)
+    run.going_back.look()
+    lost = "no living peer holds version 5: "
+    assert reason() == f"{lost}the run goes back to version 4 unless one comes within 100 s that does"
+    run.holds("bob", 5)
+    run.going_back.look()
+    assert reason() == "waiting for the peers that hold version 5 to show it"
+    done = Loser(9)
+    done.core.write(Departed(peer=peer_of("zoe"), reason="finished"))
+    assert "its model was handed out already" in done.going_back.reason(done.conductors[0])
