@@ -163,7 +163,18 @@ def test_a_newest_version_whose_digest_is_not_settled_yet_is_held() -> None:
     run = Loser(5)
     del run.core.ledger.books[0].digests[5]
     run.holds("ann", replace(NOWHERE, version=5, digest=b"\1" * 32))
+    run.holds("bob", 4)
     assert not run.goes_back_within(3 * PATIENCE_S)
+
+
+def test_where_all_that_is_held_of_a_fragment_never_settles_the_run_does_not_start_again_at_version_0() -> (
+    None
+):
+    """A checkpoint was due: somebody may come with one."""
+    run = Loser(5, 5)
+    del run.core.ledger.books[0].digests[5]
+    run.holds("ann", replace(NOWHERE, version=5, digest=b"\1" * 32), 4)
+    assert not run.goes_back_within(5 * PATIENCE_S)
 
 
 def test_an_unsettled_digest_of_one_fragment_is_waited_for_a_while_and_not_for_ever() -> None:
