@@ -40,11 +40,10 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.arrived_pieces import Arriving
-from farflung.peer.state.capture import nothing
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
 from farflung.peer.state.results_on_disk import KeepingResults
-from farflung.peer.worker import Arithmetic
+from farflung.peer.worker import Inbox, Worker, nothing
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.join_url import JoinUrl
@@ -73,7 +72,8 @@ class Agent:
         self._supervisor = supervisor
         self._say = say
         self._identity = Identity.load_or_create(options.own.identity)
-        self._arithmetic = Arithmetic()
+        self._inbox = Inbox()
+        self._arithmetic = Worker("arithmetic", self._inbox.submit)
         self._checkpoints = Checkpointing(
             options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
         )
@@ -141,7 +141,7 @@ class Agent:
 
     def _wait(self, until: float) -> None:
         poller = zmq.Poller()
-        for quiet in (self._zap.socket, self._local.socket, self._arithmetic.wake, *self._control.sockets()):
+        for quiet in (self._zap.socket, self._local.socket, self._inbox.wake, *self._control.sockets()):
             poller.register(quiet, zmq.POLLIN)
         for bulk, events in self._link.sockets():
             poller.register(bulk, events)
@@ -172,7 +172,7 @@ class Agent:
                     self._carry_out(machine.on_frame(sender, came, now))
             else:
                 self._carry_out(machine.on_spoiled(sender, came, now))
-        self._arithmetic.collect()
+        self._inbox.collect()
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
@@ -365,6 +365,7 @@ class Agent:
         self._checkpoints.close(finished)
         self._results.close(finished)
         self._arithmetic.close()
+        self._inbox.close()
         self._arriving.close()
         self._local.close()
         self._supervisor.stop()

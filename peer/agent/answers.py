@@ -13,8 +13,8 @@ from farflung.peer.agent.turns import LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.state.capture import Submit
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.worker import Submit
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.verdicts import Verdict
 

@@ -21,7 +21,7 @@ from farflung.peer.identity import default_path
 from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import Me
-from farflung.peer.worker import Arithmetic
+from farflung.peer.worker import Worker
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
 from farflung.protocol.process.journal import FRAMES_EVERY_S, JOURNAL_VARIABLE, EventLog
@@ -238,7 +238,7 @@ def open_journal(
         return EventLog(None)
 
 
-def use_of(link: ZmqLink, arithmetic: Arithmetic) -> Use:
+def use_of(link: ZmqLink, arithmetic: Worker) -> Use:
     return {
         "tx": link.tx_bytes,
         "rx": link.rx_bytes,

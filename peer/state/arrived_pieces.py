@@ -16,12 +16,11 @@ from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.state.capture import Submit, nothing
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.worker import Job, Submit, nothing
 from farflung.protocol.errors import StoreError
 
 STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
-Job = Callable[[], object]
 
 
 class Arriving:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from farflung.peer.worker import Submit, nothing
 from farflung.protocol.errors import FarflungError
-
-Submit = Callable[[Callable[[], object], Callable[[object], None]], None]
 
 
 class GivenUp(FarflungError):
@@ -72,7 +71,3 @@ class Capture:
     @property
     def over(self) -> bool:
         return self._dropped or not self.wanted
-
-
-def nothing(_: object) -> None:
-    """Nobody waits for the end of this job."""

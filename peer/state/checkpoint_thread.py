@@ -8,10 +8,8 @@ Must not know when a checkpoint is due, nor which state is the run's.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
@@ -20,9 +18,10 @@ from farflung.collectives.round.effects import Install
 from farflung.peer.identity import Identity
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.state.capture import Capture, GivenUp, Submit, nothing
+from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.worker import Submit, Worker, nothing
 from farflung.protocol.errors import CheckpointError, FarflungError, StoreError
 from farflung.protocol.model_schema import ModelSchema
 
@@ -41,11 +40,9 @@ class Checkpointing:
         self._identity, self._submit, self._tell = identity, submit, tell
         self._captures: list[Capture] = []  # those that still need chunks: arithmetic thread only
         self._current: list[Capture] = []  # of the checkpoint that is being written: the agent's loop only
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
+        self._worker = Worker("checkpoints", submit)
         self._writing: CheckpointWriter | None = None  # the thread's own, and so is the next
         self._failed = (0, NO_VERSION)
-        self._thread: threading.Thread | None = None
 
     def begin(self, machine: PeerMachine, pinned: bytes) -> None:
         """Before the first effect: tell the machine that there is a place, and whose signatures count."""
@@ -74,16 +71,13 @@ class Checkpointing:
         assert machine.manifest is not None and machine.model is not None
         doorway = machine.doorway
         facts = RunFacts(machine.manifest, doorway.run_id, doorway.incarnation, machine.model)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
-            self._thread.start()
         match effect:
             case do.SaveFragment():
                 self._save(effect, facts, machine, state)
             case do.DropSave():
                 self._drop()
             case do.Restore():
-                self._jobs.put(lambda: self._restore(effect, facts, machine, state, now))
+                self._worker.submit(lambda: self._restore(effect, facts, machine, state, now))
 
     def _save(
         self, effect: do.SaveFragment, facts: RunFacts, machine: PeerMachine, state: OuterState
@@ -94,7 +88,7 @@ class Checkpointing:
         hashes = tuple(state.hashes[chunks.start : chunks.stop])
         self._submit(lambda: self._captures.append(capture), nothing)
         self._current.append(capture)
-        self._jobs.put(lambda: self._write(effect, facts, capture, hashes, machine))
+        self._worker.submit(lambda: self._write(effect, facts, capture, hashes, machine))
 
     def _drop(self) -> None:
         for capture in self._current:
@@ -103,26 +97,11 @@ class Checkpointing:
 
     def close(self, finished: bool) -> None:
         """Before the arithmetic thread ends.  A store that does not answer is given up: the thread is a daemon."""
-        if self._thread is None:
-            return
-        self._jobs.put(None)
-        self._thread.join(FINISH_S if finished else LEAVE_S)
-        self._closed.set()
+        self._worker.close(FINISH_S if finished else LEAVE_S)
         self._drop()
-        self._thread.join(LEAVE_S)
+        self._worker.close(LEAVE_S)
 
     # ---- in the thread -----------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._closed.is_set():
-            try:
-                job()
-            except Exception as error:  # the thread's outermost loop: a bug, not a store that fails
-                self._submit(partial(_raise, error), nothing)  # as any error there, it ends the agent
-
-    def _later(self, event: Callable[[], list[do.Effect]]) -> None:
-        """An event for the machine, in the agent's loop."""
-        self._submit(_no_work, lambda _: self._tell(event()))
 
     def _write(
         self,
@@ -151,10 +130,10 @@ class Checkpointing:
             self._clear()
         if whole or problem:
             self._writing = None
-            self._later(lambda: self._written(machine, version, problem))
+            self._worker.later(lambda: self._tell(self._written(machine, version, problem)))
 
     def _pause(self, capture: Capture, seconds: float) -> None:
-        if self._closed.wait(seconds) or capture.dropped:
+        if self._worker.given_up.wait(seconds) or capture.dropped:
             raise GivenUp("given up")
 
     def _clear(self) -> None:
@@ -199,7 +178,7 @@ class Checkpointing:
                 problems.append(f"not used: {error}")
         if version == NO_VERSION and not problems:
             problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
-        self._later(lambda: machine.on_restored(version, problems, now()))
+        self._worker.later(lambda: self._tell(machine.on_restored(version, problems, now())))
 
     def _install(self, saved: Saved, state: OuterState) -> None:
         """Each chunk was checked against the manifest, and that against the run's digests.  What fails half-way harms
@@ -208,7 +187,7 @@ class Checkpointing:
         room = threading.Semaphore(READ_AHEAD)
         for chunk, raw in self._store.chunks(saved):
             while not room.acquire(timeout=0.2):
-                if self._closed.is_set():
+                if self._worker.given_up.is_set():
                     raise GivenUp("given up")
             install = Install(chunk, saved.manifest.version, raw)
 
@@ -231,11 +210,3 @@ def fits(
             for digest, digests in zip(manifest.digests, known, strict=True)
         )
     )
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def _no_work() -> None:
-    """The job's `then` is what matters: it runs in the agent's loop."""

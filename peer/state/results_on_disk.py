@@ -6,11 +6,10 @@ A disk that fails, or does not keep up, is told once, and the log goes on in mem
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from farflung.checkpoints.kept_results import KeptResults
@@ -18,7 +17,7 @@ from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.arrived_pieces import STALE_S
-from farflung.peer.state.capture import Submit, nothing
+from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 
@@ -30,12 +29,9 @@ class KeepingResults:
     """`tell` carries out effects, in the agent's loop."""
 
     def __init__(self, folder: Path, submit: Submit, tell: Callable[[list[do.Effect]], None]) -> None:
-        self._folder, self._submit, self._tell = folder, submit, tell
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._folder, self._tell = folder, tell
+        self._worker = Worker("results", submit)
         self._machine: PeerMachine | None = None
-        self._given = 0  # bytes: counted in the agent's loop
-        self._done = 0  # and in the thread
         self._kept: KeptResults | None = None  # the thread's own
 
     # ---- in the agent's loop -----------------------------------------------------------------------------
@@ -45,13 +41,11 @@ class KeepingResults:
         if not machine.log.on_disk:
             return
         self._machine = machine
-        self._thread = threading.Thread(target=self._work, name="results", daemon=True)
-        self._thread.start()
         assert machine.manifest is not None
         what = machine.doorway.run_id + machine.manifest.digest + model_hash
         path = self._folder / f"{machine.doorway.run_id.hex()}-{machine.me.peer}.results"
         keep, limit = machine.manifest.round.keep_results, machine.log.limit_bytes
-        self._jobs.put(lambda: self._open(path, what, keep, limit, payload_bytes))
+        self._do(lambda: self._open(path, what, keep, limit, payload_bytes))
 
     def rolled(self, effect: Roll) -> None:
         machine = self._machine
@@ -59,12 +53,11 @@ class KeepingResults:
             return
         lane, size = machine.part.lane_of_chunk(effect.chunk), len(effect.payload)
         assert lane is not None
-        if self._given - self._done > max(BEHIND_BYTES, machine.log.bytes):
+        if self._worker.waiting_bytes > max(BEHIND_BYTES, machine.log.bytes):
             self._give_up("the disk does not keep up")
             return
-        self._given += size
         key = (machine.reports.era, lane.fragment.number, effect.version)
-        self._jobs.put(lambda: self._put(key, effect, size))
+        self._do(lambda: self._put(key, effect), size)
 
     def serve(self, effect: do.ServeLogged) -> None:
         machine = self._machine
@@ -77,17 +70,18 @@ class KeepingResults:
             asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
             yes = replace(asked, kind=Kind.LOGGED)
             frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(yes, payload)
-            self._later(lambda: self._answer(effect.to, frame))
+            self._worker.later(lambda: self._answer(effect.to, frame))
 
-        self._jobs.put(look)
+        self._do(look)
 
     def close(self, finished: bool) -> None:
         """What is kept stays for the next time, unless the run is over."""
-        if self._thread is None:
-            return
-        self._jobs.put(lambda: self._close(finished))
-        self._jobs.put(None)
-        self._thread.join(CLOSE_S)  # a disk that hangs is given up: the thread is a daemon
+        if self._machine is not None:
+            self._do(lambda: self._close(finished))
+        self._worker.close(CLOSE_S)  # a disk that hangs is given up
+
+    def _do(self, job: Job, size_bytes: int = 0) -> None:
+        self._worker.submit(lambda: self._tried(job), size_bytes=size_bytes)
 
     def _answer(self, to: str, frame: Frame) -> None:
         machine = self._machine
@@ -106,18 +100,11 @@ class KeepingResults:
 
     # ---- in the thread -----------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except (StoreError, OSError) as error:
-                why = str(error)
-                self._later(lambda why=why: self._give_up(why))  # type: ignore[misc]
-            except Exception as error:  # the thread's outermost loop: a bug, not a disk that fails
-                self._submit(lambda error=error: _raise(error), nothing)  # type: ignore[misc]
-
-    def _later(self, event: Callable[[], None]) -> None:
-        self._submit(lambda: None, lambda _: event())
+    def _tried(self, job: Job) -> None:
+        try:
+            job()
+        except (StoreError, OSError) as error:
+            self._worker.later(partial(self._give_up, str(error)))
 
     def _open(self, path: Path, what: bytes, keep: int, limit: int, payload_bytes: int) -> None:
         for other in path.parent.glob("*.results"):
@@ -127,10 +114,9 @@ class KeepingResults:
         found = kept.found()
         machine = self._machine
         assert machine is not None
-        self._later(lambda: machine.log.found.update(found))
+        self._worker.later(lambda: machine.log.found.update(found))
 
-    def _put(self, key: tuple[int, int, int], effect: Roll, size: int) -> None:
-        self._done += size
+    def _put(self, key: tuple[int, int, int], effect: Roll) -> None:
         if self._kept is not None:
             self._kept.put(*key, effect.chunk, effect.payload)
 
@@ -146,7 +132,3 @@ def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink(missing_ok=True)
     folder.rmdir()
-
-
-def _raise(error: Exception) -> None:
-    raise error

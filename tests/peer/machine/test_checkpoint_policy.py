@@ -14,8 +14,8 @@ from farflung.peer.machine.checkpoint_policy import Saving
 from farflung.peer.machine.effects import DropSave, Note, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
-from farflung.peer.state.capture import Capture, GivenUp, nothing
-from farflung.peer.worker import Arithmetic
+from farflung.peer.state.capture import Capture, GivenUp
+from farflung.peer.worker import Inbox, Worker, nothing
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.signing import statement_of
@@ -102,13 +102,15 @@ def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
 
 
 @pytest.fixture
-def arithmetic() -> Iterator[Arithmetic]:
-    made = Arithmetic()
+def arithmetic() -> Iterator[Worker]:
+    inbox = Inbox()
+    made = Worker("arithmetic", inbox.submit)
     yield made
     made.close()
+    inbox.close()
 
 
-def test_a_chunk_is_copied_before_it_changes_whoever_comes_first(arithmetic: Arithmetic) -> None:
+def test_a_chunk_is_copied_before_it_changes_whoever_comes_first(arithmetic: Worker) -> None:
     """The state is at version 1, and is rolled to version 2 while a slow writer takes what it was."""
     state = {chunk: b"one" for chunk in range(20)}
     capture = Capture(range(20), lambda chunk: state[chunk], arithmetic.submit)
@@ -127,7 +129,7 @@ def test_a_chunk_is_copied_before_it_changes_whoever_comes_first(arithmetic: Ari
     assert done.wait(PATIENCE_S) and set(state.values()) == {b"two"} and capture.over
 
 
-def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Arithmetic) -> None:
+def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Worker) -> None:
     hold = threading.Event()
     arithmetic.submit(hold.wait, nothing)  # the arithmetic is busy: nothing is copied
     capture = Capture(range(1), lambda chunk: b"one", arithmetic.submit)
