@@ -28,7 +28,7 @@ def inbox() -> Iterator[Inbox]:
 def worker(inbox: Inbox) -> Iterator[Worker]:
     made = Worker("arithmetic", inbox.submit)
     yield made
-    made.close()
+    made.close(PATIENCE_S)
 
 
 def rings(inbox: Inbox, patience_s: float = PATIENCE_S) -> bool:
@@ -211,7 +211,7 @@ def test_a_job_after_close_is_not_done(inbox: Inbox, worker: Worker) -> None:
     done: list[int] = []
     worker.submit(lambda: done.append(1))
     worker.close()
-    worker.submit(lambda: done.append(2))
+    worker.submit(lambda: done.append(2), size_bytes=5)
     worker.close()
     assert done == [1] and worker.waiting_bytes == 0 and not rings(inbox, SOON_S)
 
