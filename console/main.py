@@ -6,10 +6,13 @@ them, so that `farflung status` and `--help` answer at once.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +20,7 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.operator_commands import app as operator_app
+from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -32,16 +36,40 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(operator_app)
 
+Given = Mapping[str, object]  # by the names of the settings; None or False where nothing was said
 Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
 ]
 STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
-METRICS_HELP = (
-    "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
-)
 LOG_JSON_HELP = "Each line of the log as one JSON object."
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each of the volunteer's settings (peer/settings.py) takes the place of the parameter `given`."""
+    options = {setting.name: _option(setting) for setting in SETTINGS.values() if setting.help}
+
+    @wraps(command)
+    def with_options(**words: Any) -> None:
+        command(given={name: words.pop(name) for name in options}, **words)
+
+    found: list[inspect.Parameter] = []
+    for name, one in inspect.signature(command, eval_str=True).parameters.items():
+        found += options.values() if name == "given" else [one]
+    # The parser looks at both.
+    with_options.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in found}
+    return with_options
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    is_flag = setting.kind is bool  # without its opposite, --no-...
+    kind: Any = setting.kind if setting.kind in (bool, Path | None) else str | None
+    names = ["--" + setting.name.replace("_", "-")] if is_flag else []
+    annotation = Annotated[kind, typer.Option(*names, help=setting.help)]
+    how, default = inspect.Parameter.POSITIONAL_OR_KEYWORD, False if is_flag else None
+    return inspect.Parameter(setting.name, how, default=default, annotation=annotation)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -123,38 +151,15 @@ def coordinate(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
+@with_settings
 def join(
     url: Url,
+    given: Given,
     script_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to --script.")] = None,
-    identity: Annotated[Path | None, typer.Option(help="Key file of this peer [~/.config/farflung].")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT for other peers; `off`: this peer can't be dialled.")
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(help="HOST[:PORT] that others dial, behind a forwarded port.")
-    ] = None,
-    upload_limit: Annotated[
-        str | None, typer.Option(help='For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".')
-    ] = None,
-    download_limit: Annotated[str | None, typer.Option(help="The same for what comes in.")] = None,
-    connections: Annotated[
-        str | None, typer.Option(help="To each peer [as many as the line turns out to need].")
-    ] = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(help="Folder or URL (s3://...) for checkpoints of the run, to save and to resume."),
-    ] = None,
-    results_limit: Annotated[
-        str | None, typer.Option(help='For results of past rounds, by which others catch up ["2 GB"].')
-    ] = None,
-    results_on_disk: Annotated[
-        bool, typer.Option("--results-on-disk", help="Keep those beside the key, not in memory.")
-    ] = False,
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
-    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -167,12 +172,7 @@ def join(
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
-    from farflung.peer.settings import own_config
 
-    given = {"identity": str(identity) if identity is not None else None, "listen": listen}
-    given |= {"advertise": advertise, "upload_limit": upload_limit, "download_limit": download_limit}
-    given |= {"connections": connections, "checkpoints": checkpoints, "metrics": metrics}
-    given |= {"results_limit": results_limit, "results_on_disk": "yes" if results_on_disk else None}
     own = own_config(given)
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
     raise typer.Exit(take_part(options))
@@ -261,7 +261,6 @@ def doctor(
 ) -> None:
     """Can this machine take part, and how well?  Each line is ok, warn or FAIL, with what to do."""
     from farflung.console.inspect_commands import run_doctor
-    from farflung.peer.settings import own_config
 
     own = own_config({"listen": listen, "advertise": advertise})
     raise typer.Exit(run_doctor(JoinUrl.parse(url) if url is not None else None, own, json_output))

@@ -26,15 +26,14 @@ def main() -> int:
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
-    OwnConfig.add_arguments(parser)
+    parser.add_argument("--settings", required=True, type=OwnConfig.from_json)
     parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     say = Teller.from_environment("agent")
     try:
-        own = OwnConfig.from_arguments(asked)
         agent = Agent(
-            AgentOptions(JoinUrl.parse(asked.url), asked.folder, own, asked.journal),
+            AgentOptions(JoinUrl.parse(asked.url), asked.folder, asked.settings, asked.journal),
             ParentTrainer(asked.parent),
             say,
         )

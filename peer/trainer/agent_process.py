@@ -48,7 +48,7 @@ class AgentProcess:
         atexit.register(self._at_exit)
 
     @classmethod
-    def start_or_find(cls, url: str | None, own: Mapping[str, str | None]) -> AgentProcess:
+    def start_or_find(cls, url: str | None, own: Mapping[str, object]) -> AgentProcess:
         """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
         if found := os.environ.get(AGENT_VARIABLE):
             if is_abandoned(Path(found)):
@@ -64,7 +64,7 @@ class AgentProcess:
         folder = make_folder()
         command = [sys.executable, "-m", "farflung.peer.agent.main", "--url", url]
         command += ["--folder", str(folder), "--parent", str(os.getpid())]
-        command += own_config(own).arguments()
+        command += ["--settings", own_config(own).as_json()]
         # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.
         # stdout is the script's; what the agent has to say goes to stderr.
         child = subprocess.Popen(

@@ -13,10 +13,10 @@ inner_loop.py; starting, watching and ending the agent process is in agent_proce
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from safetensors import SafetensorError
@@ -35,6 +35,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 
 Collate = Callable[[list[Any]], Any]
+_NOTHING: Mapping[str, str | None] = MappingProxyType({})
 SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
 
 
@@ -55,34 +56,20 @@ def join(
     What is not given here comes from the environment (FARFLUNG_LISTEN, ...) or ~/.config/farflung/config.toml.
     A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
     """
-    connection = connect(
-        url,
-        identity=identity,
-        listen=listen,
-        upload_limit=upload_limit,
-        download_limit=download_limit,
-    )
-    return connection.join(model, optimizer)
+    given = {
+        "identity": identity,
+        "listen": listen,
+        "upload_limit": upload_limit,
+        "download_limit": download_limit,
+    }
+    return connect(url, given).join(model, optimizer)
 
 
-def connect(
-    url: str | None = None,
-    *,
-    identity: str | None = None,
-    listen: str | None = None,
-    upload_limit: str | None = None,
-    download_limit: str | None = None,
-) -> Connection:
-    """The first half of `join`, for scripts that build their model from the run's manifest."""
+def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) -> Connection:
+    """The first half of `join`, for scripts that build their model from the run's manifest.  `given`: settings."""
     failpoints.arm(os.environ)
     with ExitStack() as undo:
-        own = {
-            "identity": identity,
-            "listen": listen,
-            "upload_limit": upload_limit,
-            "download_limit": download_limit,
-        }
-        agent = AgentProcess.start_or_find(url, own)
+        agent = AgentProcess.start_or_find(url, given)
         undo.callback(agent.close, "could not connect")
         begin = agent.wait_for_begin()
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)

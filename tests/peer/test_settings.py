@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
+import inspect
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+import farflung
+from farflung.console import main
+from farflung.peer.agent import join as joining
 from farflung.peer.line.data_line import checked_listen
-from farflung.peer.settings import Caps, OwnConfig, own_config
+from farflung.peer.settings import SETTINGS, Caps, OwnConfig, own_config
 from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
 
 NOON = 12 * 3600
+URL = str(JoinUrl("127.0.0.1", 9, "my-run", bytes(32)))
+# How each setting may be written, and what the agent reads then: a new one needs a row here, and nothing else.
+WRITTEN: dict[str, tuple[str, object]] = {
+    "identity": ("my.pem", Path("my.pem")),
+    "listen": ("off", "off"),
+    "advertise": ("home.example:9", "home.example:9"),
+    "upload_limit": ("1 MB/s", ("1 MB/s",)),
+    "download_limit": ("2 MB/s", ("2 MB/s",)),
+    "connections": ("3", 3),
+    "checkpoints": ("s3://there/run", "s3://there/run"),
+    "stuck_after": ("90", 90.0),
+    "results_limit": ("500 MB", 500_000_000),
+    "results_on_disk": ("yes", True),
+    "metrics": ("9100", "9100"),
+}
+ONLY_WRITTEN_DOWN = {"stuck_after"}  # in the file or the environment: no option of `farflung join`
 
 
 def config(file: Path, text: str = "", env: dict[str, str] | None = None, **given: str | None) -> OwnConfig:
@@ -29,14 +52,66 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_file(tmp_pa
     assert own_config({}, {"FARFLUNG_HOME": str(tmp_path / "nowhere")}) == OwnConfig()
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_read_from_every_place_and_reaches_the_agent(tmp_path: Path, name: str) -> None:
+    text, meant = WRITTEN[name]
+    file, field = tmp_path / "config.toml", SETTINGS[name].field
+    for found in (
+        config(file, f'{name} = "{text}"'),
+        config(file, env={"FARFLUNG_" + name.upper(): text}),
+        config(file, **{name: text}),
+    ):
+        assert found == OwnConfig(**{field: meant}) != OwnConfig()  # type: ignore[arg-type]
+        assert OwnConfig.from_json(found.as_json()) == found
+    assert config(file, **{name: None}) == OwnConfig()
+
+
+def test_every_field_is_a_setting() -> None:
+    assert [setting.field for setting in SETTINGS.values()] == [each.name for each in fields(OwnConfig)]
+    assert set(WRITTEN) == set(SETTINGS)
+
+
+def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None:
+    command = typer.main.get_command(main.app).commands["join"]  # type: ignore[attr-defined]
+    options = {each.name: each for each in command.params if each.name in SETTINGS}
+    assert set(options) == set(SETTINGS) - ONLY_WRITTEN_DOWN
+    for name, option in options.items():
+        assert option.opts == ["--" + name.replace("_", "-")] and not option.secondary_opts
+        assert option.help == SETTINGS[name].help and option.is_flag == (name == "results_on_disk")
+    keywords = [
+        each
+        for each in inspect.signature(farflung.join).parameters.values()
+        if each.kind == each.KEYWORD_ONLY
+    ]
+    assert [each.name for each in keywords] == ["identity", "listen", "upload_limit", "download_limit"]
+    assert all(
+        each.name in SETTINGS and (each.annotation, each.default) == ("str | None", None) for each in keywords
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(SETTINGS) - ONLY_WRITTEN_DOWN))
+def test_what_is_typed_after_join_is_what_the_agent_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    taken: list[joining.JoinOptions] = []
+    monkeypatch.setattr(joining, "join", lambda options: taken.append(options) or 0)
+    text, meant = WRITTEN[name]
+    words = ["--" + name.replace("_", "-")] + ([] if name == "results_on_disk" else [text])
+    for typed, own in ((words, OwnConfig(**{SETTINGS[name].field: meant})), ([], OwnConfig())):  # type: ignore[arg-type]
+        done = CliRunner().invoke(main.app, ["join", "--plain", *typed, URL, "more"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        options = taken.pop()
+        assert options.own == own and options.script_arguments == ("more",)
+
+
 def test_the_agent_reads_what_it_is_given() -> None:
     own = OwnConfig(
         Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), 3, "s3://there/run", 90.0
     )
-    parser = argparse.ArgumentParser()
-    OwnConfig.add_arguments(parser)
-    for config in (own, OwnConfig()):
-        assert OwnConfig.from_arguments(parser.parse_args(config.arguments())) == config
+    odd = OwnConfig(Path('k\udcff"y.pem'), checkpoints="/a folder/\u00e4")
+    for config in (own, odd, OwnConfig()):
+        assert OwnConfig.from_json(config.as_json()) == config
 
 
 def test_P10_of_limits_the_strictest_counts_wherever_it_stands(tmp_path: Path) -> None:
@@ -52,13 +127,11 @@ def test_P10_of_limits_the_strictest_counts_wherever_it_stands(tmp_path: Path) -
     assert Caps.of().at(0) is None and Caps.of("none").at(0) is None
 
 
-def test_settings_travel_whole_to_the_agent() -> None:
-    assert OwnConfig().arguments() == []
-    own = OwnConfig(Path("me.key"), "off", "", ("1 MB/s", "none"), ("2 MB/s",), 4)
-    assert own.arguments() == [
-        "--identity", "me.key", "--listen", "off", "--upload-limit", "1 MB/s", "--upload-limit", "none",
-        "--download-limit", "2 MB/s", "--connections", "4",
-    ]  # fmt: skip
+def test_a_mistake_that_something_else_overrules_does_no_harm(tmp_path: Path) -> None:
+    found = config(tmp_path / "c", 'connections = "many"', {"FARFLUNG_CONNECTIONS": "9"}, connections="4")
+    assert found.connections == 4
+    with pytest.raises(UserError, match="upload_limit: "):
+        config(tmp_path / "c", 'upload_limit = "fast"', upload_limit="1 MB/s")
 
 
 @pytest.mark.parametrize(
@@ -91,9 +164,7 @@ def test_how_much_of_past_rounds_is_kept_and_where(tmp_path: Path) -> None:
     found = config(file, 'results_limit = "500 MB"\nresults_on_disk = "yes"')
     assert (found.results_limit, found.results_on_disk) == (500_000_000, True)
     assert config(file, results_limit="1.5GB").results_limit == 1_500_000_000
-    parser = argparse.ArgumentParser()
-    OwnConfig.add_arguments(parser)
-    assert OwnConfig.from_arguments(parser.parse_args(found.arguments())) == found
+    assert OwnConfig.from_json(found.as_json()) == found
     for text in ('results_limit = "500"', "results_limit = 500", 'results_on_disk = "maybe"'):
         with pytest.raises(UserError, match="expected"):
             config(file, text)

@@ -33,6 +33,7 @@ from farflung.peer.local.words import (
     Provided,
     Stop,
 )
+from farflung.peer.settings import OwnConfig
 from farflung.peer.trainer import agent_process
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.api import connect, join
@@ -222,7 +223,7 @@ def test_an_agent_that_dies_at_once_is_told_with_its_exit_code(
     folder = Path(told[told.index("--folder") + 1])
     assert told == [
         "-m", "farflung.peer.agent.main", "--url", URL, "--folder", str(folder), "--parent", str(os.getpid()),
-        "--identity", "me.key", "--listen", "0.0.0.0:9",
+        "--settings", *OwnConfig(Path("me.key"), "0.0.0.0:9").as_json().split(),
     ]  # fmt: skip
     assert not folder.exists()
 
