@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.frames import Payload
-
-LIMIT_BYTES = 2 << 30  # of all results, unless the volunteer says otherwise
 
 
 class ResultLog:
-    def __init__(self, keep_versions: int = 1, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, keep_versions: int = 1, limit_bytes: int = RESULTS_BYTES) -> None:
         self.keep_versions = keep_versions  # of each fragment
         self.limit_bytes = limit_bytes  # the newest version of each fragment stays, however large it is
         self.on_disk = False

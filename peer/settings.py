@@ -22,10 +22,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from farflung.checkpoints.result_log import LIMIT_BYTES
-from farflung.collectives.link.widening import MOST_CONNECTIONS
 from farflung.peer.identity import default_path
-from farflung.protocol.caps import Cap, parse_cap, strictest
+from farflung.protocol.caps import CONNECTIONS_MOST, RESULTS_BYTES, Cap, parse_cap, strictest
 from farflung.protocol.errors import UserError
 
 T = TypeVar("T")
@@ -63,8 +61,8 @@ def _seconds(text: str) -> float:
 
 
 def _connections(text: str) -> int:
-    if not text.isdecimal() or int(text) > MOST_CONNECTIONS:
-        raise UserError(f"expected 0 (as many as needed) to {MOST_CONNECTIONS}, found {text!r}")
+    if not text.isdecimal() or int(text) > CONNECTIONS_MOST:
+        raise UserError(f"expected 0 (as many as needed) to {CONNECTIONS_MOST}, found {text!r}")
     return int(text)
 
 
@@ -100,7 +98,7 @@ class OwnConfig:
     checkpoints: str = _setting("", _CHECKPOINTS_HELP, place_of)
     # Without a step for so long the trainer counts as stuck; None: it depends.  No option, only file and environment.
     stuck_after: float | None = _setting(None, parse=_seconds)
-    results_limit: int = _setting(LIMIT_BYTES, _RESULTS_HELP, _bytes)
+    results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, _bytes)
     results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
     metrics: str = _setting("", METRICS_HELP)
 

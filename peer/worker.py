@@ -143,9 +143,7 @@ class Worker:
                 self._waiting_bytes -= size_bytes
             try:
                 made = job()
-            except (
-                Exception
-            ) as error:  # the thread's outermost loop: a bug, which is raised in the agent's loop
+            except Exception as error:  # the thread's outermost loop: a bug, raised in the agent's loop
                 self._hand_back(partial(_raise, error), nothing)
             else:
                 if then is not nothing:

@@ -1,7 +1,7 @@
-"""Caps for upload and download: what people write, which cap holds at which hour, and the pace that keeps it.
+"""Caps for upload and download: what people write, and which cap holds at which hour.
 
-Owns: the forms of a cap, the schedule of a day, and the arithmetic of pacing.
-Called by the configuration (parsing), by the agent (which cap holds now) and by the data plane (pacing).
+Owns: the forms of a cap, the schedule of a day, and how much a peer gives at most of what has no cap of its own.
+Called by the configuration (parsing), by the agent (which cap holds now) and by the data plane.
 Must not know: sockets, clocks, time zones; the local time comes in as seconds since midnight.
 """
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from farflung.protocol.errors import UserError
 
 DAY_S = 24 * 3600
+CONNECTIONS_MOST = 16  # to one peer
+RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise
 LEAST_BITS_PER_S = 8000.0  # below this even a small model takes weeks; it is a slip of the pen
 
 FORMS = '"20 Mbit/s", "2.5 MB/s", "500 kbit/s", "none", or with hours of the day "20 Mbit/s, 5 Mbit/s 08:00-18:00"'

@@ -1,6 +1,7 @@
-"""How fast a line is, learned from what really moved over it.  Pure; one meter for each direction.
+"""How fast a line is, learned from what really moved over it, and how many connections it needs.  Pure.
 
-Owns: the estimate.  Called by the agent, which feeds it what left or arrived.
+Owns: the estimate, one meter for each direction.  Called by the agent, which feeds it what left or arrived, and by
+the data plane, which asks for the connections.
 Must not know: sockets, clocks, which peer the bytes were for.
 
 Only time in which bytes were waiting counts: a line that idles tells nothing of what it could carry.  The first
@@ -18,6 +19,8 @@ low is given less to carry, carries less, and is measured lower still.
 
 from __future__ import annotations
 
+from farflung.protocol.caps import CONNECTIONS_MOST
+
 SETTLE_S = 0.25  # of each busy time that do not count
 # Of busy time at least, and until enough has moved; a shorter one would take a burst for the line.
 WINDOW_S = 0.5
@@ -26,6 +29,8 @@ WINDOW_MOVES = 3
 WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line
 WINDOWS_A_GENERATION = 6  # the best of this generation and of the one before it counts
 SPAN_S = 0.5
+# A full window of TCP is seen as less: the kernel counts its own overhead into it, and a span holds the slow start.
+HELD_BACK_AT = 0.35
 
 
 def is_mine(busy_peers: int, others: int) -> bool:
@@ -120,3 +125,18 @@ class AtLeast:
         if span_s >= SPAN_S:
             self.bytes_per_s = max(self.bytes_per_s or 0.0, self._bytes / span_s) or None
             self._since, self._bytes = now, 0
+
+
+def connections_wanted(have: int, line_bytes_per_s: float, rtt_s: float, window_bytes: int) -> int:
+    """`line_bytes_per_s`: over a span in which something waited all the time, through all `have` connections.
+
+    One TCP connection has at most a window of bytes on its way, so it moves at most window / round-trip time.  Where a
+    line that always has something to send moves about that much, the window is what holds it back, and another
+    connection helps.  Where it moves less, the line itself is full, and another would only make it unfair.
+    """
+    if have < 1:
+        return 1
+    on_the_way_bytes = line_bytes_per_s / have * rtt_s
+    if on_the_way_bytes < HELD_BACK_AT * window_bytes:
+        return have
+    return min(CONNECTIONS_MOST, 2 * have)

@@ -4,7 +4,7 @@ Owned by the agent, which polls its sockets, hands it frames to send and takes f
 who may speak (the contacts) and how to reach them, and nothing of rounds.  Keys, clock and caps are arguments.
 
 Who can be dialled is dialled, one connection for each direction, or several where one is not enough for the line
-(widening.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
+(rates.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
 only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
 """
 
@@ -21,8 +21,8 @@ from zmq.utils.monitor import parse_monitor_message
 from farflung.collectives.link.line import Connection, Line
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
+from farflung.collectives.link.rates import connections_wanted
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
-from farflung.collectives.link.widening import connections_wanted
 from farflung.collectives.link.zmq_socket import Socket, bulk_socket
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.frames import Frame, Kind, Spoiled, check_payload, claimed, parse

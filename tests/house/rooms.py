@@ -145,7 +145,6 @@ PURE_MODULES = (
     "collectives/link/pacer",
     "collectives/link/pings",
     "collectives/link/rates",
-    "collectives/link/widening",
     "console/bench/figures",
     "console/doctor/advice",
     "console/history/finding",

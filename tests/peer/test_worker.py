@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from farflung.peer.worker import Inbox, Worker, nothing
-from waiting import PATIENCE_S
+from rig.waiting import PATIENCE_S
 
 SOON_S = 0.05
 
