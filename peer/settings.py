@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -190,3 +191,8 @@ class Caps:
         for cap in self.caps:
             least = strictest(least, cap.at(second_of_day))
         return least
+
+    def now(self) -> float | None:
+        """At this hour, by this machine's clock."""
+        clock = time.localtime()
+        return self.at(3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec)

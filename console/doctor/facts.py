@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -52,7 +51,7 @@ def of_this_machine() -> Facts:
 def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
     """Adds what the run needs, and how the way there is."""
     facts.wants_dialling = own.listen != OUTBOUND_ONLY
-    facts.limits = _limits_now(own)
+    facts.limits = Caps.of(*own.upload_limits).now(), Caps.of(*own.download_limits).now()
     try:
         with StatusClient(url) as client:
             said = client.ask(Knock(protocol=PROTOCOL_VERSION, run=url.run), Challenge, PATIENCE_S)
@@ -99,9 +98,3 @@ def _available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _limits_now(own: OwnConfig) -> tuple[float | None, float | None]:
-    clock = time.localtime()
-    second = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
-    return Caps.of(*own.upload_limits).at(second), Caps.of(*own.download_limits).at(second)

@@ -116,9 +116,7 @@ class DataLine:
 
     def _limits(self) -> tuple[float | None, float | None]:
         """What people allow at this hour, up and down."""
-        clock = time.localtime()
-        second_of_day = 3600 * clock.tm_hour + 60 * clock.tm_min + clock.tm_sec
-        return self._up_limits.at(second_of_day), self._down_limits.at(second_of_day)
+        return self._up_limits.now(), self._down_limits.now()
 
     def _keep_limits(self, now: float) -> None:
         up, down = self._limits()

@@ -7,7 +7,7 @@ network and in virtual time, and may be killed between any two of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,8 +21,9 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.state.results_on_disk import logged_answer
 from farflung.protocol.fragments import fragments_of
-from farflung.protocol.frames import Frame, Header, Kind, Spoiled, bare_answer, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 
@@ -216,10 +217,7 @@ class VirtualPeer:
 
     def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
         payload = self.own.results.get((era, effect.version, effect.chunk))
-        tag = self.machine.doorway.run_id[:8]
-        asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
-        logged = replace(asked, kind=Kind.LOGGED)
-        frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(logged, payload)
+        frame = logged_answer(effect, payload, self.machine.doorway.run_id[:8])
         if effect.to == self.peer:
             self.on_frame(self.peer, frame)
         else:

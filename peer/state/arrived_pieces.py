@@ -110,7 +110,8 @@ class Arriving:
         """Put what lies there into the state."""
         held: Held = {}
         try:
-            self._sweep()
+            for path in left_behind(self._path):
+                path.unlink(missing_ok=True)
             if not self._path.exists():
                 return {}
             file = self._opened()
@@ -139,12 +140,13 @@ class Arriving:
             self._file = Arrivals(self._path, what, model.chunk_count, 8 * model.chunk_elements)
         return self._file
 
-    def _sweep(self) -> None:
-        for path in self._folder.glob("*.pieces"):
-            if path != self._path and time.time() - path.stat().st_mtime > STALE_S:
-                path.unlink(missing_ok=True)
-
     def _give_up(self, error: Exception) -> None:
         self._failed = True
         told = do.Note(f"what arrives is not kept on disk: {error}; after a crash all of it is fetched again")
         self._submit(lambda: None, lambda _: self._tell([told]))
+
+
+def left_behind(own: Path) -> list[Path]:
+    """What lies beside it, is of its kind, and was not touched for long."""
+    others = [path for path in own.parent.glob("*" + own.suffix) if path != own]
+    return [path for path in others if time.time() - path.stat().st_mtime > STALE_S]

@@ -16,10 +16,10 @@ from farflung.checkpoints.kept_results import KeptResults
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.state.arrived_pieces import STALE_S
+from farflung.peer.state.arrived_pieces import left_behind
 from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
-from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 
 BEHIND_BYTES = 256 << 20  # so much may wait to be written, or one version if that is more
 CLOSE_S = 5.0
@@ -67,9 +67,7 @@ class KeepingResults:
         def look() -> None:
             kept, place = self._kept, (era, effect.fragment, effect.version, effect.chunk)
             payload = kept.get(*place) if kept is not None else None
-            asked = Header(Kind.WANT_LOGGED, tag, version=effect.version, chunk=effect.chunk)
-            yes = replace(asked, kind=Kind.LOGGED)
-            frame = bare_answer(Kind.MISSING, asked) if payload is None else with_payload(yes, payload)
+            frame = logged_answer(effect, payload, tag)
             self._worker.later(lambda: self._answer(effect.to, frame))
 
         self._do(look)
@@ -107,9 +105,8 @@ class KeepingResults:
             self._worker.later(partial(self._give_up, str(error)))
 
     def _open(self, path: Path, what: bytes, keep: int, limit: int, payload_bytes: int) -> None:
-        for other in path.parent.glob("*.results"):
-            if other != path and time.time() - other.stat().st_mtime > STALE_S:
-                _clear(other)
+        for other in left_behind(path):
+            _clear(other)
         self._kept = kept = KeptResults(path, what, keep, limit, payload_bytes)
         found = kept.found()
         machine = self._machine
@@ -125,6 +122,14 @@ class KeepingResults:
             self._kept.remove()
         elif self._kept is not None:
             self._kept.close()
+
+
+def logged_answer(effect: do.ServeLogged, payload: Payload | None, run_tag: bytes) -> Frame:
+    """To whom asks for a result of the past.  None: it is not kept any more."""
+    asked = Header(Kind.WANT_LOGGED, run_tag, version=effect.version, chunk=effect.chunk)
+    if payload is None:
+        return bare_answer(Kind.MISSING, asked)
+    return with_payload(replace(asked, kind=Kind.LOGGED), payload)
 
 
 def _clear(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.state.arrived_pieces import STALE_S, left_behind
 from farflung.peer.state.results_on_disk import KeepingResults
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import ANSWERS, Kind, parse
@@ -158,6 +161,20 @@ def test_results_on_disk_are_served_and_found_again_and_gone_when_the_run_is_ove
     after = Hand(tmp_path)
     after.hand.close(finished=True)
     assert after.log.found == {7: {2}} and not list(tmp_path.iterdir())
+
+
+def test_what_peers_left_behind_that_never_came_back_is_removed(tmp_path: Path) -> None:
+    Hand(tmp_path).hand.close(finished=False)
+    [own] = tmp_path.glob("*.results")
+    for name in ("old.results", "new.results", "old.pieces"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    long_ago = time.time() - STALE_S - 9
+    for path in (own, tmp_path / "old.results", tmp_path / "old.pieces"):
+        os.utime(path, (long_ago, long_ago))
+    assert left_behind(own) == [tmp_path / "old.results"]
+    Hand(tmp_path).hand.close(finished=False)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, "new.results", "old.pieces"}
 
 
 def test_without_a_disk_results_stay_in_memory_and_that_is_told_once(tmp_path: Path) -> None:

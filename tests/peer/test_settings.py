@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_a_mistake_that_something_else_overrules_does_no_harm(tmp_path: Path) ->
     assert found.connections == 4
     with pytest.raises(UserError, match="upload_limit: "):
         config(tmp_path / "c", 'upload_limit = "fast"', upload_limit="1 MB/s")
+
+
+def test_which_limit_holds_now_is_told_by_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    caps = Caps.of("none, 4 Mbit/s 08:00-18:00", "8 Mbit/s")
+    for hour, bytes_per_s in ((8, 0.5e6), (17, 0.5e6), (18, 1e6)):
+        told = time.strptime(f"{hour}:00:30", "%H:%M:%S")
+        monkeypatch.setattr("farflung.peer.settings.time.localtime", lambda told=told: told)
+        assert caps.now() == bytes_per_s
 
 
 @pytest.mark.parametrize(
