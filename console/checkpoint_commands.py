@@ -71,7 +71,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
     run: Run = "",
     version: Annotated[
-        int | None, typer.Option(min=0, help="Of this version [the newest that is whole].")
+        int | None, typer.Option(min=0, help="Of this version \\[the newest that is whole].")
     ] = None,
     url: Url = None,
     tied_once: Annotated[

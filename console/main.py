@@ -67,7 +67,8 @@ def _option(setting: Setting) -> inspect.Parameter:
     is_flag = setting.kind is bool  # without its opposite, --no-...
     kind: Any = setting.kind if setting.kind in (bool, Path | None) else str | None
     names = ["--" + setting.name.replace("_", "-")] if is_flag else []
-    annotation = Annotated[kind, typer.Option(*names, help=setting.help)]
+    # A bracket would be taken for markup.
+    annotation = Annotated[kind, typer.Option(*names, help=setting.help.replace("[", r"\["))]
     how, default = inspect.Parameter.POSITIONAL_OR_KEYWORD, False if is_flag else None
     return inspect.Parameter(setting.name, how, default=default, annotation=annotation)
 
@@ -108,7 +109,7 @@ def init(
 def coordinate(
     run_toml: Annotated[Path, typer.Argument(help="The run's description; `farflung init` writes one.")],
     data: Annotated[
-        Path | None, typer.Option(help="Where the journal and the key live [run.toml's folder].")
+        Path | None, typer.Option(help="Where the journal and the key live \\[run.toml's folder].")
     ] = None,
     listen: Annotated[
         str,
@@ -200,7 +201,7 @@ def watch(
     ] = None,
     speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
     at: Annotated[
-        float | None, typer.Option(min=0, help="Seconds into the replay [its end, with --once].")
+        float | None, typer.Option(min=0, help="Seconds into the replay \\[its end, with --once].")
     ] = None,
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,

@@ -78,7 +78,9 @@ def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None
     assert set(options) == set(SETTINGS) - ONLY_WRITTEN_DOWN
     for name, option in options.items():
         assert option.opts == ["--" + name.replace("_", "-")] and not option.secondary_opts
-        assert option.help == SETTINGS[name].help and option.is_flag == (name == "results_on_disk")
+        assert option.help == SETTINGS[name].help.replace("[", r"\[") and option.is_flag == (
+            name == "results_on_disk"
+        )
     keywords = [
         each
         for each in inspect.signature(farflung.join).parameters.values()
@@ -88,6 +90,21 @@ def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None
     assert all(
         each.name in SETTINGS and (each.annotation, each.default) == ("str | None", None) for each in keywords
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["join"], "[as many as the line turns out to need]"),
+        (["coordinate"], "[run.toml's folder]"),
+        (["watch"], "[its end, with --once]"),
+        (["checkpoint", "export"], "[the newest that is whole]"),
+    ],
+)
+def test_a_default_in_brackets_is_shown(words: list[str], told: str) -> None:
+    """And not taken for the markup of the library that draws the help."""
+    shown = CliRunner().invoke(main.app, [*words, "--help"], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
+    assert told in shown.output
 
 
 @pytest.mark.parametrize("name", sorted(set(SETTINGS) - ONLY_WRITTEN_DOWN))
