@@ -138,13 +138,13 @@ class Learner(VirtualTrainer):
         if setting.learns:
             self._descend(setting, samples)
 
-    def _train_on(self, part: Part) -> None:
+    def _train_on(self, part: Part, slot: int) -> None:
         if self.setting.eager == "published":
-            self._as_published(part)
+            self._as_published(part, slot)
         elif self.setting.eager != "stay":
-            super()._train_on(part)
+            super()._train_on(part, slot)
 
-    def _as_published(self, part: Part) -> None:
+    def _as_published(self, part: Part, slot: int) -> None:
         """Train on from where https://arxiv.org/abs/2502.12996 does, and not from where the peer stands.
 
         There each peer steps by G(r) = d(r)/N + (mean(r-1) - d(r-1)/N): the own part is new, the others' a round old.
@@ -153,7 +153,7 @@ class Learner(VirtualTrainer):
         """
         step = outer_of(self.host.manifest)
         assert isinstance(step, Nesterov), "the published correction is one for Nesterov's step"
-        owed = self.host.slots[part.spare][part.cells].clone()
+        owed = self.host.slots[slot][part.cells].clone()
         own = self.own_momentum.get(part.number, torch.zeros_like(owed)) * step.momentum + owed
         self.own_momentum[part.number] = own
         moved = (owed + own * step.momentum) * (step.lr / self.setting.peers)

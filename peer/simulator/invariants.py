@@ -16,11 +16,11 @@ from farflung.compression.codec import Codec
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
 from farflung.coordinator.run.effects import KeepEvidence
-from farflung.peer.local.words import Load
 from farflung.peer.machine.effects import Encode, SaveFragment
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
 from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import hash_bytes, root_of, split_hashes
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Payload
@@ -220,15 +220,15 @@ class Invariants:
         good = digest == save.digest and self._is_the_runs(save.fragment, save.version, digest, save.era)
         self._require("P4", good, f"{peer.peer} saves a state that is not version {save.version}")
 
-    def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, Load]) -> None:
+    def _saw_loaded(self, details: tuple[VirtualPeer, VirtualTrainer, LoadAnchor]) -> None:
         peer, trainer, load = details
         part = trainer.parts[load.fragment]
         owed = float(trainer.delta(part)[0]) - part.mixed
         told = (
-            f"{peer.peer} owes {part.steps} steps of {load.fragment} after loading {load.keep!r}, "
+            f"{peer.peer} owes {load.steps} steps of {load.fragment} after loading {load.keep!r}, "
             f"its delta says {owed:.3f}"
         )
-        self._require("P6", abs(owed - part.steps) < 1e-2, told)
+        self._require("P6", abs(owed - load.steps) < 1e-2, told)
         if load.keep == "rest":
             ever = [c for era in self.eras for c in era.commits.values()]
             mine = [c for c in ever if c.fragment == load.fragment and peer.peer in c.included]

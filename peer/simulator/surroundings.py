@@ -59,7 +59,9 @@ class Trainer(Protocol):
     """The virtual trainer, as its peer sees it."""
 
     alive: bool
-    waited_s: float
+
+    @property
+    def waited_s(self) -> float: ...
 
     def on_message(self, message: ToTrainer) -> None: ...
 

@@ -1,7 +1,8 @@
-"""The simulator's trainer: speaks the trainer's words in virtual time and learns something countable.
+"""The simulator's trainer: the real trainer's machine in virtual time, on a model that learns something countable.
 
 The first element of each fragment falls by exactly 1 per inner step, so that the unmerged work can be read off the
-numbers (P6); it writes down which samples went into its work (P7).
+numbers (P6); it writes down which samples went into its work (P7).  What is frozen, loaded, kept, put back and read
+is decided by the machine alone.
 """
 
 from __future__ import annotations
@@ -9,44 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.optim.ahead import ahead
-from farflung.optim.schedule import Rules, Schedule
-from farflung.peer.local.words import (
-    Attach,
-    Begin,
-    Bye,
-    Finish,
-    Frozen,
-    LeasesNow,
-    Load,
-    Loaded,
-    Need,
-    Opened,
-    Provide,
-    Provided,
-    Resume,
-    Stop,
-    ToTrainer,
-)
+from farflung.optim.schedule import Rules
+from farflung.peer.local.words import Begin, Bye, ToTrainer
 from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
-from farflung.peer.trainer.leased_data import LeaseBook
-from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.leased_data import Span
+from farflung.peer.trainer.machine import TrainerMachine
 
 
 @dataclass
 class Part:
-    """The unmerged work of one fragment."""
+    """The unmerged work of one fragment: its values, and the truth behind them."""
 
     number: int
     cells: slice  # of the whole vector
     carry: Tensor | None = None
-    steps: int = 0
     work: list[Learned] = field(default_factory=list)  # the unmerged steps, in order
-    spare: int = 0
-    blocked: bool = True  # not loaded yet, or frozen
-    loaded: bool = False
     mixed: float = 0.0  # what its delta holds of the first element besides steps: see `Rules.mix`
 
 
@@ -54,171 +37,69 @@ class VirtualTrainer:
     """Examples let it learn for real: they replace `learn`, `first_values` and the numbers."""
 
     samples_per_step = 2
+    tokens_per_step = 10
     dataset_samples = 60
+    machine_class: type[TrainerMachine] = TrainerMachine
 
     def __init__(self, host: Host, world: Surroundings, rules: Rules) -> None:
         self.host = host
         self.world = world
         self.alive = True
-        self.finished = False
+        lease_samples = self.samples_per_step * rules.period_steps // 2
+        self.machine = self.machine_class(rules, lease_samples, world.now())
         size = host.model.chunk_elements
         self.parts = [
             Part(each.number, slice(each.first * size, (each.first + each.count) * size))
             for each in host.fragments
         ]
         self._parameters = host.model.first_plain_chunk * size  # the values after them are buffers
-        self._schedule = Schedule(rules, world.now())
-        self._held: dict[int, Load] = {}
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
-        self._due: list[int] = []  # to be frozen as soon as the agent has said how to go on
-        self.leases = LeaseBook(len(self.parts))
-        self._stepping = False
-        self._stopped_at = world.now()
-        self.waited_s = 0.0
+        self._before = self._local
 
-    # ---- what is owed ----------------------------------------------------------------------------------------
+    @property
+    def waited_s(self) -> float:
+        return self.machine.waited_s
 
     def delta(self, part: Part) -> Tensor:
+        """All that is owed."""
         learned = self._loaded[part.cells] - self._local[part.cells]
         return learned if part.carry is None else part.carry + learned
 
-    # ---- the agent's words -------------------------------------------------------------------------------------
+    # ---- inner steps
 
     def on_message(self, message: ToTrainer) -> None:
         if not self.alive:
             return
-        match message:
-            case Begin():
-                self.host.from_trainer(Attach(model=self.host.model, pid=0))
-            case Provide():
-                self.host.anchor.copy_(self.first_values())
-                self.host.state.restart_momentum()
-                self.host.from_trainer(Provided())
-            case Load():
-                self._on_load(message)
-            case Opened(fragment=fragment, hold=hold):
-                self.parts[fragment].blocked |= hold
-                self._schedule.on_opened(fragment, self.world.now())
-            case Resume(spare=spare, fragment=fragment):
-                self.parts[fragment].spare, self.parts[fragment].blocked = spare, False
-                self._go_on()
-            case LeasesNow(leases=leases, unsure=unsure):
-                self.leases.on_leases(leases, unsure)
-            case Finish():
-                self.finished = True
-                self.host.from_trainer(Bye(reason="finished"))
-            case Stop():
-                self.alive = False
-            case _:
-                raise AssertionError(f"unexpected {message}")
-
-    def _on_load(self, load: Load) -> None:
-        self._load_held([load.fragment])
-        early = load.keep in ("all", "rest") and not self._schedule.may_take(load.fragment)
-        if early and self._stepping:
-            self._held[load.fragment] = load
+        if isinstance(message, Begin):  # what the real one waits for before there is a model
+            self._carry_out(self.machine.attach(self.host.model, pid=0))
         else:
-            self._load(load)
-
-    def _load_held(self, fragments: list[int]) -> None:
-        for load in [self._held.pop(f) for f in fragments if f in self._held]:
-            self._load(load)
-
-    def _load(self, load: Load) -> None:
-        part = self.parts[load.fragment]
-        owed, cells = self.delta(part), part.cells
-        part.spare, part.blocked, part.loaded = load.spare, False, True
-        match load.keep:
-            case "drop":
-                part.carry, part.steps, part.work, part.mixed = None, 0, [], 0.0
-            case "all":
-                part.carry = owed
-            case "rest":
-                part.carry = owed - self.host.slots[load.slot][cells]
-                part.steps -= load.steps
-                part.work, part.mixed = part.work[load.steps :], 0.0
-            case "restore":
-                part.carry, part.steps = self.host.slots[load.slot][cells].clone(), load.steps
-                work, part.mixed = self.host.kept_work(load.slot, part.number)
-                part.work = list(work)
-        if load.keep in ("drop", "restore"):
-            self.leases.restart(part.number)
-            if part.number == BOOKS_FRAGMENT:
-                self._schedule.restart(self.world.now())
-        anchor = self.host.anchor[cells]
-        values = anchor if part.carry is None else anchor - part.carry
-        if load.keep == "rest" and self._schedule.rules.mix:
-            values = torch.lerp(values, self._local[cells], self._schedule.rules.mix)
-            part.mixed = float((anchor - values - part.carry)[0])  # type: ignore[operator]
-            part.carry = anchor - values
-        if part.carry is not None and not part.carry.any():
-            part.carry = None
-        self._local[cells] = values
-        self._loaded[cells] = self._local[cells]
-        self.world.observe("loaded", (self.host, self, load))
-        self.host.from_trainer(Loaded(version=load.version, fragment=part.number))
-        self._go_on()
-
-    # ---- inner steps -------------------------------------------------------------------------------------------
-
-    def _go_on(self) -> None:
-        if self._stepping or any(part.blocked for part in self._awaited):
-            return
-        due, self._due = [number for number in self._due if self.parts[number].steps], []
-        if due:
-            self._freeze(due)
-        if not any(part.blocked for part in self._awaited):
-            self._stepping = True
-            self.waited_s += self.world.now() - self._stopped_at
-            self._schedule.on_waited(self.world.now())
-            self._again()
-
-    @property
-    def _awaited(self) -> list[Part]:
-        """Those that must not be blocked for training to go on."""
-        everything = self._schedule.rules.waits or not all(part.loaded for part in self.parts)
-        return self.parts if everything else [self.parts[number] for number in self._due]
+            self._carry_out(self.machine.on_message(message, self.world.now()))
 
     def _again(self) -> None:
         self.world.after(self.step_s(), self._step)
 
     def _step(self) -> None:
-        if not self.alive or self.finished:
+        if not self.alive or self.machine.finished:
             return
-        per_period = self.samples_per_step * self._schedule.rules.period_steps
-        want = self.leases.ask(self.samples_per_step, per_period // 2)
-        if want:
-            self.host.from_trainer(Need(samples=self.dataset_samples, want=want))
-        span = self.leases.next_span(self.samples_per_step)
-        if span is None:
-            self._load_held(list(self._held))
-            self._again()
-            return
-        self.leases.hand_out(span)
-        self._learn(tuple((span.epoch, place) for place in range(span.start, span.stop)))
-        now = self.world.now()
-        self._schedule.count_step(now)
-        self.world.observe("step", self.host)
-        self._load_held([f for f in self._held if self._schedule.may_take(f)])
-        due = self._schedule.take_due(now)
-        self._load_held(due)
-        self._due, self._stepping, self._stopped_at = due, False, now
-        self._go_on()
+        wanted = self.machine.on_want(self.dataset_samples, self.samples_per_step, self.world.now())
+        self._carry_out(wanted)
+        if self.machine.stand is do.Stand.WITHOUT_DATA:
+            self._again()  # where the real one waits, this one looks again after the time of a step
 
     def step_s(self) -> float:
         return self.world.delay("step")
 
-    def _learn(self, samples: Learned) -> None:
-        learners, before = self.leases.learners(), self._local.clone()
+    def _learn(self, span: Span) -> None:
+        self.machine.hand_out(span, tokens=0)
+        self._carry_out(self.machine.before_step())
+        samples = tuple((span.epoch, place) for place in range(span.start, span.stop))
         self.learn(samples)
         for part in self.parts:
-            if part.number in learners:
-                part.steps += 1
-                part.work.append(samples)
-            else:
-                self._local[part.cells] = before[part.cells]
-        self.leases.on_step()
+            part.work.append(samples)
+        self._carry_out(self.machine.on_step(self.world.now(), self.tokens_per_step))
+        self.world.observe("step", self.host)
+        self._carry_out(self.machine.on_heard(self.world.now()))
 
     def learn(self, samples: Learned) -> None:
         """One inner step: changes `_local` in place, the first value of each fragment by 1."""
@@ -230,32 +111,84 @@ class VirtualTrainer:
     def first_values(self) -> Tensor:
         return initial_values(self.host.peer, self.host.anchor.numel())
 
-    def _freeze(self, due: list[int]) -> None:
-        for part in [self.parts[number] for number in due]:
-            self.host.slots[part.spare][part.cells] = self.delta(part)
-            self.host.keep_work(part.spare, part.number, (list(part.work), part.mixed))
-            part.blocked = True
-            if self._schedule.rules.goes_ahead:
-                self._train_on(part)
-        for part in [self.parts[number] for number in due]:
-            frozen = Frozen(
-                slot=part.spare,
-                tokens=10 * part.steps,
-                steps=part.steps,
-                used=self.leases.used(part.number),
-                loss=1.0,
-                fragment=part.number,
-                more=part.number != due[-1],
-            )
-            self.host.from_trainer(frozen)
+    # ---- effects
 
-    def _train_on(self, part: Part) -> None:
-        """See `Unmerged.train_on`."""
-        host, cells = self.host, part.cells
-        part.carry = host.slots[part.spare][cells].clone()
-        place = (host.anchor[cells], host.momentum[cells], part.carry)
-        learned = max(0, self._parameters - cells.start)
-        self._local[cells] = self._loaded[cells] = ahead(host.outer, *place, learned)
+    def _carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.Say(word):
+                self.host.from_trainer(word)
+            case do.SayFrozen(words):
+                for frozen in words:
+                    self.host.from_trainer(replace(frozen, loss=1.0))
+            case do.WriteAnchor():
+                self.host.anchor.copy_(self.first_values())
+                self.host.state.restart_momentum()
+            case do.LoadAnchor():
+                self._load(effect)
+                self.world.observe("loaded", (self.host, self, effect))
+            case do.Freeze():
+                self._freeze(effect)
+            case do.GoAhead(fragment, slot):
+                self._train_on(self.parts[fragment], slot)
+            case do.Remember():
+                self._before = self._local.clone()
+            case do.PutBack(fragments):
+                for part in [self.parts[number] for number in fragments]:
+                    self._local[part.cells] = self._before[part.cells]
+                    part.work.pop()
+            case do.Read(span):
+                self._learn(span)
+            case do.GoOn():
+                self._again()
+            case do.Over(stopped):
+                self.alive = not stopped
+                if not stopped:
+                    self.host.from_trainer(Bye(reason="finished"))
+            case do.Refuse():
+                self.alive = False
+            case do.OpenShared() | do.ForgetLoss() | do.Warn() | do.Wait():
+                pass
+
+    def _load(self, load: do.LoadAnchor) -> None:
+        part = self.parts[load.fragment]
+        owed, slot, anchor = (
+            self.delta(part),
+            self.host.slots[load.slot][part.cells],
+            self.host.anchor[part.cells],
+        )
+        match load.keep:
+            case "drop":
+                part.carry, part.work, part.mixed = None, [], 0.0
+            case "all":
+                part.carry = owed
+            case "rest":
+                part.carry, part.work, part.mixed = owed - slot, part.work[load.used_steps :], 0.0
+            case "restore":
+                work, part.mixed = self.host.kept_work(load.slot, part.number)
+                part.carry, part.work = slot.clone(), list(work)
+        values = anchor if part.carry is None else anchor - part.carry
+        if load.mix and part.carry is not None:
+            values = torch.lerp(values, self._local[part.cells], load.mix)
+            part.mixed = float((anchor - values - part.carry)[0])
+            part.carry = anchor - values
+        if part.carry is not None and not part.carry.any():
+            part.carry = None
+        self._local[part.cells] = self._loaded[part.cells] = values
+
+    def _freeze(self, freeze: do.Freeze) -> None:
+        part = self.parts[freeze.fragment]
+        self.host.slots[freeze.slot][part.cells] = self.delta(part)
+        self.host.keep_work(freeze.slot, part.number, (list(part.work), part.mixed))
+
+    def _train_on(self, part: Part, slot: int) -> None:
+        part.carry = self.host.slots[slot][part.cells].clone()
+        place = (self.host.anchor[part.cells], self.host.momentum[part.cells], part.carry)
+        learned = max(0, self._parameters - part.cells.start)
+        self._local[part.cells] = self._loaded[part.cells] = ahead(self.host.outer, *place, learned)
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

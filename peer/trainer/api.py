@@ -27,8 +27,7 @@ from torch.utils.data import default_collate
 
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.leased_data import tokens_in
-from farflung.peer.trainer.reading import Source, source_of
+from farflung.peer.trainer.reading import Source, source_of, tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest

@@ -1,6 +1,6 @@
-"""Which samples the trainer reads: positions within its leases, and batches of them (P7).
+"""Which samples the trainer reads: positions within its leases (P7).  Pure.
 
-Called by the inner loop (`LeaseBook`), by the simulator's trainer, and by `run.batches` (`tokens_in`).
+Held by the trainer's machine.
 Must not know the network, or how leases are granted and acknowledged.
 
 A lease's samples [start, stop) are first read and later used: `read` moves when a batch is handed out, `used` when
@@ -11,10 +11,7 @@ was dropped or lost, its samples are read once more, and only the fragments that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
@@ -160,20 +157,3 @@ class LeaseBook:
             return 0
         self._asked = True
         return min(missing, _WANT_MOST)
-
-
-def tokens_in(batch: object, samples: int) -> int:
-    """Elements of the first integer tensor with two or more dimensions; else the number of samples."""
-    found = _first_token_tensor(batch)
-    return samples if found is None else found.numel()
-
-
-def _first_token_tensor(batch: object) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        whole = not batch.is_floating_point() and not batch.is_complex()
-        return batch if whole and batch.dim() >= 2 else None
-    if isinstance(batch, Mapping):
-        return next((t for t in map(_first_token_tensor, batch.values()) if t is not None), None)
-    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return next((t for t in map(_first_token_tensor, batch) if t is not None), None)
-    return None

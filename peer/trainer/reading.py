@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from farflung.peer.trainer.leased_data import Span
@@ -124,3 +125,23 @@ def _checked(samples: int) -> int:
     if samples < 1:
         raise UserError("the data set is empty")
     return samples
+
+
+# ---- how much a batch weighs
+
+
+def tokens_in(batch: object, samples: int) -> int:
+    """Elements of the first integer tensor with two or more dimensions; else the number of samples."""
+    found = _first_token_tensor(batch)
+    return samples if found is None else found.numel()
+
+
+def _first_token_tensor(batch: object) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        whole = not batch.is_floating_point() and not batch.is_complex()
+        return batch if whole and batch.dim() >= 2 else None
+    if isinstance(batch, Mapping):
+        return next((t for t in map(_first_token_tensor, batch.values()) if t is not None), None)
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return next((t for t in map(_first_token_tensor, batch) if t is not None), None)
+    return None

@@ -1,8 +1,8 @@
-"""What the trainer has learned in one fragment and no commit has used yet: its values and its counts.
+"""What the trainer has learned in one fragment and no commit has used yet: its values.
 
 Held by the inner loop, one for each fragment.  A commit of one fragment may use a peer's work while another's does
-not, so each keeps its own account (P6).
-Must not know messages but `Load`, when to freeze, or data.
+not, so each keeps its own account (P6); its counts are in machine.py.
+Must not know when to freeze or to load, or data.
 
     learned = loaded - now           since the last load; rounding the anchor to bf16 is in neither
     owed    = carry + learned        everything that no commit has used; this is frozen into a slot
@@ -20,20 +20,14 @@ from torch import Tensor, nn
 from farflung.optim.ahead import ahead
 from farflung.optim.outer import OuterStep
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Load
+from farflung.peer.trainer.effects import LoadAnchor
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.process import failpoints
 
-NOT_LOADED = -1
-
 
 class Unmerged:
     def __init__(self, layout: ModelLayout, fragment: Fragment) -> None:
-        self.version = NOT_LOADED
-        self.tokens = self.steps = 0  # counts of the unmerged work
-        self.spare = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
-        self.blocked = False  # frozen, and the agent has not said how to go on
         self._layout = layout
         self._start = fragment.first * layout.chunk_elements
         self._count = fragment.count * layout.chunk_elements
@@ -42,11 +36,6 @@ class Unmerged:
     def part(self, flat: Tensor) -> Tensor:
         """The fragment's values in a flat vector of the whole model."""
         return flat[self._start : self._start + self._count]
-
-    def count(self, tokens: int) -> None:
-        """One step more is in the model."""
-        self.tokens += tokens
-        self.steps += 1
 
     def put_back(self, model: nn.Module, before: Sequence[Tensor]) -> None:
         """Undo a step in this fragment.  `before`: a snapshot of the model."""
@@ -57,13 +46,13 @@ class Unmerged:
         self._layout.write_delta(model, loaded, self._carry, out, self._start)
 
     def train_on(
-        self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep
+        self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep, slot: int
     ) -> None:
-        """Go ahead by what the momentum will do (optim/ahead.py).  All that is owed is carried meanwhile.
+        """Go ahead by what the momentum will do (optim/ahead.py).  All that is owed, in `slot`, is carried meanwhile.
 
         Should the agent be applying a newer version just now, some values go ahead from that: no less good.
         """
-        owed = self.part(shared.slots[self.spare])
+        owed = self.part(shared.slots[slot])
         learned = self._layout.first_plain_chunk * self._layout.chunk_elements - self._start
         place = (self.part(shared.anchor), self.part(shared.momentum), owed)
         values = ahead(outer, *place, max(0, learned))
@@ -76,42 +65,38 @@ class Unmerged:
         self.write_owed(model, loaded, owed)
         return owed
 
-    def load(
-        self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, mix: float = 0.0
-    ) -> None:
+    def load(self, load: LoadAnchor, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState) -> None:
         """Take the new anchor into the model, and note what the model then holds in `loaded`.
 
-        `mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
+        `load.mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
         alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
         """
         self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
         values = anchor if self._carry is None else anchor - self._carry
-        if mix and load.keep == "rest":
+        if load.mix:
             own = torch.empty_like(values)
             self._layout.write_values(model, own, self._start)
-            values = torch.lerp(values, own, mix)
+            values = torch.lerp(values, own, load.mix)
             self._carry = _none_if_zero(anchor - values)
         failpoints.hit("load.mid")
         self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
-        self.version, self.spare, self.blocked = load.version, load.spare, False
 
     def _kept(
-        self, load: Load, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState
+        self, load: LoadAnchor, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState
     ) -> Tensor | None:
-        """The unmerged work after this load; the counts follow it."""
+        """The unmerged work after this load."""
         slot = self.part(shared.slots[load.slot])
         match load.keep:
             case "all":
                 return self.owed(model, loaded)
             case "rest":
-                self.tokens = max(0, self.tokens - load.tokens)
-                self.steps = max(0, self.steps - load.steps)
                 return self.owed(model, loaded).sub_(slot)
-            case "drop" | "restore":
-                self.tokens, self.steps = load.tokens, load.steps  # drop: zero
-                return slot.clone() if load.keep == "restore" else None
+            case "drop":
+                return None
+            case "restore":
+                return slot.clone()
 
 
 def _none_if_zero(carry: Tensor | None) -> Tensor | None:

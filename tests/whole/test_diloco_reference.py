@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Record
-from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Encode
-from farflung.peer.simulator import peer as virtual_peer
 from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
 from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.trainer.effects import Freeze
 
 LR, MOMENTUM = 0.7, 0.9
 ROUNDS = 5
@@ -28,18 +26,19 @@ ROUNDS = 5
 class UnequalTrainer(VirtualTrainer):
     """Each peer learns something of its own, and its steps are worth a number of tokens of its own."""
 
-    def _freeze(self, due: list[int]) -> None:
-        generator = torch.Generator().manual_seed(self._seed() + self.parts[0].steps)
+    def _freeze(self, freeze: Freeze) -> None:
+        generator = torch.Generator().manual_seed(self._seed() + self.machine.step_count)
+        cells = self.parts[freeze.fragment].cells
         learned = torch.randn(self._local.shape, generator=generator)
-        for part in self.parts:
-            learned[part.cells.start] = 0.0  # counts the steps, for the invariants
-        self._local += learned
-        super()._freeze(due)
+        learned[cells.start] = 0.0  # counts the steps, for the invariants
+        self._local[cells] += learned[cells]
+        super()._freeze(freeze)
 
     def _seed(self) -> int:
         return sum(self.host.peer.encode())
 
-    def tokens_per_step(self) -> int:
+    @property
+    def tokens_per_step(self) -> int:  # type: ignore[override]
         return 7 + self._seed() % 23
 
 
@@ -76,19 +75,7 @@ class ObservedWorld(World):
             self.seen.contributions[encode.round_no, peer.peer] = delta.clone()
 
 
-def run(
-    peers: int, monkeypatch: pytest.MonkeyPatch, fragments: int = 1, schedule: str = "blocking"
-) -> ObservedWorld:
-    told = virtual_peer.VirtualPeer.from_trainer
-
-    def with_own_tokens(self: virtual_peer.VirtualPeer, message: object) -> None:
-        if isinstance(message, Frozen):
-            assert isinstance(self.trainer, UnequalTrainer)
-            tokens = message.steps * self.trainer.tokens_per_step()
-            message = replace(message, tokens=tokens)
-        told(self, message)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(virtual_peer.VirtualPeer, "from_trainer", with_own_tokens)
+def run(peers: int, fragments: int = 1, schedule: str = "blocking") -> ObservedWorld:
     calm = Scenario(
         policy="mean",
         peers=peers,
@@ -152,9 +139,9 @@ SHAPES = [
 
 @pytest.mark.parametrize(("peers", "fragments", "schedule"), SHAPES)
 def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
-    peers: int, fragments: int, schedule: str, monkeypatch: pytest.MonkeyPatch
+    peers: int, fragments: int, schedule: str
 ) -> None:
-    world = run(peers, monkeypatch, fragments, schedule)
+    world = run(peers, fragments, schedule)
     theta, momentum = reference(world)
     assert len(world.seen.commits) >= ROUNDS * fragments and len(world.peers) == peers
     for peer in world.peers.values():
@@ -164,10 +151,10 @@ def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
 
 @pytest.mark.parametrize("peers", [2, 3, 5])
 def test_the_reference_run_weighs_its_peers_unequally_and_by_their_tokens(
-    peers: int, monkeypatch: pytest.MonkeyPatch
+    peers: int,
 ) -> None:
     """Otherwise the test above would prove less than it says."""
-    world = run(peers, monkeypatch)
+    world = run(peers)
     for record in world.seen.commits:
         weights = record.commit.weights
         assert len(set(weights)) > 1 and min(weights) > 0
@@ -178,10 +165,10 @@ def test_the_reference_run_weighs_its_peers_unequally_and_by_their_tokens(
 
 @pytest.mark.parametrize("peers", [1, 3])
 def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum(
-    peers: int, monkeypatch: pytest.MonkeyPatch
+    peers: int,
 ) -> None:
     """Up to rounding only: SGD may fuse multiply and add."""
-    world = run(peers, monkeypatch)
+    world = run(peers)
     assert world.seen.initial is not None
     theta = torch.nn.Parameter(world.seen.initial.clone())
     sgd = torch.optim.SGD([theta], lr=LR, momentum=MOMENTUM, nesterov=True)

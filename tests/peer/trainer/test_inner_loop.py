@@ -35,7 +35,8 @@ from farflung.peer.local.words import (
 )
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
-from farflung.peer.trainer.leased_data import LeaseBook, Span, tokens_in
+from farflung.peer.trainer.leased_data import LeaseBook, Span
+from farflung.peer.trainer.reading import tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest
@@ -271,7 +272,7 @@ def test_what_came_after_the_used_slot_stays(tmp_path: Path, dtype: torch.dtype)
     trainer.channel.will_say(load(1, "rest", slot=0, tokens=30, steps=3, spare=0))
     trainer.step(by=0.0)
     assert torch.equal(trainer.owed(), owed - in_slot)
-    assert (trainer.loop.parts[0].tokens, trainer.loop.parts[0].steps) == (50, 5)
+    assert (trainer.loop.machine.accounts[0].tokens, trainer.loop.machine.accounts[0].steps) == (50, 5)
     expected = trainer.used_cells(trainer.shared.anchor) - (owed - in_slot)
     assert torch.equal(trainer.used_cells(trainer.flat()), expected.to(dtype).float())
 
@@ -304,7 +305,7 @@ def test_a_fresh_trainer_takes_over_what_stands_in_the_slot(tmp_path: Path, dtyp
     assert (again.slot, again.steps, again.tokens) == (0, 6, 60)
     assert torch.equal(first.shared.slots[1], kept)
     assert torch.allclose(second.owed(), torch.tensor(0.75), atol=0.02)
-    assert (second.loop.parts[0].steps, second.loop.parts[0].tokens) == (3, 30)
+    assert (second.loop.machine.accounts[0].steps, second.loop.machine.accounts[0].tokens) == (3, 30)
 
 
 def test_loads_at_every_step_lose_nothing(trainer: Trainer) -> None:
@@ -388,7 +389,7 @@ def test_a_loss_that_is_no_number_is_told_as_none() -> None:
 
 def test_steps_without_a_count_weigh_something(trainer: Trainer) -> None:
     trainer.step(tokens=None)
-    assert trainer.loop.parts[0].tokens == 1
+    assert trainer.loop.machine.accounts[0].tokens == 1
     with pytest.raises(UserError, match="tokens must not be negative"):
         trainer.loop.record(None, -1)
 
@@ -527,7 +528,7 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
         run.step()
     assert sorted(seen) == list(range(10)) != seen
     assert run.finished
-    assert trainer.loop.parts[0].tokens == 30  # 10 samples of 3 tokens
+    assert trainer.loop.machine.accounts[0].tokens == 30  # 10 samples of 3 tokens
     frozen = [m for m in trainer.channel.said if isinstance(m, Frozen)]
     assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
     assert Need(samples=10, want=12) in trainer.channel.said
@@ -640,7 +641,7 @@ def test_all_fragments_are_frozen_at_once_and_each_is_waited_for(tmp_path: Path)
     assert first.used == second.used == (Used(1, 4),)
     assert torch.equal(halves.shared.slots[0][:408], torch.full((408,), 0.75))
     assert not halves.shared.slots[0][408:].any()
-    assert [part.spare for part in halves.loop.parts] == [1, 2]
+    assert [account.spare for account in halves.loop.machine.accounts] == [1, 2]
     assert halves.channel.coming == halves.channel.answers == type(halves.channel.coming)()
 
 
@@ -652,7 +653,7 @@ def test_one_commit_used_my_work_and_the_other_did_not(tmp_path: Path) -> None:
     for _ in range(SYNC_EVERY):
         halves.step()
     assert halves.owes() == [0.0, 0.75]
-    assert [(part.steps, part.tokens) for part in halves.loop.parts] == [(0, 0), (3, 30)]
+    assert [(each.steps, each.tokens) for each in halves.loop.machine.accounts] == [(0, 0), (3, 30)]
     anchor, flat = halves.shared.anchor, halves.flat()
     assert torch.equal(flat[:256], anchor[:256])
     assert torch.equal(flat[256:408], anchor[256:408] - 0.75)
@@ -697,7 +698,7 @@ def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_f
     step_on(Span(1, 0, 0, 2))
     assert halves.owes() == [0.5, 0.25], "the first fragment has these samples already"
     assert [frozen.used for frozen in halves.frozen()] == [(Used(1, 2),), (Used(1, 2),)]
-    assert [part.steps for part in halves.loop.parts] == [2, 1]
+    assert [account.steps for account in halves.loop.machine.accounts] == [2, 1]
     step_on(Span(1, 0, 2, 4))
     assert halves.owes() == [0.75, 0.5]
 
@@ -885,7 +886,7 @@ def test_mixing_moves_the_model_alone_and_what_it_moved_is_owed(tmp_path: Path) 
     now = trainer.used_cells(trainer.flat())
     assert torch.allclose(now, (before + trainer.shared.anchor[:15]) / 2)
     assert torch.allclose(trainer.owed(), trainer.shared.anchor[:15] - now)
-    assert trainer.loop.parts[0].steps == 1, "counts are of steps alone"
+    assert trainer.loop.machine.accounts[0].steps == 1, "counts are of steps alone"
 
 
 @pytest.mark.parametrize(("schedule", "mix"), [("blocking", 0.0), ("overlap", 0.5), ("streaming", 0.0)])

@@ -1,0 +1,384 @@
+"""The trainer's machine: when work is frozen, when what is loaded, what is kept, which samples are read.  Pure.
+
+Owns: the counts of unmerged work, the stand, the schedule, the leases, results that wait for their time.
+Called by its shells: the inner loop (which blocks and works on a model) and the simulator's trainer.  Every rank of an
+island may run one of its own: equal events make equal effects.
+Must not know: tensors, clocks, sockets, processes, rounds, how the outer step works.
+
+    event                                        what it decides
+    attach, on_message, on_agent_gone            what to load, whether a wait is over, the end
+    before_step, on_step                         which fragments learn from a step; the counts
+    on_heard, after the words that came          which fragments are frozen now, or waited for
+    on_want, hand_out                            which samples come next, how many to ask for
+    on_silence, on_waited                        whether a wait is worth a word; what was no part of a step
+
+Words may come at any time: a shell tells them when they arrive, or all of them between `on_step` and `on_heard`.
+
+Training waits only here.  With the blocking schedule: from the moment fragments are frozen until the agent has said of
+each how to go on.  With the others only where a fragment is to be frozen again and the round that uses its last freeze
+is not over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farflung.optim.schedule import Rules, Schedule
+from farflung.peer.local.words import (
+    Attach,
+    Finish,
+    Frozen,
+    LeasesNow,
+    Load,
+    Loaded,
+    Need,
+    Opened,
+    Provide,
+    Provided,
+    Resume,
+    Shared,
+    Stop,
+    ToTrainer,
+)
+from farflung.peer.trainer.effects import (
+    Effect,
+    ForgetLoss,
+    Freeze,
+    GoAhead,
+    GoOn,
+    LoadAnchor,
+    OpenShared,
+    Over,
+    PutBack,
+    Read,
+    Refuse,
+    Remember,
+    Say,
+    SayFrozen,
+    Stand,
+    Wait,
+    Warn,
+    WriteAnchor,
+)
+from farflung.peer.trainer.leased_data import LeaseBook, Span
+from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.model_schema import ModelSchema
+
+NOT_LOADED = -1
+PATIENCE_S = 30.0  # between two warnings of one kind
+GOOD_ENDS = frozenset({"finished", "left"})  # codes of `Stop` after which the script may go on alone
+
+_ENDS = frozenset({Stand.OVER, Stand.REFUSED})
+MOVES: dict[Stand, frozenset[Stand]] = {
+    Stand.ATTACHING: _ENDS | {Stand.STEPPING},
+    Stand.STEPPING: _ENDS | {Stand.WITHOUT_DATA, Stand.HELD_UP},
+    Stand.WITHOUT_DATA: _ENDS | {Stand.STEPPING},
+    Stand.HELD_UP: _ENDS | {Stand.AT_BARRIER},
+    Stand.AT_BARRIER: _ENDS | {Stand.STEPPING},
+    Stand.OVER: frozenset({Stand.REFUSED}),
+    Stand.REFUSED: frozenset(),
+}
+WAITS = frozenset(
+    {Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER}
+)  # for the agent's words, and for no data
+
+_REMINDERS = {
+    Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
+    Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
+    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; is the coordinator there?",
+}
+
+
+@dataclass(slots=True)
+class Account:
+    """The unmerged work of one fragment, in counts.  One commit may use one fragment's work and not another's (P6)."""
+
+    fragment: int
+    version: int = NOT_LOADED
+    tokens: int = 0
+    steps: int = 0
+    spare: int = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
+    blocked: bool = False  # frozen, and the agent has not said how to go on
+
+    def count(self, tokens: int) -> None:
+        """One step more is in the model."""
+        self.tokens += tokens
+        self.steps += 1
+
+    def load(self, load: Load) -> None:
+        """What the counts are after it: see `Keep` in words.py."""
+        match load.keep:
+            case "all":
+                pass
+            case "rest":
+                self.tokens = max(0, self.tokens - load.tokens)
+                self.steps = max(0, self.steps - load.steps)
+            case "drop":
+                self.tokens, self.steps = 0, 0
+            case "restore":
+                self.tokens, self.steps = load.tokens, load.steps
+        self.version, self.spare, self.blocked = load.version, load.spare, False
+
+
+class TrainerMachine:
+    def __init__(self, rules: Rules, lease_samples: int, now: float = 0.0) -> None:
+        self.rules = rules
+        self.accounts = [Account(number) for number in range(rules.fragments)]
+        self.leases = LeaseBook(rules.fragments)
+        self.stand = Stand.ATTACHING
+        self.finished = False
+        self.step_count = self.all_tokens = 0
+        self.waited_s = 0.0  # for rounds, all in all
+        self._lease_samples = lease_samples
+        self._schedule = Schedule(rules, now)
+        self._held: dict[int, Load] = {}  # results that are here before their time, by fragment
+        self._due: list[int] = []  # to be frozen as soon as the agent has answered their last freeze
+        self._stopped_at = now  # of the wait for a round, where it waits
+        self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
+        self._samples = 0  # of an epoch, as it was said last
+        self._batch_tokens = 0  # handed out since the last step
+        self._remembers = False  # the shell has a copy of the model before the step
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment in the model."""
+        return min(account.version for account in self.accounts)
+
+    @property
+    def waits(self) -> bool:
+        """No step may be taken before the agent has said something."""
+        return self.stand in WAITS
+
+    # ---- getting in, and the end
+
+    def attach(self, model: ModelSchema, pid: int) -> list[Effect]:
+        """Say what the model is, and wait until the run's state is in it."""
+        return [Say(Attach(model=model, pid=pid)), Wait(Stand.ATTACHING)]
+
+    def on_agent_gone(self, problem: str) -> list[Effect]:
+        """After its last words."""
+        self._move(Stand.REFUSED)
+        return [Refuse("agent", problem)]
+
+    def _on_stop(self, stop: Stop, now: float) -> list[Effect]:
+        # Who is stopped before the run's state is loaded has nothing to go on with.
+        if stop.code in GOOD_ENDS and self.stand is not Stand.ATTACHING:
+            return self._end(now, stopped=True)
+        self._move(Stand.REFUSED)
+        return [Refuse(stop.code, stop.reason)]
+
+    def _end(self, now: float, stopped: bool) -> list[Effect]:
+        self.finished = True
+        if self.stand in (Stand.HELD_UP, Stand.AT_BARRIER):
+            self.waited_s += now - self._stopped_at
+        if (
+            self.stand is not Stand.ATTACHING
+        ):  # then the end comes with the run's state, which is worth having
+            self._move(Stand.OVER)
+        return [Over(stopped)]
+
+    # ---- the agent's words
+
+    def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
+        before, reminder = self.stand, self.on_silence(now)
+        effects = [*reminder, *self._hear(word, now), *self._settle(now)]
+        return effects + self._wait_if_it_begins(before)
+
+    def on_silence(self, now: float) -> list[Effect]:
+        """The agent has said nothing for a while, or says something only now."""
+        if self.stand not in _REMINDERS or now < self._remind_at[self.stand]:
+            return []
+        self._remind_at[self.stand] = now + PATIENCE_S
+        return [Warn(_REMINDERS[self.stand])]
+
+    def _hear(self, word: ToTrainer, now: float) -> list[Effect]:
+        match word:
+            case Shared():
+                return [OpenShared(word)]
+            case Provide():
+                return [WriteAnchor(), Say(Provided())]
+            case Load():
+                return self._on_load(word, now)
+            case Opened(fragment=fragment, hold=hold):
+                self.accounts[fragment].blocked |= hold
+                self._schedule.on_opened(fragment, now)
+            case Resume(spare=spare, fragment=fragment):
+                self.accounts[fragment].spare, self.accounts[fragment].blocked = spare, False
+            case LeasesNow(leases=leases, unsure=unsure):
+                self.leases.on_leases(leases, unsure)
+            case Finish():
+                return self._end(now, stopped=False)
+            case Stop():
+                return self._on_stop(word, now)
+            case _:
+                pass  # Begin, once more: the agent tells it to every trainer that waits
+        return []
+
+    def _on_load(self, load: Load, now: float) -> list[Effect]:
+        effects = self._load_held([load.fragment], now)
+        early = load.keep in ("all", "rest") and not self._schedule.may_take(load.fragment)
+        if early and self.stand in (Stand.STEPPING, Stand.WITHOUT_DATA):
+            self._held[load.fragment] = load
+            return effects
+        return effects + self._load(load, now)
+
+    def _load_held(self, fragments: Iterable[int], now: float) -> list[Effect]:
+        loads = [self._held.pop(fragment) for fragment in fragments if fragment in self._held]
+        return [effect for load in loads for effect in self._load(load, now)]
+
+    def _load(self, load: Load, now: float) -> list[Effect]:
+        account = self.accounts[load.fragment]
+        account.load(load)
+        restarts = load.keep in ("drop", "restore")
+        if restarts:
+            self.leases.restart(load.fragment)
+        begins = restarts and load.fragment == BOOKS_FRAGMENT
+        if begins:
+            self._schedule.restart(now)
+        taken = LoadAnchor(
+            fragment=load.fragment,
+            version=load.version,
+            keep=load.keep,
+            slot=load.slot,
+            mix=self.rules.mix if load.keep == "rest" else 0.0,
+            used_steps=load.steps if load.keep == "rest" else 0,
+            steps=account.steps,
+        )
+        loaded = Say(Loaded(version=load.version, fragment=load.fragment))
+        return [taken, *([ForgetLoss()] if begins else []), loaded]
+
+    # ---- inner steps
+
+    def before_step(self) -> list[Effect]:
+        """Before every optimizer step.  Rarely, not all fragments may learn from it (see LeaseBook.learners)."""
+        everyone = self.finished or len(self.leases.learners()) == len(self.accounts)
+        self._remembers = not everyone
+        return [] if everyone else [Remember()]
+
+    def on_step(self, now: float, said_tokens: int | None = None) -> list[Effect]:
+        """After every optimizer step.  `said_tokens`: by the script; None counts what was handed out."""
+        if self.finished:
+            return []
+        # A step that nobody counted counts as one token, so that weights still follow the work done.
+        tokens = said_tokens if said_tokens is not None else max(1, self._batch_tokens)
+        self._batch_tokens = 0
+        self.step_count += 1
+        self.all_tokens += tokens
+        learners = self.leases.learners()
+        for number in learners:
+            self.accounts[number].count(tokens)
+        others = tuple(a.fragment for a in self.accounts if a.fragment not in learners)
+        undone: list[Effect] = [PutBack(others)] if others and self._remembers else []
+        self._remembers = False
+        self._schedule.count_step(now)
+        self.leases.on_step()
+        return undone
+
+    def on_heard(self, now: float) -> list[Effect]:
+        """A step is counted, and all that the agent had said by then is told: freeze what is due."""
+        if self.finished:
+            return []
+        effects = self._load_held([f for f in self._held if self._schedule.may_take(f)], now)
+        self._due = self._schedule.take_due(now)
+        effects += self._load_held(self._due, now)
+        if not self._due:
+            return [*effects, GoOn()]
+        self._stopped_at = now
+        self._move(Stand.HELD_UP)
+        effects += self._settle(now)
+        if self.stand is Stand.HELD_UP:
+            # No step will come for a while to take what is here; and the agent waits for the answers.
+            effects += [*self._load_held(list(self._held), now), *self.on_silence(now)]
+        return effects + self._wait_if_it_begins(Stand.STEPPING)
+
+    def _settle(self, now: float) -> list[Effect]:
+        """On as far as it may go: to the freeze, and to the next step."""
+        effects: list[Effect] = []
+        if self.stand is Stand.HELD_UP and not any(self.accounts[number].blocked for number in self._due):
+            effects += self._freeze()
+        if self._may_step():
+            if self.stand is Stand.AT_BARRIER:
+                self.waited_s += now - self._stopped_at
+            self._move(Stand.OVER if self.finished else Stand.STEPPING)
+            self._schedule.on_waited(now)
+            effects += [] if self.finished else [GoOn()]
+        return effects
+
+    def _may_step(self) -> bool:
+        if self.stand is Stand.ATTACHING:
+            return self.version != NOT_LOADED
+        free = not self.rules.waits or not any(account.blocked for account in self.accounts)
+        return self.stand is Stand.AT_BARRIER and free
+
+    def _freeze(self) -> list[Effect]:
+        # The work of some may have been dropped meanwhile.
+        due, self._due = [self.accounts[number] for number in self._due if self.accounts[number].steps], []
+        self._move(Stand.AT_BARRIER)
+        effects: list[Effect] = []
+        for account in due:
+            effects.append(Freeze(account.fragment, account.spare))
+            if self.rules.goes_ahead:
+                effects.append(GoAhead(account.fragment, account.spare))
+            account.blocked = True
+        if due:
+            effects.append(SayFrozen(tuple(self._frozen(each, more=each is not due[-1]) for each in due)))
+        if any(account.fragment == BOOKS_FRAGMENT for account in due):
+            effects.append(ForgetLoss())
+        return effects
+
+    def _frozen(self, account: Account, more: bool) -> Frozen:
+        return Frozen(
+            slot=account.spare,
+            tokens=account.tokens,
+            steps=account.steps,
+            used=self.leases.used(account.fragment),
+            loss=None,
+            fragment=account.fragment,
+            step=self.step_count,
+            more=more,
+        )
+
+    def _wait_if_it_begins(self, before: Stand) -> list[Effect]:
+        return [Wait(self.stand)] if self.waits and self.stand is not before else []
+
+    def _move(self, stand: Stand) -> None:
+        if stand is not self.stand:
+            assert stand in MOVES[self.stand], f"from {self.stand} to {stand}"
+            self.stand = stand
+
+    # ---- data
+
+    def on_want(self, samples: int, batch: int, now: float) -> list[Effect]:
+        """The script wants the next batch: `Read`, or `Wait`; to be said again after each word that comes.
+
+        `samples`: of an epoch, as far as it is known by now.  Nothing where the run is over.
+        """
+        if self.finished:
+            return []
+        if samples != self._samples:
+            self._samples = samples
+            self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
+        # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
+        unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
+        want = self.leases.ask(batch, unit)
+        asked: list[Effect] = [Say(Need(samples=samples, want=want))] if want else []
+        span = self.leases.next_span(batch)
+        if span is not None:
+            self._move(Stand.STEPPING)
+            return [*asked, Read(span)]
+        loads = self._load_held(list(self._held), now)  # no step would come to take them
+        if self.stand is Stand.WITHOUT_DATA:
+            return asked + loads
+        self._move(Stand.WITHOUT_DATA)
+        self._remind_at[Stand.WITHOUT_DATA] = now + PATIENCE_S
+        return [*asked, *loads, Wait(Stand.WITHOUT_DATA)]
+
+    def hand_out(self, span: Span, tokens: int) -> None:
+        """The samples are in the script's hands: its next step learns from them."""
+        self.leases.hand_out(span)
+        self._batch_tokens += tokens
+
+    def on_waited(self, now: float) -> None:
+        """The script stood still for data until now: that was no part of a step."""
+        self._schedule.on_waited(now)
