@@ -56,9 +56,9 @@ class LoadAnchor:
     version: int
     keep: Keep
     slot: int
-    mix: float
-    used_steps: int  # rest: so many of the oldest unmerged steps stand in the slot
     steps: int  # that are owed after it
+    used_steps: int = 0  # rest: so many of the oldest unmerged steps stand in the slot
+    mix: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

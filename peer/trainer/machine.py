@@ -139,6 +139,7 @@ class TrainerMachine:
         self._samples = 0  # of an epoch, as it was said last
         self._batch_tokens = 0  # handed out since the last step
         self._remembers = False  # the shell has a copy of the model before the step
+        self._refusal: Refuse | None = None
 
     @property
     def version(self) -> int:
@@ -158,15 +159,18 @@ class TrainerMachine:
 
     def on_agent_gone(self, problem: str) -> list[Effect]:
         """After its last words."""
-        self._move(Stand.REFUSED)
-        return [Refuse("agent", problem)]
+        return self._refuse("agent", problem)
 
     def _on_stop(self, stop: Stop, now: float) -> list[Effect]:
         # Who is stopped before the run's state is loaded has nothing to go on with.
         if stop.code in GOOD_ENDS and self.stand is not Stand.ATTACHING:
             return self._end(now, stopped=True)
+        return self._refuse(stop.code, stop.reason)
+
+    def _refuse(self, code: str, reason: str) -> list[Effect]:
         self._move(Stand.REFUSED)
-        return [Refuse(stop.code, stop.reason)]
+        self._refusal = Refuse(code, reason)
+        return [self._refusal]
 
     def _end(self, now: float, stopped: bool) -> list[Effect]:
         self.finished = True
@@ -181,6 +185,8 @@ class TrainerMachine:
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
+        if self.stand is Stand.REFUSED:
+            return []
         before, reminder = self.stand, self.on_silence(now)
         effects = [*reminder, *self._hear(word, now), *self._settle(now)]
         return effects + self._wait_if_it_begins(before)
@@ -241,9 +247,9 @@ class TrainerMachine:
             version=load.version,
             keep=load.keep,
             slot=load.slot,
-            mix=self.rules.mix if load.keep == "rest" else 0.0,
-            used_steps=load.steps if load.keep == "rest" else 0,
             steps=account.steps,
+            used_steps=load.steps if load.keep == "rest" else 0,
+            mix=self.rules.mix if load.keep == "rest" else 0.0,
         )
         loaded = Say(Loaded(version=load.version, fragment=load.fragment))
         return [taken, *([ForgetLoss()] if begins else []), loaded]
@@ -258,8 +264,10 @@ class TrainerMachine:
 
     def on_step(self, now: float, said_tokens: int | None = None) -> list[Effect]:
         """After every optimizer step.  `said_tokens`: by the script; None counts what was handed out."""
-        if self.finished:
+        if self.stand in _ENDS or self.finished:
             return []
+        if self.stand is Stand.WITHOUT_DATA:
+            self._move(Stand.STEPPING)  # the script has data of its own
         # A step that nobody counted counts as one token, so that weights still follow the work done.
         tokens = said_tokens if said_tokens is not None else max(1, self._batch_tokens)
         self._batch_tokens = 0
@@ -277,8 +285,8 @@ class TrainerMachine:
 
     def on_heard(self, now: float) -> list[Effect]:
         """A step is counted, and all that the agent had said by then is told: freeze what is due."""
-        if self.finished:
-            return []
+        if (known := self._cannot_go_on()) is not None:
+            return known
         effects = self._load_held([f for f in self._held if self._schedule.may_take(f)], now)
         self._due = self._schedule.take_due(now)
         effects += self._load_held(self._due, now)
@@ -291,6 +299,14 @@ class TrainerMachine:
             # No step will come for a while to take what is here; and the agent waits for the answers.
             effects += [*self._load_held(list(self._held), now), *self.on_silence(now)]
         return effects + self._wait_if_it_begins(Stand.STEPPING)
+
+    def _cannot_go_on(self) -> list[Effect] | None:
+        """What a script hears that goes on after the end, or after it broke off a wait; None: it can."""
+        if self._refusal is not None:
+            return [self._refusal]
+        if self.finished:
+            return []
+        return [Wait(self.stand)] if self.waits else None
 
     def _settle(self, now: float) -> list[Effect]:
         """On as far as it may go: to the freeze, and to the next step."""
@@ -354,8 +370,8 @@ class TrainerMachine:
 
         `samples`: of an epoch, as far as it is known by now.  Nothing where the run is over.
         """
-        if self.finished:
-            return []
+        if (known := self._cannot_go_on()) is not None:
+            return known
         if samples != self._samples:
             self._samples = samples
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it

@@ -1,0 +1,600 @@
+"""The trainer's machine, event by event, as transcripts; the events are told in helpers/trainer_player.py.
+
+That its counts hold in any order of events, and what sees a broken rule of it, is in test_trainer_promises.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from trainer_player import check
+
+
+def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_the_agents_word() -> None:
+    check("""
+        > rules blocking 2
+        > attach
+            Say Attach pid=7
+            Wait stand=attaching
+        > hear Provide
+            WriteAnchor
+            Say Provided
+        > hear Load version=0 keep=drop
+            LoadAnchor fragment=0 version=0 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=0
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > at 1.5
+        > hear LeasesNow 1:0-8  # no reason to go on
+        > hear Load version=1 keep=rest slot=0 tokens=20 steps=2 spare=1  # the commit used it
+            LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=0 used_steps=2
+            Say Loaded version=1
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=20 steps=2 used=[] step=4
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Load version=2 keep=all spare=2  # the commit was made without it
+            LoadAnchor fragment=0 version=2 keep=all slot=0 steps=2
+            Say Loaded version=2
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=2
+            SayFrozen Frozen slot=2 tokens=40 steps=4 used=[] step=6
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Resume spare=0  # no commit
+            GoOn
+        > counts
+            fragment 0 at 2: 4 steps, 40 tokens, spare 0
+            stepping, 6 steps in all, waited 1.5 s
+    """)
+
+
+def test_all_fragments_are_frozen_at_one_step_and_each_is_answered_for_itself() -> None:
+    check("""
+        > rules blocking 2 fragments=2
+        > attach
+            Say Attach pid=7
+            Wait stand=attaching
+        > hear Load version=4 keep=drop
+            LoadAnchor fragment=0 version=4 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=4
+        > hear Load version=3 keep=drop fragment=1
+            LoadAnchor fragment=1 version=3 keep=drop slot=0 steps=0
+            Say Loaded version=3 fragment=1
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            Freeze fragment=1 slot=0
+            SayFrozen
+                Frozen slot=0 tokens=20 steps=2 used=[] step=2 more=true
+                Frozen slot=0 tokens=20 steps=2 used=[] fragment=1 step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Load version=5 keep=rest slot=0 tokens=20 steps=2 spare=1
+            LoadAnchor fragment=0 version=5 keep=rest slot=0 steps=0 used_steps=2
+            Say Loaded version=5
+        > hear Resume spare=2 fragment=1
+            GoOn
+        > counts
+            fragment 0 at 5: 0 steps, 0 tokens, spare 1
+            fragment 1 at 3: 2 steps, 20 tokens, spare 2
+            stepping, 2 steps in all, waited 0 s
+    """)
+
+
+def test_with_overlap_a_result_waits_for_its_time_and_a_late_round_is_waited_for() -> None:
+    check("""
+        > rules overlap 3 overlap_steps=2 mix=0.5
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            GoAhead fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=30 steps=3 used=[] step=3
+            ForgetLoss
+            GoOn
+        > hear Opened hold=true
+        > hear Load version=1 keep=rest slot=0 tokens=30 steps=3 spare=1  # too early: kept back
+        > step 10
+            GoOn
+        > step 10
+            LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=2 used_steps=3 mix=0.5
+            Say Loaded version=1
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=1
+            GoAhead fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=30 steps=3 used=[] step=6
+            ForgetLoss
+            GoOn
+        > hear Opened hold=true
+        > step 10
+            GoOn
+        > step 10
+            GoOn
+        > at 5
+        > step 10
+            Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
+            Wait stand='held up'
+        > silence
+        > at 36
+        > silence
+            Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
+        > hear Load version=2 keep=all spare=2
+            LoadAnchor fragment=0 version=2 keep=all slot=0 steps=6
+            Say Loaded version=2
+            Freeze fragment=0 slot=2
+            GoAhead fragment=0 slot=2
+            SayFrozen Frozen slot=2 tokens=60 steps=6 used=[] step=9
+            ForgetLoss
+            GoOn
+        > counts
+            fragment 0 at 2: 6 steps, 60 tokens, spare 2, blocked
+            stepping, 9 steps in all, waited 31 s
+    """)
+
+
+def test_a_freeze_that_no_round_took_is_taken_the_place_of_by_the_next() -> None:
+    check("""
+        > rules overlap 2
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            GoAhead fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            GoOn
+        > hear Resume spare=1
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=1
+            GoAhead fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=40 steps=4 used=[] step=4
+            ForgetLoss
+            GoOn
+        > counts
+            fragment 0 at 0: 4 steps, 40 tokens, spare 1, blocked
+            stepping, 4 steps in all, waited 0 s
+    """)
+
+
+def test_with_streaming_each_fragment_has_its_own_moment() -> None:
+    check("""
+        > rules streaming 4 fragments=2 overlap_steps=1
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=1 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] fragment=1 step=2
+            GoOn
+        > hear Opened hold=true fragment=1
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=40 steps=4 used=[] step=4
+            ForgetLoss
+            GoOn
+        > hear Load version=1 keep=rest slot=0 tokens=20 steps=2 spare=1 fragment=1
+            LoadAnchor fragment=1 version=1 keep=rest slot=0 steps=2 used_steps=2
+            Say Loaded version=1 fragment=1
+        > hear Opened hold=true fragment=0
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=1 slot=1
+            SayFrozen Frozen slot=1 tokens=40 steps=4 used=[] fragment=1 step=6
+            GoOn
+        > counts
+            fragment 0 at 0: 6 steps, 60 tokens, spare 0, blocked
+            fragment 1 at 1: 4 steps, 40 tokens, spare 1, blocked
+            stepping, 6 steps in all, waited 0 s
+    """)
+
+
+def test_a_trainer_that_is_held_up_takes_what_it_had_kept_back() -> None:
+    """No step will come for a while, and the agent waits for the answer."""
+    check("""
+        > rules streaming 4 fragments=2 overlap_steps=3
+        > begin
+        > step
+            GoOn
+        > step
+            Freeze fragment=1 slot=0
+            SayFrozen Frozen slot=0 tokens=2 steps=2 used=[] fragment=1 step=2
+            GoOn
+        > step
+            GoOn
+        > step
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=4 steps=4 used=[] step=4
+            ForgetLoss
+            GoOn
+        > hear Opened hold=true
+        > hear Resume spare=1 fragment=1
+        > step
+            GoOn
+        > step
+            Freeze fragment=1 slot=1
+            SayFrozen Frozen slot=1 tokens=6 steps=6 used=[] fragment=1 step=6
+            GoOn
+        > hear Load version=1 keep=all spare=2 fragment=1  # two steps too early, as it turns out
+        > step
+            GoOn
+        > step
+            LoadAnchor fragment=1 version=1 keep=all slot=0 steps=8
+            Say Loaded version=1 fragment=1
+            Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
+            Wait stand='held up'
+    """)
+
+
+def test_what_is_kept_back_is_taken_before_the_trainer_waits_for_data() -> None:
+    check("""
+        > rules overlap 2 overlap_steps=3
+        > begin
+        > step
+            GoOn
+        > step
+            Freeze fragment=0 slot=0
+            GoAhead fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=2 steps=2 used=[] step=2
+            ForgetLoss
+            GoOn
+        > hear Load version=1 keep=rest slot=0 tokens=2 steps=2 spare=1
+        > read 2
+            Say Need samples=100 want=8
+            LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=0 used_steps=2
+            Say Loaded version=1
+            Wait stand='without data'
+    """)
+
+
+def test_P6_P7_a_restarted_trainer_takes_over_the_slot_and_where_to_read_on() -> None:
+    check("""
+        > rules blocking 2 fragments=2
+        > attach
+            Say Attach pid=7
+            Wait stand=attaching
+        > hear LeasesNow 1:0-8@4,2
+        > hear Load version=3 keep=restore slot=2 tokens=40 steps=4 spare=0
+            LoadAnchor fragment=0 version=3 keep=restore slot=2 steps=4
+            ForgetLoss
+            Say Loaded version=3
+        > hear Load version=3 keep=drop fragment=1  # nothing of it stood frozen
+            LoadAnchor fragment=1 version=3 keep=drop slot=0 steps=0
+            Say Loaded version=3 fragment=1
+            GoOn
+        > counts
+            fragment 0 at 3: 4 steps, 40 tokens, spare 0
+            fragment 1 at 3: 0 steps, 0 tokens, spare 0
+            stepping, 0 steps in all, waited 0 s
+        > read 2
+            Read Span lease=1 epoch=0 start=2 stop=4
+        > step
+            Remember
+            PutBack fragments=[0]
+            GoOn
+        > read 4
+            Say Need samples=100 want=4
+            Read Span lease=1 epoch=0 start=4 stop=8
+        > step
+            Freeze fragment=0 slot=0
+            Freeze fragment=1 slot=0
+            SayFrozen
+                Frozen slot=0 tokens=60 steps=5 used=[(Used lease=1 upto=8)] step=2 more=true
+                Frozen slot=0 tokens=30 steps=2 used=[(Used lease=1 upto=8)] fragment=1 step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Load version=4 keep=rest slot=2 tokens=40 steps=4 spare=1  # the predecessor's work was used
+            LoadAnchor fragment=0 version=4 keep=rest slot=2 steps=1 used_steps=4
+            Say Loaded version=4
+        > hear Resume spare=1 fragment=1
+            GoOn
+        > counts
+            fragment 0 at 4: 1 steps, 20 tokens, spare 1
+            fragment 1 at 3: 2 steps, 30 tokens, spare 1
+            stepping, 2 steps in all, waited 0 s
+    """)
+
+
+def test_P7_what_was_dropped_in_one_fragment_is_read_again_and_put_back_in_the_other() -> None:
+    check("""
+        > rules blocking 3 fragments=2
+        > begin
+        > hear LeasesNow 1:0-8
+        > read 2
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            GoOn
+        > read 2
+            Read Span lease=1 epoch=0 start=2 stop=4
+        > step
+            GoOn
+        > hear LeasesNow 1:0-8
+        > hear Load version=0 keep=drop spare=1 fragment=1
+            LoadAnchor fragment=1 version=0 keep=drop slot=0 steps=0
+            Say Loaded version=0 fragment=1
+        > read 2
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            Remember
+            PutBack fragments=[0]
+            Freeze fragment=0 slot=0
+            Freeze fragment=1 slot=1
+            SayFrozen
+                Frozen slot=0 tokens=20 steps=2 used=[(Used lease=1 upto=4)] step=3 more=true
+                Frozen slot=1 tokens=10 steps=1 used=[(Used lease=1 upto=2)] fragment=1 step=3
+            ForgetLoss
+            Wait stand='at the barrier'
+        > counts
+            fragment 0 at 0: 2 steps, 20 tokens, spare 0, blocked
+            fragment 1 at 0: 1 steps, 10 tokens, spare 1, blocked
+            at the barrier, 3 steps in all, waited 0 s
+    """)
+
+
+def test_a_drop_begins_a_period_and_forgets_the_loss() -> None:
+    check("""
+        > rules blocking 3
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            GoOn
+        > hear Load version=1 keep=drop spare=2
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > step 10
+            GoOn
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=2
+            SayFrozen Frozen slot=2 tokens=30 steps=3 used=[] step=5
+            ForgetLoss
+            Wait stand='at the barrier'
+    """)
+
+
+def test_a_load_between_the_step_and_the_freeze_counts_before_the_freeze() -> None:
+    check("""
+        > rules blocking 2
+        > begin
+        > step 10
+            GoOn
+        > count 10
+        > hear Load version=1 keep=drop
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > heard
+            GoOn
+    """)
+
+
+def test_P7_nothing_is_read_while_the_agent_does_not_know_whose_the_leases_are() -> None:
+    check("""
+        > rules blocking 4
+        > begin
+        > read 2
+            Say Need samples=100 want=8
+            Wait stand='without data'
+        > hear LeasesNow 1:0-4
+        > read 2
+            Say Need samples=100 want=4
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            GoOn
+        > hear LeasesNow unsure
+        > read 2
+            Say Need samples=100 want=8
+            Wait stand='without data'
+        > at 30
+        > silence
+            Warn text='waiting for data: no samples are leased to this peer; is the coordinator there?'
+        > hear LeasesNow 1:0-4@0  # less than was learned: it is not read again
+        > read 2
+            Say Need samples=100 want=6
+            Read Span lease=1 epoch=0 start=2 stop=4
+    """)
+
+
+def test_tokens_are_those_said_or_those_handed_out_or_one() -> None:
+    check("""
+        > rules blocking 9
+        > begin
+        > hear LeasesNow 1:0-8
+        > read 2
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            GoOn
+        > read 2
+            Read Span lease=1 epoch=0 start=2 stop=4
+        > step 3
+            GoOn
+        > step
+            GoOn
+        > counts
+            fragment 0 at 0: 3 steps, 14 tokens, spare 0
+            stepping, 3 steps in all, waited 0 s
+    """)
+
+
+def test_by_the_clock_a_period_begins_with_the_round_and_a_step_too_many_is_not_begun() -> None:
+    check("""
+        > rules blocking 99 period_s=10.0
+        > begin
+        > at 4
+        > step 10
+            GoOn
+        > at 8
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > at 9
+        > hear Opened hold=false
+        > hear Resume spare=1
+            GoOn
+        > at 13
+        > step 10
+            GoOn
+        > at 17
+        > step 10
+            Freeze fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=40 steps=4 used=[] step=4
+            ForgetLoss
+            Wait stand='at the barrier'
+    """)
+
+
+@pytest.mark.parametrize(
+    ("word", "stopped"),
+    [
+        ("Finish version=3", False),
+        ("Stop code=left reason=asked", True),
+        ("Stop code=finished reason=done", True),
+    ],
+)
+def test_the_end_of_the_run_ends_the_wait_and_steps_are_the_scripts_own_affair(
+    word: str, stopped: bool
+) -> None:
+    check(f"""
+        > rules blocking 2
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > at 2
+        > hear {word}
+            Over stopped={str(stopped).lower()}
+        > step 10
+        > read 2
+        > counts
+            fragment 0 at 0: 2 steps, 20 tokens, spare 0, blocked
+            over, 2 steps in all, waited 2 s
+    """)
+
+
+def test_a_refusal_is_said_again_to_who_goes_on_all_the_same() -> None:
+    check("""
+        > rules blocking 2
+        > begin
+        > step 10
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        > at 2
+        > hear Stop code=refused reason=banned
+            Refuse code=refused reason=banned
+        > step 10
+            Refuse code=refused reason=banned
+        > read 2
+            Refuse code=refused reason=banned
+        > counts
+            fragment 0 at 0: 2 steps, 20 tokens, spare 0, blocked
+            refused, 2 steps in all, waited 0 s
+    """)
+
+
+def test_who_is_stopped_before_the_runs_state_is_here_has_nothing_to_go_on_with() -> None:
+    check("""
+        > rules blocking 2
+        > attach
+            Say Attach pid=7
+            Wait stand=attaching
+        > hear Stop code=finished reason=over
+            Refuse code=finished reason=over
+    """)
+
+
+def test_who_finishes_before_the_runs_state_is_here_still_gets_it() -> None:
+    check("""
+        > rules blocking 2
+        > attach
+            Say Attach pid=7
+            Wait stand=attaching
+        > at 31
+        > silence
+            Warn text="still waiting for the run's state; the agent says what for"
+        > hear Finish version=3
+            Over stopped=false
+        > hear Load version=3 keep=drop
+            LoadAnchor fragment=0 version=3 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=3
+        > counts
+            fragment 0 at 3: 0 steps, 0 tokens, spare 0
+            over, 0 steps in all, waited 0 s
+    """)
+
+
+def test_an_agent_that_is_gone_is_a_refusal() -> None:
+    check("""
+        > rules blocking 2
+        > begin
+        > gone
+            Refuse code=agent reason='the agent is gone'
+        > step
+            Refuse code=agent reason='the agent is gone'
+    """)
+
+
+def test_a_wait_that_the_script_broke_off_is_begun_again() -> None:
+    """As after Ctrl-C in a notebook."""
+    check("""
+        > rules blocking 1
+        > begin
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=10 steps=1 used=[] step=1
+            ForgetLoss
+            Wait stand='at the barrier'
+        > step 10
+            Wait stand='at the barrier'
+        > read 2
+            Wait stand='at the barrier'
+        > hear Resume spare=1
+            GoOn
+    """)
+
+
+def test_the_machine_needs_neither_tensors_nor_sockets() -> None:
+    hidden = "import sys; sys.modules.update(torch=None, zmq=None); import farflung.peer.trainer.machine"
+    subprocess.run([sys.executable, "-c", hidden], check=True)
