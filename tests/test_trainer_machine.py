@@ -156,7 +156,7 @@ def test_with_overlap_a_result_waits_for_its_time_and_a_late_round_is_waited_for
     """)
 
 
-def test_a_freeze_that_no_round_took_is_taken_the_place_of_by_the_next() -> None:
+def test_the_next_freeze_takes_the_place_of_one_that_no_round_took() -> None:
     check("""
         > rules overlap 2
         > begin
@@ -509,7 +509,7 @@ def test_the_end_of_the_run_ends_the_wait_and_steps_are_the_scripts_own_affair(
     """)
 
 
-def test_a_refusal_is_said_again_to_who_goes_on_all_the_same() -> None:
+def test_a_refusal_is_said_again_to_a_script_that_goes_on() -> None:
     check("""
         > rules blocking 2
         > begin
@@ -533,7 +533,7 @@ def test_a_refusal_is_said_again_to_who_goes_on_all_the_same() -> None:
     """)
 
 
-def test_who_is_stopped_before_the_runs_state_is_here_has_nothing_to_go_on_with() -> None:
+def test_a_stop_before_the_runs_state_is_here_is_a_refusal() -> None:
     check("""
         > rules blocking 2
         > attach
@@ -544,7 +544,7 @@ def test_who_is_stopped_before_the_runs_state_is_here_has_nothing_to_go_on_with(
     """)
 
 
-def test_who_finishes_before_the_runs_state_is_here_still_gets_it() -> None:
+def test_a_finish_before_the_runs_state_is_here_still_waits_for_it() -> None:
     check("""
         > rules blocking 2
         > attach

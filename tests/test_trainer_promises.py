@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
+import msgspec
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_player import MODEL
 
 from farflung.optim.schedule import Rules
 from farflung.peer.local.words import (
+    Finish,
     Frozen,
+    Keep,
     LeasesNow,
     Load,
     Need,
     Opened,
+    Provide,
     Resume,
+    Stop,
     ToTrainer,
 )
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import WAITS, TrainerMachine
 from farflung.protocol.messages import Lease
@@ -44,7 +57,7 @@ class Pair:
         self.now = 0.0
         self.leases: dict[int, Lease] = {}  # with what is committed of each
         self.next_lease = 0
-        self.asked = False
+        self.asked = self.unsure = False
         self.frozen: list[Frozen | None] = [None for _ in self.fragments]
         self.slots: dict[tuple[int, int], list[Samples]] = {}  # by (fragment, slot)
         self.committed: list[list[int]] = [[] for _ in self.fragments]
@@ -132,6 +145,9 @@ class Pair:
         self.do(self.machine.on_message(word, self.now))
 
     def tell_leases(self) -> None:
+        if self.unsure:
+            self.hear(LeasesNow(leases=(), unsure=True))
+            return
         told = []
         for lease in self.leases.values():
             reached = list(lease.reached(len(self.fragments)))
@@ -142,31 +158,35 @@ class Pair:
                 told.append(Lease.at(lease.lease, 0, lease.start, lease.stop, tuple(reached)))
         self.hear(LeasesNow(leases=tuple(told)))
 
-    def load(self, fragment: int, keep: str) -> None:
+    def load(self, fragment: int, keep: Keep) -> None:
         frozen = self.frozen[fragment] if keep in ("rest", "restore") else None
-        numbers = (frozen.slot, frozen.tokens, frozen.steps) if frozen is not None else (0, 0, 0)
-        stands = self.frozen[fragment] if keep != "rest" else None
-        slot, tokens, steps = numbers
-        spare = self.spare(stands)
-        version = self.versions[fragment]
-        self.hear(
-            Load(
-                version=version,
-                keep=keep,
-                slot=slot,
-                tokens=tokens,
-                steps=steps,
-                spare=spare,
-                fragment=fragment,
-            )  # type: ignore[arg-type]
+        if keep in ("rest", "drop"):
+            self.frozen[fragment] = None
+        load = Load(
+            version=self.versions[fragment],
+            keep=keep,
+            slot=frozen.slot if frozen is not None else 0,
+            tokens=frozen.tokens if frozen is not None else 0,
+            steps=frozen.steps if frozen is not None else 0,
+            spare=self.spare(self.frozen[fragment]),
+            fragment=fragment,
         )
+        self.hear(load)  # by which it may freeze anew
 
     def spare(self, frozen: Frozen | None) -> int:
         return 0 if frozen is None else (frozen.slot + 1) % 3
 
     # ---- what may happen, by name
 
+    def forget(self, fragment: int) -> None:
+        """The agent begins again: it does not know whose the leases are, until the coordinator says so."""
+        self.unsure = True
+        self.tell_leases()
+
     def grant(self, fragment: int) -> None:
+        if self.unsure:
+            self.unsure = False
+            self.tell_leases()
         if self.asked and len(self.leases) < 50:
             start = 6 * self.next_lease
             self.leases[self.next_lease] = Lease.at(
@@ -192,7 +212,6 @@ class Pair:
         self.tell_leases()
         self.versions[fragment] += 1
         self.load(fragment, "rest")
-        self.frozen[fragment] = None
 
     def miss(self, fragment: int) -> None:
         """A commit was made without this peer."""
@@ -219,7 +238,20 @@ class Pair:
             self.step()
 
 
-HAPPENS = ("steps", "steps", "steps", "grant", "grant", "commit", "miss", "fail", "open", "drop", "restart")
+HAPPENS = (
+    "steps",
+    "steps",
+    "steps",
+    "grant",
+    "grant",
+    "commit",
+    "miss",
+    "fail",
+    "open",
+    "drop",
+    "restart",
+    "forget",
+)
 EVENTS = st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 2)), max_size=60)
 
 
@@ -239,3 +271,207 @@ def test_P6_P7_in_any_order_each_step_and_each_sample_is_counted_once_for_each_f
     rules: Rules, events: list[tuple[str, int]]
 ) -> None:
     play(rules, events)
+
+
+WORDS: st.SearchStrategy[ToTrainer] = st.one_of(
+    st.builds(
+        Load,
+        version=st.integers(0, 3),
+        keep=st.sampled_from(("drop", "all", "rest", "restore")),
+        slot=st.integers(0, 2),
+        tokens=st.integers(0, 99),
+        steps=st.integers(0, 9),
+        spare=st.integers(0, 2),
+        fragment=st.integers(0, 1),
+    ),
+    st.builds(Resume, spare=st.integers(0, 2), fragment=st.integers(0, 1)),
+    st.builds(Opened, hold=st.booleans(), fragment=st.integers(0, 1)),
+    st.builds(LeasesNow, leases=st.just((Lease(1, 0, 0, 6, 2),)) | st.just(()), unsure=st.booleans()),
+    st.just(Provide()),
+    st.just(Finish(version=1)),
+    st.builds(Stop, code=st.sampled_from(("left", "refused")), reason=st.just("asked")),
+)
+CALLS = st.lists(WORDS | st.sampled_from(("step", "want", "silence")), max_size=50)
+
+
+def told(machine: TrainerMachine, call: ToTrainer | str, now: float) -> list[do.Effect]:
+    match call:
+        case "step":
+            machine.before_step()
+            return [*machine.on_step(now), *machine.on_heard(now)]
+        case "want":
+            return machine.on_want(100, 2, now)
+        case "silence":
+            return machine.on_silence(now)
+        case _:
+            return machine.on_message(call, now)  # type: ignore[arg-type]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([rules for rules in SCHEDULES if rules.fragments == 2]), CALLS)
+def test_no_order_of_words_leads_out_of_the_declared_moves_or_below_zero(
+    rules: Rules, calls: list[ToTrainer | str]
+) -> None:
+    """Also words that no agent says, and steps of a script that was told to wait.  A twin that is told the same
+    answers the same, as each rank of an island must."""
+    machine, twin = (TrainerMachine(rules, lease_samples=4) for _ in range(2))
+    for each in (machine, twin):
+        each.attach(MODEL, pid=1)
+    for now, call in enumerate(calls):
+        waited = machine.waits
+        effects = told(machine, call, now)
+        assert told(twin, call, now) == effects
+        frozen = any(isinstance(effect, do.Freeze) for effect in effects)
+        assert not (waited and frozen and call == "step"), "a step that was not to be taken froze something"
+        assert not (machine.waits and any(isinstance(effect, do.GoOn) for effect in effects))
+        assert all(account.steps >= 0 and account.tokens >= 0 for account in machine.accounts)
+
+
+# ---- mutations: each breaks one rule of the machine, and a seed of the simulator, or the play above, must notice -----
+
+
+class KeepsWhatWasMerged(TrainerMachine):
+    """Takes a commit that used its work for one that was made without it."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        return super()._load(msgspec.structs.replace(load, keep="all") if load.keep == "rest" else load, now)
+
+
+class GivesUpWhatWasNotMerged(TrainerMachine):
+    """Starts from the anchor after a commit that was made without it."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        return super()._load(msgspec.structs.replace(load, keep="drop") if load.keep == "all" else load, now)
+
+
+class CountsUsedStepsOn(TrainerMachine):
+    """Forgets to take the steps that a commit used off its count."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        before = self.accounts[load.fragment].steps
+        effects = super()._load(load, now)
+        if load.keep == "rest":
+            self.accounts[load.fragment].steps = before
+            effects[0] = dataclasses.replace(effects[0], steps=before)
+        return effects
+
+
+class RestoresNothing(TrainerMachine):
+    """A trainer that begins again does not take over what stands in the slot."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        fresh = msgspec.structs.replace(load, keep="drop", steps=0, tokens=0)
+        return super()._load(fresh if load.keep == "restore" else load, now)
+
+
+class LearnsTwice(TrainerMachine):
+    """Lets every fragment learn from every step, also from samples that it has learned."""
+
+    def before_step(self):  # type: ignore[no-untyped-def]
+        return []
+
+    def on_step(self, now, said_tokens=None):  # type: ignore[no-untyped-def]
+        others = {account.fragment for account in self.accounts} - set(self.leases.learners())
+        for number in others:
+            self.accounts[number].count(said_tokens or 1)
+        return super().on_step(now, said_tokens)
+
+
+class PutsNothingBack(TrainerMachine):
+    """Does not count a step in the fragments that must not learn from it, but leaves it in the model."""
+
+    def on_step(self, now, said_tokens=None):  # type: ignore[no-untyped-def]
+        return [e for e in super().on_step(now, said_tokens) if not isinstance(e, do.PutBack)]
+
+
+class ReadsNothingAgain(TrainerMachine):
+    """Names the samples of work that was dropped as if it still had them."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        self.leases.restart, kept = (lambda fragment: None), self.leases.restart
+        effects = super()._load(load, now)
+        self.leases.restart = kept
+        return effects
+
+
+class FreezesWhatIsInUse(TrainerMachine):
+    """Does not wait for the round that uses the last freeze."""
+
+    def _hear(self, word, now):  # type: ignore[no-untyped-def]
+        effects = super()._hear(word, now)
+        for account in self.accounts:
+            account.blocked = False
+        return effects
+
+
+class ReadsWhatMayBeOthers(TrainerMachine):
+    """Takes a list of leases for the whole truth that its agent is not sure of."""
+
+    def _hear(self, word, now):  # type: ignore[no-untyped-def]
+        if isinstance(word, LeasesNow):
+            word = msgspec.structs.replace(word, unsure=False)
+        return super()._hear(word, now)
+
+
+class HoldsBackForEver(TrainerMachine):
+    """Never takes what came before its time."""
+
+    def _load_held(self, fragments, now):  # type: ignore[no-untyped-def]
+        return []
+
+
+def seen_by_the_simulator(mutant: type[TrainerMachine]) -> str:
+    class Mutated(VirtualTrainer):
+        machine_class = mutant
+
+    class MutatedWorld(World):
+        trainer_class = Mutated
+
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+    for seed in range(200):
+        try:
+            MutatedWorld(seed, Scenario.of(seed)).run()
+        except Broken as seen:
+            return str(seen)
+    return ""
+
+
+def seen_in_play(machine: type[TrainerMachine]) -> str:
+    draw = random.Random(1)
+    for _ in range(400):
+        rules = draw.choice(SCHEDULES)
+        try:
+            play(rules, [(draw.choice(HAPPENS), draw.randrange(3)) for _ in range(60)], machine)
+        except AssertionError as seen:
+            return str(seen)
+    return ""
+
+
+MUTANTS = [
+    (KeepsWhatWasMerged, "P7"),
+    (GivesUpWhatWasNotMerged, "P6"),
+    (CountsUsedStepsOn, "P6"),
+    (RestoresNothing, "P7"),
+    (LearnsTwice, "P7"),
+    (PutsNothingBack, "P7"),
+    (ReadsNothingAgain, "P7"),
+    (FreezesWhatIsInUse, "P6"),
+    (ReadsWhatMayBeOthers, "P7"),
+    (HoldsBackForEver, "P3"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "promise"), MUTANTS)
+def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
+    mutant: type[TrainerMachine], promise: str
+) -> None:
+    assert seen_by_the_simulator(mutant).startswith(promise)
+
+
+@pytest.mark.parametrize("mutant", [mutant for mutant, _ in MUTANTS])
+def test_so_does_the_play_with_a_truthful_agent(mutant: type[TrainerMachine]) -> None:
+    assert seen_in_play(mutant)
+
+
+def test_the_play_finds_no_fault_with_the_machine_itself() -> None:
+    assert not seen_in_play(TrainerMachine)

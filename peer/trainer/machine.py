@@ -162,7 +162,7 @@ class TrainerMachine:
         return self._refuse("agent", problem)
 
     def _on_stop(self, stop: Stop, now: float) -> list[Effect]:
-        # Who is stopped before the run's state is loaded has nothing to go on with.
+        # A trainer that is stopped before the run's state is in its model has nothing to go on with.
         if stop.code in GOOD_ENDS and self.stand is not Stand.ATTACHING:
             return self._end(now, stopped=True)
         return self._refuse(stop.code, stop.reason)
