@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from transcript import check_transcript
 
 from farflung.optim.schedule import Rules
 from farflung.peer.local import words
@@ -27,6 +26,7 @@ from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
+from rig.transcript import check_transcript
 
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
 NUMBERS = {"slot": "0", "tokens": "0", "steps": "0", "spare": "0"}  # of a Load that names none

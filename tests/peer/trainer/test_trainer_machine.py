@@ -1,4 +1,4 @@
-"""The trainer's machine, event by event, as transcripts; the events are told in helpers/trainer_player.py.
+"""The trainer's machine, event by event, as transcripts; the events are told in rig/trainer_player.py.
 
 That its counts hold in any order of events, and what sees a broken rule of it, is in test_trainer_promises.py.
 """
@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from trainer_player import check
+
+from rig.trainer_player import check
 
 
 def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_the_agents_word() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_player import MODEL
 
 from farflung.optim.schedule import Rules
 from farflung.peer.local.words import (
@@ -32,6 +31,7 @@ from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import WAITS, TrainerMachine
 from farflung.protocol.messages import Lease
+from rig.trainer_player import MODEL
 
 TOKENS = 10  # of each step
 
