@@ -166,6 +166,9 @@ PURE_MODULES = (
     "optim/schedule",
     "peer/agent/turns",
     "peer/local/words",
+    "peer/trainer/effects",
+    "peer/trainer/leased_data",
+    "peer/trainer/machine",
 )
 
 # Rooms of maths, and those that any language could read: besides the standard library only these.
