@@ -578,7 +578,6 @@ def test_an_agent_that_is_gone_is_a_refusal() -> None:
 
 
 def test_a_wait_that_the_script_broke_off_is_begun_again() -> None:
-    """As after Ctrl-C in a notebook."""
     check("""
         > rules blocking 1
         > begin
