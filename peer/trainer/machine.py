@@ -79,9 +79,8 @@ MOVES: dict[Stand, frozenset[Stand]] = {
     Stand.OVER: frozenset({Stand.REFUSED}),
     Stand.REFUSED: frozenset(),
 }
-WAITS = frozenset(
-    {Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER}
-)  # for the agent's words, and for no data
+# For the agent's words; to be without data is no such wait.
+WAITS = frozenset({Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER})
 
 _REMINDERS = {
     Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
@@ -178,7 +177,7 @@ class TrainerMachine:
             self.waited_s += now - self._stopped_at
         if (
             self.stand is not Stand.ATTACHING
-        ):  # then the end comes with the run's state, which is worth having
+        ):  # there the end comes with the run's state, which is worth having
             self._move(Stand.OVER)
         return [Over(stopped)]
 
