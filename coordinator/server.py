@@ -372,9 +372,9 @@ class Server:
             case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
-            case Note(text=text, routine=routine):
+            case Note(text=text, cause=cause, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
-                self._events.on_note(text)
+                self._events.on_note(text, cause)
 
     def _cut_off(self, key: bytes) -> None:
         """What it sends is not read any more; a last word may still leave before its connections are closed."""

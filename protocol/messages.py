@@ -209,8 +209,16 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     dots: DotProducts | None  # of all chunks that I own, before the decision
 
 
+FINISHED = "finished"  # the reason of a peer that leaves with the finished model
+
+
 class Leave(_FromMember, frozen=True, kw_only=True):
     reason: Reason
+
+    @property
+    def finished(self) -> bool:
+        """It has the finished model: the one reason that is a word and no sentence."""
+        return self.reason == FINISHED
 
 
 # ---- to a member -----------------------------------------------------------------------------------

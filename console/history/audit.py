@@ -16,12 +16,11 @@ from farflung.console.history.audit_work import check_samples, check_work
 from farflung.console.history.finding import Finding
 from farflung.console.history.journals import Journals, Process
 from farflung.protocol.caps import parse_cap
+from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.journal import Event
 
 SLACK_S = 5.0  # for a busy machine
-NO_FAULT_OF_THE_ROUND = ("restarted", "founded anew", "complete", "goes back")
-CUT = ("its connection closed", "nothing heard")  # reasons of a departure that was none of the peer's own
 
 
 @dataclass
@@ -126,7 +125,7 @@ def check_going_on(journals: Journals) -> Finding:
                     finding.expect(took_s <= most_s, f"round {each['round']} took {took_s:.1f} s")
                     left = len(plan["members"]) - len(gone)
                     lost = each["event"] == "aborted" and len(gone) == 1 and left >= rules["min_peers"]
-                    own = lost and not any(word in each["reason"] for word in NO_FAULT_OF_THE_ROUND)
+                    own = lost and AbortCause(each["cause"]).of_the_round
                     finding.expect(
                         not own, f"round {each['round']} did not survive one death: {each.get('reason')}"
                     )
@@ -241,11 +240,11 @@ def check_weights(journals: Journals) -> Finding:
 def check_manners(journals: Journals) -> Finding:
     finding = Finding("P10", "a polite guest", "ends and rates of upload")
     departed = [each for each in journals.records if each["event"] == "departed"]
+    good_byes = {each["peer"] for each in departed if DepartureCause(each["cause"]).good_bye}
     for peer, process in journals.lives:
         end = process.ended
         if end is not None and end["code"] == "left" and _heard(journals, peer, end):
-            words = [each["reason"] for each in departed if each["peer"] == peer]
-            finding.expect(end["reason"] in words, f"{peer} left without a word: {end['reason']}")
+            finding.expect(peer in good_byes, f"{peer} left without a word: {end['reason']}")
         caps = [cap for text in process.start.get("upload_limits", ()) if (cap := _cap(text)) is not None]
         counts = list(process.of("frames"))
         for first, last in itertools.pairwise(counts):
@@ -263,7 +262,7 @@ def _heard(journals: Journals, peer: str, end: Event) -> bool:
         if each["event"] in ("admitted", "departed") and each["peer"] == peer
     ]
     last = next((each for each in reversed(mine) if each["at"] < end["at"]), None)
-    if last is None or last.get("reason", end["reason"]) != end["reason"]:
+    if last is None or (last["event"] == "departed" and not DepartureCause(last["cause"]).good_bye):
         return False
     spans = ((life.start["at"], life.events[-1]["at"]) for life in journals.coordinators)
     return any(first + SLACK_S < end["at"] < until - 1.0 for first, until in spans)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farflung.coordinator.ledger.old_sentences import with_cause
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.journal import Event, read_events
 
@@ -94,7 +95,7 @@ def read_folder(folder: Path) -> Journals:
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
     files = sorted(folder.rglob(PATTERN))
-    lives = [life for file in files for life in _lives(read_events(file))]
+    lives = [life for file in files for life in _lives(list(map(with_cause, read_events(file))))]
     coordinators = [life for life in lives if life.start.get("role") == "coordinator"]
     if not coordinators:
         raise UserError(f"{folder}: no journal of a coordinator below it (its data folder has events.jsonl)")

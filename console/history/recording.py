@@ -7,19 +7,19 @@ brought together by the commits, which all of them saw at about the same time.
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farflung.coordinator.ledger.old_sentences import with_cause
+from farflung.protocol.causes import DepartureCause, NoteCause
 from farflung.protocol.errors import UserError
 
-Event = Mapping[str, Any]
+Event = dict[str, Any]
 Status = dict[str, Any]
 
 ROUNDS_SHOWN, EVENTS_SHOWN = 40, 30
-_EVERY_ROUND = re.compile(r"round \d+.* opened from|version \d+.* committed by")
 RATE_SPAN_S = 60.0  # over which tokens per second are counted
 
 
@@ -50,7 +50,7 @@ class Recording:
             if first is None:
                 continue
             if first.get("role") == "coordinator":
-                host += events
+                host += map(with_cause, events)
             else:
                 peers.setdefault(str(first.get("peer")), []).extend(events)
         if not host:
@@ -160,14 +160,9 @@ class Story:
     def _on_departed(self, event: Event, _: str, at: float) -> None:
         member = self._members.get(str(event["peer"]))
         if member is not None:
-            why = str(event.get("reason") or "")
-            lost = "closed" in why or "nothing heard" in why
-            member.alive, member.state, member.why, member.heard_at = (
-                False,
-                "lost" if lost else "left",
-                why,
-                at,
-            )
+            lost = DepartureCause(event["cause"]).state == "lost"
+            member.alive, member.state = False, "lost" if lost else "left"
+            member.why, member.heard_at = str(event.get("reason") or ""), at
 
     def _on_opened(self, event: Event, _: str, at: float) -> None:
         same = self._open is not None and self._open["number"] == event["round"]
@@ -227,7 +222,7 @@ class Story:
         self.version = min(event.get("versions") or [0])
 
     def _on_note(self, event: Event, _: str, at: float) -> None:
-        if _EVERY_ROUND.match(str(event.get("text"))):
+        if NoteCause(event["cause"]) in (NoteCause.OPENED, NoteCause.COMMITTED):
             return  # the list of rounds says that
         self._notes.append({"at_s": round(at, 2), "text": event.get("text")})
         del self._notes[:-EVENTS_SHOWN]

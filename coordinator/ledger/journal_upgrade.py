@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from farflung.coordinator.ledger.old_sentences import abort_cause, departure_cause, exclusion_cause
 from farflung.coordinator.ledger.records import UNREADABLE
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
@@ -82,7 +84,7 @@ def sync_folder(folder: Path) -> None:
 # journal of that number, written by the last farflung that had it.
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Plain = dict[str, Any]
 
 
@@ -95,6 +97,29 @@ def _codecs_of_members(record: Plain) -> Plain:
     return {**record, "plan": {**rest, "codecs": [plan["codec"]] * len(plan["members"])}}
 
 
+def _causes(record: Plain) -> Plain:
+    """Formats 1 and 2 told in sentences alone why a round was aborted, and who departed or was left out for what."""
+    match record:
+        case {"record": "aborted", "reason": reason}:
+            return {**record, "cause": abort_cause(reason)}
+        case {"record": "departed", "reason": reason}:
+            return {**record, "cause": departure_cause(reason)}
+        case {"record": "decided", "decision": {"reasons": reasons}}:
+            return {**record, "causes": {peer: exclusion_cause(text) for peer, text in reasons.items()}}
+        case {"record": "committed", "excluded": excluded}:
+            told = {peer: {"cause": exclusion_cause(text), "text": text} for peer, text in excluded.items()}
+            return {**record, "excluded": told}
+        case {"record": "folded", "ledger": raw}:
+            if hash_bytes(raw) != record["digest"]:
+                raise msgspec.ValidationError("the folded ledger is damaged")
+            ledger: Plain = msgspec.msgpack.decode(raw)
+            most, rounds = ledger["rounds"]
+            new = msgspec.msgpack.encode({**ledger, "rounds": [most, [_causes(each) for each in rounds]]})
+            return {**record, "ledger": new, "digest": hash_bytes(new)}
+        case _:
+            return record
+
+
 def _as_it_is(manifest: Plain) -> Plain:
     return manifest
 
@@ -105,7 +130,7 @@ class Step:
     manifest: Callable[[Plain], Plain] = _as_it_is
 
 
-STEPS: dict[int, Step] = {1: Step(_codecs_of_members)}  # from this format to the next
+STEPS: dict[int, Step] = {1: Step(_codecs_of_members), 2: Step(_causes)}  # from this format to the next
 
 
 def is_older(schema: int) -> bool:

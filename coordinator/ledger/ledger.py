@@ -40,12 +40,12 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit
 
-FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
@@ -153,8 +153,8 @@ class Ledger:
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
-            case Departed(reason=reason):
-                self.delivered = self.delivered or reason == FINISHED
+            case Departed(cause=cause):
+                self.delivered = self.delivered or cause is DepartureCause.FINISHED
             case DecidedOn():
                 pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):

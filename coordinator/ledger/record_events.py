@@ -25,6 +25,7 @@ from farflung.coordinator.ledger.records import (
     Opened,
     Record,
 )
+from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, read_events
 from farflung.protocol.round_words import result_name
@@ -84,8 +85,8 @@ class RecordEvents:
         for record in records:
             self._write(record)
 
-    def on_note(self, text: str) -> None:
-        self._log.write("note", text=text)
+    def on_note(self, text: str, cause: NoteCause) -> None:
+        self._log.write("note", cause=cause, text=text)
 
     def on_failpoint(self, point: str, action: str) -> None:
         self._log.write("failpoint", point=point, action=action)
@@ -121,7 +122,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             }
         case DecidedOn(decision=made):
             fields = {"round": made.round_no, "decision": made.decision_no}
-            return "decided", {**fields, "weights": made.weights, "reasons": made.reasons}
+            told = {"reasons": made.reasons, "causes": record.causes}
+            return "decided", {**fields, "weights": made.weights, **told}
         case CommittedRound():
             return "committed", _committed(record)
         case Genesis(peer=peer):
@@ -147,7 +149,8 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "weights": commit.weights,
         "result": result_name(commit),
         "used": {peer: [[use.lease, use.upto] for use in used] for peer, used in record.used.items()},
-        "excluded": record.excluded,
+        "excluded": {peer: why.text for peer, why in record.excluded.items()},
+        "causes": {peer: why.cause for peer, why in record.excluded.items()},
         "tokens": record.tokens,
         "steps": record.steps,
         "loss": record.loss,

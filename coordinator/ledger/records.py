@@ -1,7 +1,7 @@
 """The journal's records: every durable transition of a run, one type each.
 
 Written by the run machine, made durable by the journal before anything acts on them, folded by the ledger.
-Data only.
+Programs read a `cause`; the `reason` beside it is for people alone.  Data only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from farflung.protocol.causes import AbortCause, DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
@@ -75,6 +76,7 @@ class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
 
 class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
     peer: str
+    cause: DepartureCause
     reason: str
 
 
@@ -84,13 +86,14 @@ class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
 
 class DecidedOn(_Record, frozen=True, kw_only=True, tag="decided"):
     decision: Decision
+    causes: dict[str, ExclusionCause]  # why each one is out; the decision has the sentences
     merged: str = ""  # how, and what the guard did
 
 
 class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     commit: Commit
     used: dict[str, tuple[Used, ...]]
-    excluded: dict[str, str]
+    excluded: dict[str, Excluded]
     tokens: int
     steps: int
     loss: float | None
@@ -104,6 +107,7 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
 
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
     round_no: int
+    cause: AbortCause
     reason: str
     fragment: int = 0
     dropped: bool = False  # by the guard: its members start again from the version before

@@ -9,7 +9,7 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.screening import Screening, screened
 from farflung.coordinator.rounds.weighting import MergeRules, weighted
+from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
     combined,
@@ -74,6 +75,7 @@ class Done:
 @dataclass(frozen=True)
 class Failed:
     reason: str
+    cause: AbortCause
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
     dropped: bool = False  # the guard: what was contributed must not come again
 
@@ -93,9 +95,11 @@ class InFlight:
     plan: Plan
     rules: RoundRules
     opened_at: float
+    name: Callable[[str], str] = str  # of a peer: what is told of it is for people
     decision: Decision | None = None
+    excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
     sent: dict[str, Sent] = field(default_factory=dict)
-    barred: dict[str, str] = field(default_factory=dict)  # member -> why its contribution can't count
+    barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     reports: dict[str, ProgressReport] = field(default_factory=dict)
@@ -130,21 +134,21 @@ class InFlight:
         if peer in self.sent:
             return None
         if len(sent.hashes) != 32 * len(self.plan.owners):
-            self.barred[peer] = (
-                f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
-            )
+            told = f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
+            self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
         elif sent.tokens == 0 and sent.steps == 0:
-            self.barred[peer] = "it has nothing to contribute"
+            self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
         self.sent[peer] = sent
         for owner, report in self.reports.items():
             self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
-        return self.barred.get(peer)
+        return self.barred[peer].text if peer in self.barred else None
 
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
-            self.barred.setdefault(member, f"what {peer} got from it was unusable: {what}")
+            told = f"what {self.name(peer)} got from it was unusable: {what}"
+            self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, told))
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
@@ -178,7 +182,8 @@ class InFlight:
             if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
                 proven[member] = mask
             else:
-                self.barred[member] = f"the bytes that {owner} holds are not the bytes it says it sent"
+                told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
+                self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class InFlight:
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
-            return Failed(late, self._withheld(alive, dialable))
+            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
         if self.decision is None:
             return self._decide(now, alive)
         lost = self._unobtainable(alive)
@@ -196,7 +201,7 @@ class InFlight:
             return self._settle(
                 [m for m in self.decision.included(self.plan.members) if m not in lost],
                 alive,
-                f"the contributions of {', '.join(sorted(lost))} died with their holders",
+                f"the contributions of {self._names(sorted(lost))} died with their holders",
             )
         return self._maybe_commit(alive)
 
@@ -232,7 +237,8 @@ class InFlight:
         if not lost:
             return None
         if not heirs:
-            return Failed("no living member can be dialled, so nobody can own a chunk")
+            told = "no living member can be dialled, so nobody can own a chunk"
+            return Failed(told, AbortCause.NO_OWNER)
         owners = list(shares.reassign(self.plan.owners, lost, heirs))
         kept = mask_from_bytes(self.plan.kept)
         for chunk, owner in enumerate(self.plan.owners):
@@ -248,10 +254,10 @@ class InFlight:
         self.plan = plan = replace(
             self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners), kept=mask_to_bytes(kept)
         )
-        names = ", ".join(members[index] for index in sorted(lost))
+        names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.comparing.impossible | self.barred
+        useless = self.comparing.impossible | {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
@@ -261,16 +267,15 @@ class InFlight:
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
         grace_over = now - self.opened_at >= self.rules.scatter_grace_s
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
-            return Waiting(f"scatter: waiting for {', '.join(late)}")
+            return Waiting(f"scatter: waiting for {self._names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if self.rules.merge.robust and len(ready) >= self.rules.min_peers:
             self._uncompared = set(self.comparing.lacking(ready, self._shares))
             if self._uncompared:
-                return Waiting(
-                    f"decide: waiting for the dot products of {', '.join(sorted(self._uncompared))}"
-                )
+                missing = self._names(sorted(self._uncompared))
+                return Waiting(f"decide: waiting for the dot products of {missing}")
             shares = self.comparing.shares_of(ready, self._shares)
             self.screening = screened(ready, shares, self.rules.merge.clip)
         return self._settle(ready, alive, reason)
@@ -279,27 +284,33 @@ class InFlight:
         """`ready`: who has a whole contribution.  Who is out for its direction counts towards the quorum all the same:
         one liar must not be able to stop a run that needs everybody."""
         if len(ready) < self.rules.min_peers:
-            whose = "".join(f"; {member} is out: {why}" for member, why in sorted(self.barred.items()))
-            return Failed(
-                f"{len(ready)} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
-            )
+            return self._too_few(len(ready))
         out = self.screening.out if self.screening is not None else {}
         tokens = {m: self.sent[m].tokens for m in ready if m not in out}
         made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
         if made.refusal:
-            return Failed(made.refusal, dropped=True)
+            return Failed(made.refusal, AbortCause.GUARD, dropped=True)
         self.norm = made.norm
         number = 1 if self.decision is None else self.decision.decision_no + 1
+        members = self.plan.members
+        self.excluded = {m: self._why_out(m, tokens, alive) for m in members if not made.weights.get(m)}
         decision = Decision(
             self.plan.round_no,
             number,
-            tuple(made.weights.get(m, 0.0) for m in self.plan.members),
-            {m: self._why_out(m, tokens, alive) for m in self.plan.members if not made.weights.get(m)},
+            tuple(made.weights.get(m, 0.0) for m in members),
+            {member: why.text for member, why in self.excluded.items()},
         )
         self.decision = decision
         self.merged.clear()
         told = self.screening.told if self.screening is not None else ""
         return Settled(decision, reason, "; ".join(each for each in (told, made.told) if each))
+
+    def _too_few(self, count: int) -> Failed:
+        barred = sorted(self.barred.items())
+        back = any(why.cause is ExclusionCause.RESTARTED for _, why in barred)
+        whose = "".join(f"; {self.name(member)} is out: {why.text}" for member, why in barred)
+        told = f"{count} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
+        return Failed(told, AbortCause.MEMBER_RESTARTED if back else AbortCause.TOO_FEW)
 
     def _unobtainable(self, alive: set[str]) -> set[str]:
         """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
@@ -362,28 +373,29 @@ class InFlight:
             return 0  # its proof speaks of chunks that nobody answers for yet
         return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
 
-    def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> str:
+    def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> Excluded:
         if self.screening is not None and member in self.screening.out:
-            return self.screening.out[member]
+            return Excluded(ExclusionCause.DIRECTION, self.screening.out[member])
         if self.screening is not None and member in counted:
-            return self.screening.clipped[member]  # to nothing
+            return Excluded(ExclusionCause.SHORTENED, self.screening.clipped[member])
         if member in self.barred:
             return self.barred[member]
         if self._complete(member):
-            return "it counts no tokens"
+            return Excluded(ExclusionCause.NO_TOKENS, "it counts no tokens")
         if member not in alive:
-            return "it was lost before its contribution was safe"
-        return (
-            "its contribution was not whole in time"
-            if member in self.sent
-            else "it sent no hash list in time"
-        )
+            return Excluded(ExclusionCause.LOST, "it was lost before its contribution was safe")
+        if member in self.sent:
+            return Excluded(ExclusionCause.NOT_WHOLE, "its contribution was not whole in time")
+        return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
+
+    def _names(self, members: Iterable[str]) -> str:
+        return ", ".join(map(self.name, members))
 
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
-        mute = f"; no dot products from {', '.join(sorted(self._uncompared))}" if self._uncompared else ""
-        return f"late: {', '.join(late) or 'nobody'}; lost: {', '.join(dead) or 'nobody'}{mute}"
+        mute = f"; no dot products from {self._names(sorted(self._uncompared))}" if self._uncompared else ""
+        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}"
 
     def done_by(self, member: str) -> tuple[float, float]:
         """(how much of its contribution owners hold, how many of the results it holds) for the status."""

@@ -23,6 +23,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.membership import Member, Standing
+from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.limits import MEMBERS_PER_ROUND
@@ -156,10 +157,11 @@ class Conductor:
         )
         rules = rules_for(manifest, self.book, peers)
         core.write(Opened(plan=plan))
-        self.round = InFlight(plan, rules, core.now)
+        self.round = InFlight(plan, rules, core.now, core.name)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
-        core.log(f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}")
+        told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}"
+        core.log(told, NoteCause.OPENED)
         for member in self.able:
             if member.peer not in peers:
                 why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
@@ -224,8 +226,10 @@ class Conductor:
     def on_sent(self, member: Member, sent: Sent) -> None:
         assert self.round is not None
         leases = self.core.ledger.leases
-        problem = self._witness.problem(member, sent) or leases.problem(member.peer, sent.used, self.fragment)
-        if problem and member.peer not in self.round.sent:
+        problem = self._witness.problem(member, sent)
+        if problem is None and (wrong := leases.problem(member.peer, sent.used, self.fragment)):
+            problem = Excluded(ExclusionCause.LEASES, wrong)
+        if problem is not None and member.peer not in self.round.sent:
             self.round.barred[member.peer] = problem
         why = self.round.on_sent(member.peer, sent)
         if why:
@@ -239,13 +243,13 @@ class Conductor:
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
         if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
-            self.round.barred[peer] = "it restarted during the round"
+            self.round.barred[peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
 
     def advance(self) -> None:
         """Take every transition that is due now."""
         # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
         if self.round is not None and self.core.finished:
-            self.abort("the run is complete")
+            self.abort(AbortCause.COMPLETE, "the run is complete")
         while self.round is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
             step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
@@ -256,30 +260,32 @@ class Conductor:
                 case Moved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        why = self.round.barred.get(peer, "others could not get through to it")
+                        barred = self.round.barred.get(peer)
+                        why = "others could not get through to it" if barred is None else barred.text
                         self._leave_out(peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self._tell_members(OpenRound, plan=plan)
                 case Settled():
                     self._announce(step)
-                case Failed(reason, unfit, dropped):
+                case Failed(reason, cause, unfit, dropped):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(peer, "it owned chunks and did not give their results in time")
-                    self.abort(reason, dropped)
+                    self.abort(cause, reason, dropped)
                 case Done():
                     self._commit(step)
 
     def _announce(self, step: Settled) -> None:
         assert self.round is not None
         core, decision, screening = self.core, step.decision, self.round.screening
-        core.write(DecidedOn(decision=decision, merged=step.merged))
+        causes = {peer: why.cause for peer, why in self.round.excluded.items()}
+        core.write(DecidedOn(decision=decision, causes=causes, merged=step.merged))
         for peer, why in decision.reasons.items():
             core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
             self._leave_out(peer, why)
         for peer, factor in screening.factors.items() if screening is not None else ():
-            if factor <= MUCH_SHORTENED and peer not in decision.reasons:
+            if factor <= MUCH_SHORTENED and peer not in self.round.excluded:
                 why = screening.clipped[peer] if screening is not None else ""
                 core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         self._tell_members(Decided, decision=decision)
@@ -292,13 +298,16 @@ class Conductor:
             self.round.comparing.asks_anew = False
         return asks
 
-    def abort(self, reason: str, dropped: bool = False) -> None:
+    def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:
         assert self.round is not None
         number = self.round.plan.round_no
         for peer, why in self.round.barred.items():
-            self._leave_out(peer, why)
+            self._leave_out(peer, why.text)
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
-        self.core.write(AbortedRound(round_no=number, reason=reason, fragment=self.fragment, dropped=dropped))
+        told = AbortedRound(
+            round_no=number, cause=cause, reason=reason, fragment=self.fragment, dropped=dropped
+        )
+        self.core.write(told)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(self.round)
         self._tell_members(Aborted, round_no=number, reason=reason)
@@ -332,7 +341,7 @@ class Conductor:
             CommittedRound(
                 commit=commit,
                 used={m: sent[m].used for m in included},
-                excluded=dict(self.round.decision.reasons),
+                excluded=dict(self.round.excluded),
                 tokens=tokens,
                 steps=sum(sent[m].steps for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
@@ -352,7 +361,8 @@ class Conductor:
         self.round = None
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"
-        core.log(f"{what} committed by round {commit.round_no} with {_peers(len(included))}")
+        told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"
+        core.log(told, NoteCause.COMMITTED)
         for member in core.members.alive.values():
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
@@ -458,15 +468,15 @@ class Witness:
         self._core = core
         self._said: dict[str, Said] = {}
 
-    def problem(self, member: Member, sent: Sent) -> str:
-        """Why this hash list is none, or empty."""
+    def problem(self, member: Member, sent: Sent) -> Excluded | None:
+        """Why this hash list is none."""
         before = self._said.get(member.peer)
         if before is not None and before.sent.round_no == sent.round_no:
-            return ""  # the first one counts
+            return None  # the first one counts
         if not is_signed(member.identity, self._core.run_id, sent):
-            return "its hash list is not signed by it"
+            return Excluded(ExclusionCause.UNSIGNED, "its hash list is not signed by it")
         self._said[member.peer] = Said(member.identity, sent)
-        return ""
+        return None
 
     def on_commit(self, commit: Commit) -> None:
         said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]

@@ -6,7 +6,6 @@ leaves the process only when the record is on disk.  Pure.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,11 @@ from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Record, Struck
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
+from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ToMember
 
 EVENTS_SHOWN = 30
-_PEER_ID = re.compile(r"\b[a-z2-7]{16}\b")
 
 
 class Core:
@@ -79,21 +78,18 @@ class Core:
         message = kind(session=member.session, seq=member.out_seq, **body)
         self._effects.append(Tell(member.peer, member.session, message))
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, cause: NoteCause = NoteCause.NEWS) -> None:
         """What happens every round: to the log only, or it would push the news off the dashboard."""
-        self._effects.append(Note(self.named(text), routine=True))
+        self._effects.append(Note(text, cause, routine=True))
 
     def note(self, text: str) -> None:
         """Something a person wants to know: to the log and to the dashboard."""
-        self.events.append((self.now, self.named(text)))
-        self._effects.append(Note(self.named(text)))
+        self.events.append((self.now, text))
+        self._effects.append(Note(text, NoteCause.NEWS))
 
     def name(self, peer: str) -> str:
+        """For texts: people know peers by their names."""
         return self.ledger.names.get(peer, peer)
-
-    def named(self, text: str) -> str:
-        """A text for people: rules speak of peers by their ids."""
-        return _PEER_ID.sub(lambda found: self.name(found[0]), text)
 
     def of(self, fragment: int) -> str:
         """For texts about one of several fragments."""

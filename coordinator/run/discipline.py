@@ -13,6 +13,7 @@ from farflung.coordinator.ledger.records import Banned, Unbanned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 
 LEAST_ACCUSERS = 2
@@ -26,9 +27,9 @@ def found_useless(flight: InFlight) -> list[str]:
 
 
 class Discipline:
-    """`lose(member, state, why)` ends a membership."""
+    """`lose(member, cause, why)` ends a membership."""
 
-    def __init__(self, core: Core, lose: Callable[[Member, str, str], None]) -> None:
+    def __init__(self, core: Core, lose: Callable[[Member, DepartureCause, str], None]) -> None:
         self._core = core
         self._lose = lose
 
@@ -44,7 +45,7 @@ class Discipline:
 
     def kick(self, member: Member, why: str) -> None:
         self._core.tell(member, Gone, reason=f"the host of the run sent it away: {why}", final=True)
-        self._lose(member, "kicked", why)
+        self._lose(member, DepartureCause.KICKED, why)
 
     def ban(self, peer: str, why: str, lasts_s: float, network: str = "") -> None:
         core = self._core
@@ -54,7 +55,7 @@ class Discipline:
         for member in list(core.members.alive.values()):
             if core.ledger.register.ban_of(member.peer, member.network, at_s) is not None:
                 core.tell(member, Gone, reason=f"banned from the run: {why}"[:1000], final=True)
-                self._lose(member, "banned", why)
+                self._lose(member, DepartureCause.BANNED, why)
 
     def unban(self, peer: str) -> None:
         self._core.write(Unbanned(peer=peer))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.records import Record
+from farflung.protocol.causes import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
 
@@ -54,6 +55,7 @@ class DialBack:
 @dataclass(frozen=True, slots=True)
 class Note:
     text: str
+    cause: NoteCause
     routine: bool = False  # it happens in every round
 
 

@@ -13,6 +13,7 @@ import msgspec
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
+from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
 
 _NOTHING = FragmentBeat(-1, b"", 0, 0, 0, False, ())
@@ -91,7 +92,7 @@ class GoingBack:
         was = ", ".join(str(conductor.book.version) for conductor in self._conductors)
         for conductor in self._conductors:
             if conductor.round is not None:
-                conductor.abort("the run goes back to an older state")
+                conductor.abort(AbortCause.WENT_BACK, "the run goes back to an older state")
         self._lost_since = [None] * len(self._conductors)
         if lost_all:
             reason = f"nobody held version {was}, nor any other, and no checkpoint was due yet"

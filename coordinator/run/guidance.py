@@ -15,6 +15,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member, Standing
+from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
@@ -278,7 +279,7 @@ class Guidance:
             return "found", "it gives the run its initial state"
         for conductor in self._conductors:
             if conductor.round is not None:
-                conductor.abort("version 0 is founded anew")
+                conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
         first, *others = (said.digest for said in member.beat.fragments)
         self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others)))
         self._core.note(f"{member.contact.name} founded version 0")

@@ -27,6 +27,7 @@ from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.operator_orders import Operating
 from farflung.coordinator.run.status import status_json
+from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
@@ -77,7 +78,7 @@ class RunMachine:
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
         self.discipline = Discipline(
-            self.core, lambda member, state, why: self._lose(member, state, why, True)
+            self.core, lambda member, cause, why: self._lose(member, cause, why, True)
         )
         self._operating = Operating(self.core, self.discipline, random)
         self.counters = Counters()
@@ -101,10 +102,9 @@ class RunMachine:
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
-                core.write(
-                    AbortedRound(round_no=number, reason="the coordinator restarted", fragment=fragment)
-                )
-                core.note(f"round {number} aborted: the coordinator restarted; local work is kept")
+                cause, why = AbortCause.RESTARTED, "the coordinator restarted"
+                core.write(AbortedRound(round_no=number, cause=cause, reason=why, fragment=fragment))
+                core.note(f"round {number} aborted: {why}; local work is kept")
         if core.ledger.learned:
             core.note(f"resumed at version {core.ledger.version} from the journal")
         return core.take_effects()
@@ -234,9 +234,11 @@ class RunMachine:
         core.now = now
         self._dial_back()
         for member in core.members.silent(now, RECONNECT_GRACE_S):
-            closed = member.closed_at is not None
-            why = "its connection closed" if closed else f"nothing heard for {core.members.dead_after_s:g} s"
-            self._lose(member, "lost", why)
+            if member.closed_at is not None:
+                self._lose(member, DepartureCause.CLOSED, "its connection closed")
+            else:
+                told = f"nothing heard for {core.members.dead_after_s:g} s"
+                self._lose(member, DepartureCause.SILENT, told)
         self.lending.reclaim()
         if self.going_back.look():
             self.guidance.recheck_all()
@@ -310,7 +312,8 @@ class RunMachine:
             case Beat():
                 return self._on_beat(member, message)
             case Leave():
-                self._lose(member, "left", message.reason or "it left")
+                cause = DepartureCause.FINISHED if message.finished else DepartureCause.LEFT
+                self._lose(member, cause, message.reason or "it left")
                 self.lending.reclaim()
                 return Verdict.ACCEPTED
 
@@ -322,7 +325,7 @@ class RunMachine:
         refusal = self.guidance.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)
-            self._lose(member, "left", refusal)
+            self._lose(member, DepartureCause.MISFIT, refusal)
         return Verdict.ACCEPTED
 
     def _on_round_report(
@@ -344,12 +347,12 @@ class RunMachine:
             self.discipline.look()
         return self.core.take_effects()
 
-    def _lose(self, member: Member, state: str, why: str, cut: bool = False) -> None:
-        self.core.write(Departed(peer=member.peer, reason=why))
-        self.core.note(f"{member.contact.name} {state}: {why}")
+    def _lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
+        self.core.write(Departed(peer=member.peer, cause=cause, reason=why))
+        self.core.note(f"{member.contact.name} {cause.state}: {why}")
         self.core.do(Forbid(member.contact.key, cut))
         member.gone_because = why
-        self.core.members.lose(member, state)
+        self.core.members.lose(member, cause.state)
 
     # ---- what follows from any event -------------------------------------------------------------------
 

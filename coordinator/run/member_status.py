@@ -31,7 +31,7 @@ def member_status(
         "state": member.state,
         "alive": member.alive,
         "participating": member.participating,
-        "why": core.named(why_not(core, conductors, member))[:WHY_CHARS],
+        "why": why_not(core, conductors, member)[:WHY_CHARS],
         "version": version,
         "behind": max(0, core.ledger.version - version) if version >= 0 else None,
         "digest": one_digest([each.digest for each in beat.fragments]).hex() if beat else "",
@@ -51,7 +51,7 @@ def member_status(
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
         "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),
-        "left_out": core.named(member.left_out)[:WHY_CHARS],
+        "left_out": member.left_out[:WHY_CHARS],
     }
     return shown | (_in_round(flight, member.peer) if flight is not None else {})
 
@@ -61,10 +61,9 @@ def _in_round(flight: InFlight, peer: str) -> dict[str, Any]:
     if peer not in flight.plan.members:
         return {}
     sent, got = flight.done_by(peer)
-    out = (
-        flight.decision.reasons.get(peer, "") if flight.decision is not None else flight.barred.get(peer, "")
-    )
-    return {"sent": round(sent, 3), "got": round(got, 3)} | ({"out": out[:WHY_CHARS]} if out else {})
+    out = (flight.barred if flight.decision is None else flight.excluded).get(peer)
+    told = {"out": out.text[:WHY_CHARS], "out_cause": out.cause} if out is not None else {}
+    return {"sent": round(sent, 3), "got": round(got, 3)} | told
 
 
 def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import FINISHED, Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Used
 
@@ -66,6 +66,11 @@ class Need(_Local, frozen=True, kw_only=True, tag="need"):
 
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
     reason: str
+
+    @property
+    def code(self) -> Literal["finished", "left"]:
+        """The trainer has the finished model, or goes before the end."""
+        return "finished" if self.reason == FINISHED else "left"
 
 
 # ---- agent to trainer

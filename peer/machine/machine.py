@@ -40,6 +40,7 @@ from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
+    FINISHED,
     Aborted,
     Challenge,
     Committed,
@@ -195,7 +196,7 @@ class PeerMachine:
         if tick.goal == "finish" and self.exchange.is_complete(tick.fragments):
             effects += self.exchange.finish()
             if not self.training.attached:
-                effects += self.leave("finished")
+                effects += self.leave(FINISHED, FINISHED)
         for lane, word in zip(part.lanes, tick.fragments, strict=True):
             effects += self.reports.repeat(word, lane.round)
         return effects
@@ -305,7 +306,7 @@ class PeerMachine:
                 self.training.on_need(message)
                 effects = self._beat()
             case Bye(reason=reason):
-                return self.take_leave(reason, now)
+                return self.take_leave(reason, now, message.code)
         return effects + self._move_on()
 
     def on_trainer_waiting(self) -> list[do.Effect]:
@@ -344,7 +345,7 @@ class PeerMachine:
         if self.exited:
             return []
         goodbye = [self.reports.leave(reason)] if self.doorway.inside else []
-        return [*goodbye, *self._exit("finished" if reason == "finished" else code, reason)]
+        return [*goodbye, *self._exit(code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True

@@ -19,6 +19,7 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
 
@@ -115,8 +116,8 @@ def test_P7_fragments_go_back_each_to_its_own_version_and_learn_again_only_what_
 
 
 def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:
-    assert not folded([Departed(peer="ann", reason="its connection closed")]).delivered
-    assert folded([Departed(peer="ann", reason="finished")]).delivered
+    assert not folded([Departed(peer="ann", cause=DepartureCause.CLOSED, reason="finished")]).delivered
+    assert folded([Departed(peer="ann", cause=DepartureCause.FINISHED, reason="")]).delivered
 
 
 # ---- whole runs, in virtual time ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -92,7 +93,7 @@ def test_the_status_of_the_largest_run_fits_into_one_message() -> None:
 def test_the_status_of_a_run_that_lost_everybody_fits_into_one_message() -> None:
     machine = crowd(limits.MAX_PEERS)
     for member in list(machine.core.members.members.values()):
-        machine._lose(member, "lost", "r" * 2000)
+        machine._lose(member, DepartureCause.SILENT, "r" * 2000)
     members = checked_status(machine)["members"]
     assert members and not any(member["alive"] for member in members)
 

@@ -87,12 +87,6 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 # ---- a member that spoils its own frames -----------------------------------------------------------------------
 
 
-BLAMED = (
-    "unusable",
-    "are not the bytes it says it sent",
-)  # reasons that speak of bytes, not of being late or lost
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blamed(batch: int) -> None:
     """It spoils half of them to the end of the run, as contributor, as owner, as donor and as founder."""
@@ -118,7 +112,7 @@ def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blame
             raise
         assert world.coordinator is not None
         for record in world.coordinator.core.ledger.rounds:
-            guilty = {peer for peer, why in record.excluded.items() if any(word in why for word in BLAMED)}
+            guilty = {peer for peer, why in record.excluded.items() if why.cause.of_its_bytes}
             assert guilty <= {world.hostile}, f"seed {seed}: {record.excluded}"
             blamed += bool(guilty)
     assert blamed, (

@@ -23,6 +23,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.protocol.causes import DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Lease
@@ -40,7 +41,7 @@ RECORDS: list[Record] = [
     CommittedRound(
         commit=COMMIT,
         used={"p": (Used(lease=1, upto=100),)},
-        excluded={"q": "too late"},
+        excluded={"q": Excluded(ExclusionCause.NOT_WHOLE, "too late")},
         tokens=6400,
         steps=50,
         loss=2.5,
@@ -48,7 +49,7 @@ RECORDS: list[Record] = [
         tx_bytes=4096,
     ),
     DigestFixed(version=1, digest=b"e" * 32),
-    Departed(peer="p", reason="it left"),
+    Departed(peer="p", cause=DepartureCause.LEFT, reason="it left"),
 ]
 
 
@@ -102,7 +103,7 @@ import os, random, signal, sys
 from pathlib import Path
 from farflung.coordinator.ledger.journal import Journal
 from farflung.protocol.manifest import Manifest
-from farflung.coordinator.ledger.records import Departed
+from farflung.coordinator.ledger.records import Struck
 
 def opened():
     return Journal.open_or_create(Path(sys.argv[1]), Manifest(), lambda: bytes(16))
@@ -110,7 +111,7 @@ def opened():
 def write_for_ever(number, acknowledge):
     with opened() as journal:
         while True:
-            journal.append([Departed(peer="p", reason=str(number)), Departed(peer="p", reason=str(number + 1))])
+            journal.append([Struck(peer="p", reason=str(each), at_s=0.0) for each in (number, number + 1)])
             number += 2
             os.write(acknowledge, b".")
 
@@ -194,7 +195,7 @@ def test_another_database_or_format_is_refused(tmp_path: Path) -> None:
         db.execute("UPDATE meta SET value = x'39' WHERE key = 'schema'")
     db.close()
     with pytest.raises(
-        UserError, match="written in format 9 by a newer farflung, this one reads format 2: install"
+        UserError, match="written in format 9 by a newer farflung, this one reads format 3: install"
     ):
         opened(tmp_path / "j")
 
@@ -209,7 +210,7 @@ def test_a_full_disk_is_an_error_and_appends_nothing(tmp_path: Path) -> None:
         journal.append(RECORDS)
         journal._database.execute("PRAGMA max_page_count = 1")  # SQLite's own way to have no room left
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            journal.append([Departed(peer="p", reason="x" * 5000)] * 10)
+            journal.append([Departed(peer="p", cause=DepartureCause.LEFT, reason="x" * 5000)] * 10)
         assert journal.records() == RECORDS
 
 

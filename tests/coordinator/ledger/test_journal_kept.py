@@ -8,8 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farflung.coordinator.ledger import journal as journal_module
@@ -18,10 +20,12 @@ from farflung.coordinator.ledger.journal_upgrade import SCHEMA_VERSION, STEPS, m
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.ledger.records import (
+    AbortedRound,
     Admitted,
     Banned,
     CommittedRound,
     DataFixed,
+    DecidedOn,
     Departed,
     DigestFixed,
     Folded,
@@ -40,6 +44,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol.causes import AbortCause, DepartureCause, ExclusionCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -131,7 +136,7 @@ def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: p
     path, sizes, ledger = tmp_path / "j", [], Ledger(256, 8)
     with opened(path) as journal:
         for number in range(400):
-            batch = [Departed(peer="p", reason=f"{number} " + "x" * 500)]
+            batch = [Departed(peer="p", cause=DepartureCause.LEFT, reason=f"{number} " + "x" * 500)]
             for record in batch:
                 ledger.apply(record)
             journal.append(batch)
@@ -143,7 +148,7 @@ def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: p
     with opened(path) as journal:
         first, *rest = journal.records()
         assert isinstance(first, Folded) and first.position + len(rest) == 400
-        journal.append([Departed(peer="p", reason="one more")])
+        journal.append([Departed(peer="p", cause=DepartureCause.LEFT, reason="one more")])
     with opened(path) as journal:
         assert len(journal.records()) == len(rest) + 2
 
@@ -185,7 +190,7 @@ def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Pa
             before.close("a test", {})
         events = RecordEvents(path)
         events.begin(Beginning(Manifest(), RUN_ID, ledger, known))
-        events.on_records([Departed(peer="p", reason="x")])
+        events.on_records([Departed(peer="p", cause=DepartureCause.LEFT, reason="x")])
         events.close("a test", {})
         text = path.read_text()
         assert text.count('"vouched"') == 1, "written once, now or before"
@@ -235,13 +240,18 @@ def test_a_kill_while_it_is_upgraded_or_folded_loses_nothing(tmp_path: Path, poi
 # ---- older formats -------------------------------------------------------------------------------------------
 
 
+def made_by(schema: int, path: Path) -> Path:
+    """The kept journal of an older format."""
+    with sqlite3.connect(path) as db:
+        db.executescript((HERE / "journals" / f"format-{schema}.sql").read_text(encoding="ascii"))
+    db.close()
+    return path
+
+
 def old_journal(folder: Path) -> tuple[Path, Path]:
     """Of a run of two peers and three rounds, written by the records and the journal of that time; and a copy of it."""
-    path, rules = folder / "journal.sqlite", folder / "run.toml"
+    path, rules = made_by(1, folder / "journal.sqlite"), folder / "run.toml"
     rules.write_text(OLD_RUN)
-    with sqlite3.connect(path) as db:
-        db.executescript((HERE / "journals" / "format-1.sql").read_text(encoding="ascii"))
-    db.close()
     shutil.copy(path, folder / "whole")
     return path, rules
 
@@ -273,6 +283,44 @@ def test_a_run_of_the_first_format_goes_on(tmp_path: Path) -> None:
         opened(path)
 
 
+def test_a_run_of_the_second_format_goes_on_with_causes_beside_its_sentences(tmp_path: Path) -> None:
+    """A simulated run with a member that spoiled its bytes, folded in the middle; some records were put in by hand."""
+    path = made_by(2, tmp_path / "journal.sqlite")
+    with sqlite3.connect(path) as db:
+        [(kept,)] = db.execute("SELECT value FROM meta WHERE key = 'manifest'").fetchall()
+        old = [
+            msgspec.msgpack.decode(body) for (body,) in db.execute("SELECT body FROM journal ORDER BY pos")
+        ]
+    db.close()
+    manifest = Manifest.from_canonical(kept)
+    with opened(path, manifest) as journal:
+        assert journal.upgraded_from == 2
+        records = journal.records()
+        machine = RunMachine(manifest, journal.run_id, records, os.urandom)
+    departed = [record for record in records if isinstance(record, Departed)]
+    aborted = [record for record in records if isinstance(record, AbortedRound)]
+    assert Counter(record.cause for record in departed) == {
+        DepartureCause.FINISHED: 3,
+        DepartureCause.CLOSED: 1,
+        DepartureCause.BANNED: 1,
+        DepartureCause.UNKNOWN: 1,
+    }
+    assert [record.cause for record in aborted] == [AbortCause.RESTARTED, AbortCause.UNKNOWN]
+    told = [each["reason"] for each in old if each["record"] in ("departed", "aborted")]
+    assert [r.reason for r in records if isinstance(r, Departed | AbortedRound)] == told, "as they were"
+    ledger = machine.core.ledger
+    excluded = [
+        {why.cause for why in record.excluded.values()} for record in ledger.rounds if record.excluded
+    ]
+    assert excluded == [
+        {ExclusionCause.DIRECTION, ExclusionCause.OTHER_BYTES},  # of the folded ledger
+        {ExclusionCause.DIRECTION, ExclusionCause.NOT_WHOLE},
+    ]
+    decided = [record for record in records if isinstance(record, DecidedOn) and record.decision.reasons]
+    assert [set(record.causes.values()) for record in decided] == excluded[1:]
+    assert ledger.delivered and ledger.version == 2 and machine.start(0.0, 7000)
+
+
 def test_an_older_journal_that_is_a_copy_is_not_touched(tmp_path: Path) -> None:
     path, _ = old_journal(tmp_path)
     with sqlite3.connect(path) as db:
@@ -288,7 +336,7 @@ def test_a_damaged_older_journal_is_left_as_it_is(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("UPDATE journal SET body = x'83a6' WHERE pos = 2")
     db.close()
-    with pytest.raises(UserError, match="cannot be brought from format 1 to 2: .*nothing was changed"):
+    with pytest.raises(UserError, match="cannot be brought from format 1 to 3: .*nothing was changed"):
         opened(path, Manifest.from_toml(OLD_RUN, "x"))
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (b"1",)

@@ -41,7 +41,3 @@ def test_the_status_says_who_takes_part_and_why_somebody_does_not() -> None:
     everybody = {member["id"]: member for member in status["members"]}
     assert all(each["behind"] == 0 and each["same"] is True for each in everybody.values())
     assert health(status).word == "DONE"
-    core = machine.core
-    core.ledger.names["abcdefghij234567"] = "amber-fox"
-    assert core.named("owner abcdefghij234567 is lost") == "owner amber-fox is lost"
-    assert core.named("owner abcdefghij234566 is lost") == "owner abcdefghij234566 is lost"

@@ -22,6 +22,7 @@ from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, W
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
 from farflung.peer.machine.getting_in import Doorway, Me
 from farflung.protocol import messages as m
+from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -481,7 +482,7 @@ def test_drain_waits_for_the_round_in_flight_and_takes_nobody_in() -> None:
     assert not house.machine.drained
     refusal = house.refuses("draining", "is about to end", house.hello(Guest(1)))
     assert refusal.retry_after_s > 0
-    house.machine.conductors[0].abort("a test")
+    house.machine.conductors[0].abort(AbortCause.TIMED_OUT, "a test")
     house.take(house.machine.on_timer(house.now))
     assert house.machine.drained and house.machine.conductors[0].round is None
 

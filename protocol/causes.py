@@ -1,0 +1,104 @@
+"""Why something ended or was left out, for programs.  Beside each cause stands a sentence, for people.
+
+Written by the coordinator into its records and its event journal; read by the ledger, the audit and the replay.  A
+sentence may be worded anew at any time; a cause is a promise: its value stands in journals that are kept for years.
+Data only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class AbortCause(StrEnum):
+    """Of a round."""
+
+    RESTARTED = "coordinator_restarted"
+    FOUNDED_ANEW = "founded_anew"  # version 0 was
+    WENT_BACK = "went_back"  # the run did, to an older state
+    COMPLETE = "complete"  # the run is: nobody needs the round any more
+    TIMED_OUT = "timed_out"
+    NO_OWNER = "no_owner"  # nobody who is left can be dialled
+    TOO_FEW = "too_few"  # whole contributions
+    MEMBER_RESTARTED = "member_restarted"  # too few, and a member came back as another process
+    GUARD = "guard"  # the merged update was far too long
+    UNKNOWN = "unknown"  # an older journal tells it in words that nobody knows any more
+
+    @property
+    def of_the_round(self) -> bool:
+        """Something within the round went wrong; else it was ended from outside."""
+        return self not in (
+            AbortCause.RESTARTED,
+            AbortCause.FOUNDED_ANEW,
+            AbortCause.WENT_BACK,
+            AbortCause.COMPLETE,
+            AbortCause.MEMBER_RESTARTED,
+        )
+
+
+class DepartureCause(StrEnum):
+    """Of a member."""
+
+    CLOSED = "connection_closed"
+    SILENT = "silent"
+    LEFT = "left"  # it said good-bye
+    FINISHED = "finished"  # it said good-bye, with the finished model
+    MISFIT = "misfit"  # its data is not the run's
+    KICKED = "kicked"
+    BANNED = "banned"
+    UNKNOWN = "unknown"
+
+    @property
+    def state(self) -> str:
+        """What people see of the member from then on."""
+        match self:
+            case DepartureCause.CLOSED | DepartureCause.SILENT:
+                return "lost"
+            case DepartureCause.KICKED | DepartureCause.BANNED:
+                return str(self)
+            case _:
+                return "left"
+
+    @property
+    def good_bye(self) -> bool:
+        """The member itself may have said that it goes."""
+        return self in (DepartureCause.LEFT, DepartureCause.FINISHED, DepartureCause.UNKNOWN)
+
+
+class ExclusionCause(StrEnum):
+    """Of a member of a round, whose work is not in the commit."""
+
+    SHORT_LIST = "short_hash_list"  # it does not name every chunk
+    EMPTY = "nothing_to_contribute"
+    UNSIGNED = "unsigned_hash_list"
+    LEASES = "leases"  # it used samples that are not its own
+    UNUSABLE = "unusable_bytes"
+    OTHER_BYTES = "other_bytes"  # not those that its hash list names
+    RESTARTED = "restarted"
+    DIRECTION = "direction"
+    SHORTENED = "shortened_to_nothing"
+    NO_TOKENS = "no_tokens"
+    LOST = "lost"
+    NOT_WHOLE = "not_whole_in_time"
+    NO_LIST = "no_hash_list_in_time"
+    UNKNOWN = "unknown"
+
+    @property
+    def of_its_bytes(self) -> bool:
+        """What it sent was wrong; it was not just late, lost or without work."""
+        return self in (ExclusionCause.UNUSABLE, ExclusionCause.OTHER_BYTES)
+
+
+class NoteCause(StrEnum):
+    """What a note of the coordinator is about, as far as a program asks."""
+
+    OPENED = "opened"  # a round
+    COMMITTED = "committed"
+    NEWS = "news"
+
+
+class Excluded(Struct, frozen=True):
+    cause: ExclusionCause
+    text: str
