@@ -1,7 +1,7 @@
 """The dashboard inside `farflung join` and `farflung coordinate`: the same picture, with this process on top.
 
 Called by the command line where there is a terminal.  The real command runs as a child with `--plain`, its words go
-into a log, and this process only looks: a screen that breaks or hangs costs no training.  Ctrl-C is handed on.
+into a log of JSON lines, and this process only looks: a screen that breaks or hangs costs no training.  Ctrl-C is handed on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farflung.console.screen.terminal import has_terminal
 from farflung.console.screen.text import Record, clean, count, number, records
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.process.log_lines import si
+from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, si, text_of
 
 EVERY_S = 1.0
 GPU_EVERY_S = 2.0
@@ -36,7 +36,6 @@ FORGET = 0.99  # of the time per second: the shares are those of the last minute
 SAID_AT_END = 5
 _KINDS = {"inner": "computes"} | dict.fromkeys(("scatter", "gather", "apply", "syncing"), "network")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_I_AM = re.compile(r"I am \S+ \(([a-z2-7]{16})\)")
 _URL = re.compile(r"^(farflung://\S+)$", re.M)
 
 
@@ -72,12 +71,12 @@ class Log:
     path: Path
 
     def lines(self) -> list[str]:
-        return self.text().splitlines()[-LOG_LINES:]
-
-    def text(self) -> str:
+        """The last ones, as people read them."""
         with self.path.open("rb") as file:
-            file.seek(max(0, self.path.stat().st_size - LOG_BYTES))
-            return file.read().decode("utf-8", "replace")
+            before = max(0, self.path.stat().st_size - LOG_BYTES)
+            file.seek(before)
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        return [text_of(line) for line in lines[1 if before else 0 :][-LOG_LINES:]]
 
     def head(self) -> str:
         with self.path.open("rb") as file:
@@ -129,8 +128,9 @@ class OwnProcess:
         """Who I am, or which URL my run has: the child tells it at its start."""
         if self._hosts and self._url is None and (told := _URL.search(self._log.head())):
             self._url = JoinUrl.parse(told[1])
-        if not self._hosts and not self._me and (said := _I_AM.search(self._log.head())):
-            self._me = said[1]
+        if not self._hosts and not self._me:
+            named = (facts_of(line).get("peer") for line in self._log.head().splitlines())
+            self._me = next((peer for peer in named if isinstance(peer, str)), "")
         if self._feed is None and self._url is not None:
             self._feed = Feed(self._url, EVERY_S)
 
@@ -168,7 +168,10 @@ class OwnProcess:
 def run_with_screen(words: list[str], url: JoinUrl | None) -> int:
     """Run `farflung WORDS` below the dashboard; its exit code.  `url` is None where the child makes the run."""
     with _log_file() as log, log.path.open("wb") as file:
-        command = [sys.executable, "-m", "farflung", words[0], "--plain", *words[1:]]
+        options = ["--plain", "--log-json"]
+        if VERBOSE in os.environ.get(LOG_VARIABLE, "").split(","):
+            options.append("--verbose")
+        command = [sys.executable, "-m", "farflung", words[0], *options, *words[1:]]
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -204,9 +207,10 @@ def _follow(child: subprocess.Popen[bytes], log: Log) -> int:
         with log.path.open("rb") as file:
             file.seek(seen)
             news = file.read()
-        seen += len(news)
-        sys.stderr.write(news.decode("utf-8", "replace"))
-        sys.stderr.flush()
+        whole = len(news) if code is not None else news.rfind(b"\n") + 1
+        seen += whole
+        for line in news[:whole].decode("utf-8", "replace").splitlines():
+            print(text_of(line), file=sys.stderr, flush=True)
         if code is not None:
             return code
         time.sleep(0.2)

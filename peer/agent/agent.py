@@ -118,7 +118,7 @@ class Agent:
 
     def run(self) -> do.Exit:
         """Until the run is over, the user leaves, or the trainer is gone for good."""
-        self._say(f"I am {self._identity.name} ({self._identity.peer_id})")
+        self._say(f"I am {self._identity.name} ({self._identity.peer_id})", peer=self._identity.peer_id)
         next_tick = 0.0
         try:
             while self._exit is None:

@@ -16,15 +16,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 LOG_VARIABLE = "FARFLUNG_LOG"
 VERBOSE, JSON = "verbose", "json"
 ROUTINE_EVERY_S = 30.0
+COORDINATOR, CLOCK = "coordinator", "%H:%M:%S"
 
 
 class Say(Protocol):
-    def __call__(self, text: str, routine: bool = False) -> None: ...
+    def __call__(self, text: str, routine: bool = False, **facts: str) -> None:
+        """`facts`: what the text says, for programs; in JSON lines alone."""
 
 
 class Teller:
@@ -47,13 +49,13 @@ class Teller:
     def from_environment(cls, who: str, environ: Mapping[str, str] = os.environ) -> Teller:
         return cls(who, environ.get(LOG_VARIABLE, ""))
 
-    def __call__(self, text: str, routine: bool = False) -> None:
+    def __call__(self, text: str, routine: bool = False, **facts: str) -> None:
         if routine and not self._verbose:
             now = self._clock()
             if now - self._routine_at < ROUTINE_EVERY_S:
                 return
             self._routine_at = now
-        line = json_line(self._who, "info", text) if self._json else f"farflung: {text}"
+        line = json_line(self._who, "info", text, **facts) if self._json else f"farflung: {text}"
         print(line, file=self._out if self._out is not None else sys.stderr, flush=True)
 
     def failed(self, text: str) -> None:
@@ -62,9 +64,29 @@ class Teller:
         print(line, file=self._out if self._out is not None else sys.stderr, flush=True)
 
 
-def json_line(who: str, level: str, text: str) -> str:
+def json_line(who: str, level: str, text: str, **facts: str) -> str:
     told = {"wall": round(time.time(), 3), "level": level, "who": who, "pid": os.getpid(), "text": text}
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(told | facts, ensure_ascii=False)
+
+
+def facts_of(line: str) -> dict[str, Any]:
+    """A JSON line of ours; nothing where it is another program's, as a training script's."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    ours = isinstance(told, dict) and all(isinstance(told.get(key), str) for key in ("who", "text"))
+    return told if ours and isinstance(told.get("wall"), float | int) else {}
+
+
+def text_of(line: str) -> str:
+    """A JSON line as the text line that it would have been; any other one as it is."""
+    told = facts_of(line)
+    if not told:
+        return line
+    if told["who"] != COORDINATOR:
+        return f"farflung: {told['text']}"
+    return f"{time.strftime(CLOCK, time.localtime(told['wall']))} {told['text']}"
 
 
 def choose(verbose: bool, as_json: bool) -> None:
@@ -76,14 +98,14 @@ def choose(verbose: bool, as_json: bool) -> None:
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return json_line("coordinator", record.levelname.lower(), record.getMessage())
+        return json_line(COORDINATOR, record.levelname.lower(), record.getMessage())
 
 
 def set_up_logging() -> None:
     """Of a coordinator's process."""
     words = os.environ.get(LOG_VARIABLE, "").split(",")
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    plain = logging.Formatter("%(asctime)s %(message)s", datefmt=CLOCK)
     handler.setFormatter(_JsonFormatter() if JSON in words else plain)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("farflung").setLevel(logging.DEBUG if VERBOSE in words else logging.INFO)

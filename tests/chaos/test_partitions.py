@@ -182,7 +182,7 @@ def test_a_host_that_vanishes_without_a_word_is_found_by_its_silence(
     lab.cut("dan")
     arena.kill("dan")
     gone = lost(arena, "dan", cut_at)
-    assert "nothing heard" in gone["reason"]
+    assert gone["cause"] == "silent"
     commit = arena.commit(gone["at"])
     lab.heal("dan")
     again = time.monotonic()

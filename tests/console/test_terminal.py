@@ -18,6 +18,8 @@ from rich.text import Text
 from farflung.console.screen import embedded
 from farflung.console.screen.dashboard import render
 from farflung.console.screen.terminal import Terminal, has_terminal
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process.log_lines import json_line
 from rig.waiting import PATIENCE_S, Patience
 
 
@@ -58,6 +60,22 @@ def test_a_url_flows_over_the_lines_in_one_piece(capsys: pytest.CaptureFixture[s
 def test_no_terminal_no_screen() -> None:
     assert not has_terminal(sys.stdout)
     assert not embedded.wanted(plain=False) and not embedded.wanted(plain=True)
+
+
+def test_the_screen_of_a_peer_finds_out_which_one_it_is_by_a_field_and_not_by_words(tmp_path: Path) -> None:
+    log = embedded.Log(tmp_path / "log")
+    lines = ["loading data", json_line("peer", "info", "some other words", peer="abcdefghij234567"), "step 1"]
+    log.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    source = embedded.OwnProcess(child, log, JoinUrl("127.0.0.1", 1, "r", b"k" * 32))
+    try:
+        assert source.status() is None
+        assert source.own()["log"] == ["loading data", "farflung: some other words", "step 1"]
+        source._status = {"members": [{"id": "abcdefghij234567", "name": "amber-fox", "state": "inner"}]}
+        assert "amber-fox" in str(source.own()["text"])
+    finally:
+        source.close()
+        child.wait(PATIENCE_S)
 
 
 def start_in_a_terminal(words: list[str]) -> tuple[subprocess.Popen[bytes], int]:

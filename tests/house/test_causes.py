@@ -8,10 +8,42 @@ all may be asked (`if reason:`, `reason == ""`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from farflung.console.history.audit import audit
+from farflung.console.history.journals import read_folder
+from farflung.console.history.replay import Replay
+from farflung.console.history.replay import read_folder as read_recording
+from farflung.console.history.round_rows import Journals
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.old_sentences import (
+    abort_cause,
+    departure_cause,
+    exclusion_cause,
+    with_cause,
+)
+from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.ledger.records import (
+    AbortedRound,
+    Admitted,
+    Departed,
+    Opened,
+    Record,
+    from_bytes,
+)
+from farflung.peer.simulator.world import Scenario, World
+from farflung.protocol.causes import AbortCause, DepartureCause, ExclusionCause, NoteCause
+from farflung.protocol.process.journal import read_events
+from farflung.protocol.round_words import Plan
+from farflung.protocol.verdicts import Counters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("protocol", "compression", "optim", "collectives", "checkpoints", "coordinator", "peer", "console")
@@ -145,3 +177,187 @@ def test_each_way_of_looking_is_seen(body: str) -> None:
 )
 def test_what_may_be_done_with_a_sentence(body: str) -> None:
     assert not list(looks_into_sentences(f"def f(event, reason, why):\n    {body}\n"))
+
+
+# ---- a kept run, told in other words -------------------------------------------------------------------------
+
+# What it says is wrong everywhere, and every program must not mind.
+NONSENSE = "round 9 opened from: it restarted, nothing heard, its connection closed, finished"
+PEERS = ("a" * 16, "b" * 16, "c" * 16)
+SAID_BY_ABORTS = {
+    AbortCause.RESTARTED: "the coordinator restarted",
+    AbortCause.FOUNDED_ANEW: "version 0 is founded anew",
+    AbortCause.WENT_BACK: "the run goes back to an older state",
+    AbortCause.COMPLETE: "the run is complete",
+    AbortCause.TIMED_OUT: "not finished after 60 s: late: bob; lost: nobody",
+    AbortCause.NO_OWNER: "no living member can be dialled, so nobody can own a chunk",
+    AbortCause.TOO_FEW: "1 whole contributions, at least 2 are needed; bob is out: its hash list is not signed by it",
+    AbortCause.MEMBER_RESTARTED: "1 whole contributions, at least 2 are needed; "
+    "bob is out: it restarted during the round",
+    AbortCause.GUARD: "the merged update has norm 9.1, over 2 times the usual 1.0 for so much work",
+    AbortCause.UNKNOWN: "words of another time",
+}
+SAID_BY_THE_GONE = {
+    DepartureCause.CLOSED: "its connection closed",
+    DepartureCause.SILENT: "nothing heard for 3 s",
+    DepartureCause.LEFT: "the user asked it to leave",
+    DepartureCause.FINISHED: "finished",
+    DepartureCause.MISFIT: "data set has 3 samples here, 4 in the run; use the same data",
+    DepartureCause.BANNED: "3 strikes, the last one: it lies",
+    DepartureCause.UNKNOWN: "words of another time",
+}
+
+
+def records_of(first_round: int) -> Iterator[Record]:
+    """A round for each way to fail, with one member gone; then each way to go."""
+    for number, (cause, reason) in enumerate(SAID_BY_ABORTS.items(), first_round):
+        plan = Plan(number, 1, 0, PEERS, (0, 1, 2), ("fp32",) * 3)
+        yield Admitted(peer=PEERS[0], name="ann", session=b"")
+        yield Opened(plan=plan)
+        yield Departed(peer=PEERS[0], cause=DepartureCause.CLOSED, reason="its connection closed")
+        yield AbortedRound(round_no=number, cause=cause, reason=reason)
+    for departure, reason in SAID_BY_THE_GONE.items():
+        for peer in PEERS[: 2 if departure.good_bye else 3]:  # the third one never says good-bye
+            yield Admitted(peer=peer, name=peer[0], session=b"")
+            yield Departed(peer=peer, cause=departure, reason=reason)
+
+
+def a_kept_run(folder: Path) -> Path:
+    """The coordinator's journal of a simulated run with a member that spoils its bytes, with more of our own; and two
+    agents that say that they left, of which the coordinator heard one."""
+    scenario = Scenario.of(21)
+    spoiled = replace(scenario, peers=max(4, scenario.peers), hostile=0.5, hostile_until_s=scenario.end_s)
+    world = World(21, spoiled)
+    world.run()
+    records = [from_bytes(raw) for raw in world.journal]
+    events = RecordEvents(folder / "events.jsonl")
+    books = Ledger(8, 3, world.manifest.round.fragments)
+    events.begin(Beginning(world.manifest, bytes(16), books, records))
+    events.on_records(list(records_of(900)))
+    for cause, text in (
+        (NoteCause.OPENED, "round 900 opened from version 0 with 3 peers"),
+        (NoteCause.COMMITTED, "version 1 committed by round 900 with 3 peers"),
+        (NoteCause.NEWS, "bob joined"),
+    ):
+        events.on_note(text, cause)
+    events.close("a test", {"arrived": 0, "counters": Counters().as_dict()})
+    path, ticks = folder / "events.jsonl", itertools.count()
+    rewritten(path, lambda event: event.update(at=float(next(ticks))))  # a line a second
+    run = {"at": 0.0, "wall": 0.0, "pid": 1, "run": world.manifest.run.name}
+    for peer in (PEERS[0], PEERS[2]):
+        [*_, last] = [each for each in read_events(path) if each.get("peer") == peer]
+        start = run | {"event": "start", "role": "peer", "peer": peer}
+        end = run | {
+            "event": "end",
+            "at": last["at"] - 0.5,
+            "code": "left",
+            "reason": "the user asked it to leave",
+        }
+        lines = "".join(json.dumps(each) + "\n" for each in (start, end))
+        (folder / f"{peer[0]}.events.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for event in events:
+        change(event)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+
+
+def told_otherwise(event: dict[str, Any]) -> None:
+    event |= {key: NONSENSE for key in ("reason", "text", "merged") if key in event}
+    event |= {key: dict.fromkeys(event[key], NONSENSE) for key in ("reasons", "excluded") if key in event}
+
+
+def without_causes(event: dict[str, Any]) -> None:
+    """As it was written before there were any."""
+    event.pop("cause", None), event.pop("causes", None)
+
+
+def what_programs_find(folder: Path) -> dict[str, Any]:
+    """Of the audit, the replay and the export, without the sentences that they quote."""
+    report = audit(read_folder(folder))
+    replay = Replay(read_recording(folder), 1.0)
+    statuses = [replay.status_at(moment.at_s) for moment in read_recording(folder).moments]
+    rows = [(row.round_no, row.values) for row in Journals(folder).news()]
+    return {
+        "findings": [
+            (finding.promise, finding.checked, [told.partition(": ")[0] for told in finding.broken])
+            for finding in report.findings
+        ],
+        "members": [[(m["id"], m["state"], m["alive"], m["missed"]) for m in s["members"]] for s in statuses],
+        "notes": [[each["at_s"] for each in status["events"]] for status in statuses],
+        "rows": rows,
+    }
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_kept_run(tmp_path_factory.mktemp("kept"))
+
+
+def copied(kept: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    shutil.copytree(kept, to, dirs_exist_ok=True)
+    for path in to.iterdir():
+        rewritten(path, change)
+    return to
+
+
+def test_what_happened_is_found_whatever_the_sentences_say(kept: Path, tmp_path: Path) -> None:
+    found = what_programs_find(kept)
+    copied(kept, tmp_path, told_otherwise)
+    assert NONSENSE in (tmp_path / "events.jsonl").read_text(encoding="utf-8")
+    assert what_programs_find(tmp_path) == found
+    broken = {promise: told for promise, _, told in found["findings"]}
+    faults = [number for number, cause in enumerate(SAID_BY_ABORTS, 900) if cause.of_the_round]
+    assert broken["P3"] == [f"round {number} did not survive one death" for number in faults]
+    assert len(faults) == 5 and broken["P10"] == [f"{PEERS[2]} left without a word"]
+    assert found["rows"] and len(found["notes"][-1]) == 1, "what the list of rounds says is no news"
+    assert {"lost", "left"} <= {state for members in found["members"] for _, state, _, _ in members}
+
+
+def test_an_event_journal_without_causes_is_read_by_its_sentences(kept: Path, tmp_path: Path) -> None:
+    copied(kept, tmp_path, without_causes)
+    assert '"cause"' not in (tmp_path / "events.jsonl").read_text(encoding="utf-8")
+    assert what_programs_find(tmp_path) == what_programs_find(kept)
+
+
+@pytest.mark.parametrize(("cause", "sentence"), [*SAID_BY_ABORTS.items(), *SAID_BY_THE_GONE.items()])
+def test_an_old_sentence_means_one_cause(cause: AbortCause | DepartureCause, sentence: str) -> None:
+    meaning = abort_cause if isinstance(cause, AbortCause) else departure_cause
+    assert meaning(sentence) is cause
+
+
+@pytest.mark.parametrize(
+    ("cause", "sentence"),
+    [
+        (ExclusionCause.SHORT_LIST, "its hash list names 2 of 3 chunks"),
+        (ExclusionCause.EMPTY, "it has nothing to contribute"),
+        (ExclusionCause.UNSIGNED, "its hash list is not signed by it"),
+        (ExclusionCause.LEASES, "it used lease 4, which is not its own any more"),
+        (ExclusionCause.LEASES, "it names lease 4 twice"),
+        (ExclusionCause.LEASES, "it says it used lease 4 up to 9, outside 1..8"),
+        (ExclusionCause.UNUSABLE, "what abc got from it was unusable: frames of another run"),
+        (ExclusionCause.OTHER_BYTES, "the bytes that abc holds are not the bytes it says it sent"),
+        (ExclusionCause.RESTARTED, "it restarted during the round"),
+        (
+            ExclusionCause.DIRECTION,
+            "its direction is not that of the others: median cosine -0.992, theirs 1.000",
+        ),
+        (ExclusionCause.SHORTENED, "shortened to 0 of its length: norm 9, median 1"),
+        (ExclusionCause.NO_TOKENS, "it counts no tokens"),
+        (ExclusionCause.LOST, "it was lost before its contribution was safe"),
+        (ExclusionCause.NOT_WHOLE, "its contribution was not whole in time"),
+        (ExclusionCause.NO_LIST, "it sent no hash list in time"),
+        (ExclusionCause.UNKNOWN, "words of another time"),
+    ],
+)
+def test_an_old_sentence_says_why_a_member_was_left_out(cause: ExclusionCause, sentence: str) -> None:
+    assert exclusion_cause(sentence) is cause
+    assert set(ExclusionCause) >= {cause}
+
+
+def test_a_cause_of_a_newer_farflung_is_none_that_its_sentence_suggests() -> None:
+    newer = {"event": "departed", "cause": "abducted", "reason": "its connection closed"}
+    assert with_cause(newer)["cause"] is DepartureCause.UNKNOWN

@@ -22,6 +22,7 @@ from farflung.coordinator.rounds.in_flight import (
     Waiting,
 )
 from farflung.coordinator.rounds.weighting import token_weights as weigh
+from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Plan
@@ -422,3 +423,26 @@ def test_weights_are_proportional_to_tokens_and_capped_at_a_multiple_of_the_medi
 
 def test_without_any_tokens_all_weigh_the_same() -> None:
     assert weigh([0, 0, 0, 0], 4.0) == [0.25] * 4
+
+
+def test_people_hear_of_members_by_their_names() -> None:
+    """Rules know ids; each sentence is built with names by the rule that tells it."""
+    room = Room()
+    room.flight.name = str.upper
+    room.sent(ANN), room.sent(BOB)
+    assert room.step() == Waiting("scatter: waiting for ANN, BOB, CYD")
+    room.holds(CYD, BOB, wrong=True)
+    assert room.flight.barred[BOB].text == "the bytes that CYD holds are not the bytes it says it sent"
+    room.alive.remove(CYD)
+    moved = room.step()
+    assert isinstance(moved, Moved) and moved.reason == "owner CYD is lost; its chunks moved"
+    failed = room.step(after_s=RULES.round_timeout_s)
+    assert isinstance(failed, Failed) and "late: ANN, BOB; lost: CYD" in failed.reason
+    room.holds(ANN, ANN)
+    room.alive = {ANN}
+    few = room.step()
+    while isinstance(few, Moved):
+        room.holds(ANN, ANN)
+        few = room.step()
+    assert isinstance(few, Failed) and few.cause is AbortCause.TOO_FEW
+    assert few.reason.endswith("; BOB is out: the bytes that CYD holds are not the bytes it says it sent")

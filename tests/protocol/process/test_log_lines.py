@@ -5,10 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 
 import pytest
 
-from farflung.protocol.process.log_lines import LOG_VARIABLE, ROUTINE_EVERY_S, Teller, choose
+from farflung.protocol.process.log_lines import (
+    COORDINATOR,
+    LOG_VARIABLE,
+    ROUTINE_EVERY_S,
+    Teller,
+    choose,
+    facts_of,
+    json_line,
+    text_of,
+)
 
 
 def told(choice: str) -> list[str]:
@@ -36,6 +46,27 @@ def test_json_lines_say_who_and_how_bad() -> None:
     lines = [json.loads(line) for line in told("verbose,json")]
     assert [line["level"] for line in lines] == ["info"] * 8 + ["error"]
     assert lines[0]["text"] == "I am amber-fox" and {line["who"] for line in lines} == {"peer"}
+
+
+def test_a_json_line_reads_as_the_text_line_that_it_would_have_been() -> None:
+    assert [text_of(line) for line in told("json")] == told("")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d bob left", text_of(json_line(COORDINATOR, "info", "bob left")))
+    for other in (
+        "step 3",
+        "[1, 2]",
+        '{"loss": 3.0}',
+        '{"who": "me", "text": "hello", "wall": "now"}',
+        "[" * 99_999,
+    ):
+        assert text_of(other) == other and facts_of(other) == {}, "a training script's"
+
+
+def test_facts_are_for_programs() -> None:
+    out = io.StringIO()
+    Teller("peer", "json", out)("hello", peer="abcd")
+    assert facts_of(out.getvalue())["peer"] == "abcd"
+    Teller("peer", "", out)("hello", peer="abcd")
+    assert out.getvalue().splitlines()[1] == "farflung: hello"
 
 
 def test_the_choice_reaches_children(monkeypatch: pytest.MonkeyPatch) -> None:
