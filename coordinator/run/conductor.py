@@ -226,11 +226,12 @@ class Conductor:
     def on_sent(self, member: Member, sent: Sent) -> None:
         assert self.round is not None
         leases = self.core.ledger.leases
-        problem = self._witness.problem(member, sent)
-        if problem is None and (wrong := leases.problem(member.peer, sent.used, self.fragment)):
-            problem = Excluded(ExclusionCause.LEASES, wrong)
-        if problem is not None and member.peer not in self.round.sent:
-            self.round.barred[member.peer] = problem
+        cause, problem = ExclusionCause.UNSIGNED, self._witness.problem(member, sent)
+        if not problem:
+            problem = leases.problem(member.peer, sent.used, self.fragment) or ""
+            cause = ExclusionCause.LEASES
+        if problem and member.peer not in self.round.sent:
+            self.round.barred[member.peer] = Excluded(cause, problem)
         why = self.round.on_sent(member.peer, sent)
         if why:
             self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
@@ -468,15 +469,15 @@ class Witness:
         self._core = core
         self._said: dict[str, Said] = {}
 
-    def problem(self, member: Member, sent: Sent) -> Excluded | None:
-        """Why this hash list is none."""
+    def problem(self, member: Member, sent: Sent) -> str:
+        """Why this hash list is none, or empty."""
         before = self._said.get(member.peer)
         if before is not None and before.sent.round_no == sent.round_no:
-            return None  # the first one counts
+            return ""  # the first one counts
         if not is_signed(member.identity, self._core.run_id, sent):
-            return Excluded(ExclusionCause.UNSIGNED, "its hash list is not signed by it")
+            return "its hash list is not signed by it"
         self._said[member.peer] = Said(member.identity, sent)
-        return None
+        return ""
 
     def on_commit(self, commit: Commit) -> None:
         said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]
