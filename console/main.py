@@ -144,7 +144,10 @@ def coordinate(
     def announce(url: str) -> None:
         told = f'peers join with:  farflung join "{url}"'
         if not json_output:
-            print(log_lines.json_line(log_lines.COORDINATOR, "info", told) if log_json else told, file=sys.stderr)
+            print(
+                log_lines.json_line(log_lines.COORDINATOR, "info", told) if log_json else told,
+                file=sys.stderr,
+            )
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"

@@ -1,7 +1,8 @@
 """The dashboard inside `farflung join` and `farflung coordinate`: the same picture, with this process on top.
 
 Called by the command line where there is a terminal.  The real command runs as a child with `--plain`, its words go
-into a log of JSON lines, and this process only looks: a screen that breaks or hangs costs no training.  Ctrl-C is handed on.
+into a log as JSON lines, and this process only looks: a screen that breaks or hangs costs no training.  Ctrl-C is
+handed on.
 """
 
 from __future__ import annotations

@@ -180,7 +180,8 @@ def _past_round(core: Core, record: Any) -> dict[str, Any]:
         "round": record.commit.round_no,
         "included": [core.name(m) for m in record.commit.included],
         "excluded": [
-            {"name": core.name(m), "cause": why.cause, "reason": why.text} for m, why in record.excluded.items()
+            {"name": core.name(m), "cause": why.cause, "reason": why.text}
+            for m, why in record.excluded.items()
         ],
         "merged": record.merged,
         "clipped": [{"name": core.name(m), "reason": why} for m, why in record.clipped.items()],

@@ -45,7 +45,7 @@ from farflung.protocol.process.journal import read_events
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Counters
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "compression", "optim", "collectives", "checkpoints", "coordinator", "peer", "console")
 NAMES = {"reason", "reasons", "why", "because", "gone_because", "left_out"}
 SENTENCES = NAMES | {"text"}  # as a field or a key; a variable of that name may be any text
