@@ -16,7 +16,9 @@ from rich.text import Text
 
 from farflung.console.doctor.advice import FAIL, OK, WARN, Finding, examine
 from farflung.console.doctor.facts import of_the_run, of_this_machine
-from farflung.console.history.replay import Replay, read_folder
+from farflung.console.history.history import read_folder
+from farflung.console.history.recording import Recording
+from farflung.console.history.replay import Replay
 from farflung.console.screen import live
 from farflung.console.screen.status_client import StatusClient
 from farflung.console.screen.terminal import has_terminal
@@ -83,7 +85,7 @@ def run_watch(options: WatchOptions) -> None:
     size = live.size_of(options.size)
     still = options.once or options.svg is not None
     if options.replay is not None:
-        recording = read_folder(options.replay)
+        recording = Recording.of(read_folder(options.replay))
         replay = Replay(recording, options.speed)
         replay.at_s = options.at_s or 0.0
         if has_terminal(sys.stdout) and not still:

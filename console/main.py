@@ -226,11 +226,12 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
 ) -> None:
     """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
+    from farflung.console.history.history import read_folder
     from farflung.console.history.picture import write_picture
     from farflung.console.history.plots import picture_of
-    from farflung.console.history.replay import read_folder
+    from farflung.console.history.recording import Recording
 
-    write_picture(picture_of(read_folder(folder)), out)
+    write_picture(picture_of(Recording.of(read_folder(folder))), out)
     typer.echo(f"wrote {out}")
 
 
@@ -280,14 +281,14 @@ def audit(
     """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
     from farflung.console.history import audit_evidence
     from farflung.console.history.audit import audit as check
-    from farflung.console.history.journals import read_folder
+    from farflung.console.history.history import read_folder
 
     if who_sent is not None:
         typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
         return
-    journals = read_folder(folder)
-    report = check(journals)
-    evidence = audit_evidence.check_evidence(folder, journals)
+    history = read_folder(folder)
+    report = check(history)
+    evidence = audit_evidence.check_evidence(folder, history)
     report.findings += [evidence] if evidence.checked else []
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from farflung.console.history.audit_work import check_samples, check_work
 from farflung.console.history.finding import Finding
-from farflung.console.history.journals import Journals, Process
+from farflung.console.history.history import History, Process
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.errors import UserError
@@ -36,24 +36,26 @@ class Report:
         return [self.facts, *(line for finding in self.findings for line in finding.lines())]
 
 
-def audit(journals: Journals) -> Report:
-    report = Report([check(journals) for check in CHECKS])
-    lives = len(journals.lives)
-    killed = sum(process.ended is None for _, process in journals.lives)
-    commits = sum(map(len, journals.by_round.values()))
-    starts = f"{len(journals.coordinators)} starts of the coordinator, {lives} of {len(journals.peers)} peers"
-    ends = f"{killed} of these without an end; {commits} commits, {len(journals.eras) - 1} times back"
-    report.facts = f"{journals.files} journals: {starts}, {ends}"
+def audit(history: History) -> Report:
+    report = Report([check(history) for check in CHECKS])
+    lives = len(history.lives)
+    killed = sum(process.ended is None for _, process in history.lives)
+    commits = sum(map(len, history.by_round.values()))
+    starts = (
+        f"{len(history.coordinators)} starts of the coordinator, {lives} of {len(dict(history.lives))} peers"
+    )
+    ends = f"{killed} of these without an end; {commits} commits, {len(history.eras) - 1} times back"
+    report.facts = f"{len(history.files)} journals: {starts}, {ends}"
     return report
 
 
 # ---- P1 to P5 ----------------------------------------------------------------------------------------------
 
 
-def check_parity(journals: Journals) -> Finding:
+def check_parity(history: History) -> Finding:
     finding = Finding("P1", "one digest per version", "digests compared")
     seen: dict[tuple[int, int, int], tuple[str, str]] = {}
-    for peer, process in journals.lives:
+    for peer, process in history.lives:
         for each in process.of("sealed"):
             if each["version"] == 0:
                 continue  # version 0 may be founded more than once, until something was learned
@@ -63,7 +65,7 @@ def check_parity(journals: Journals) -> Finding:
                 first[1] == each["digest"],
                 f"{peer} and {first[0]} differ at version {place[1]} of {place[0]}",
             )
-            known = journals.era(era).digests.get(place)
+            known = history.era(era).digests.get(place)
             same = known is None or known == each["digest"]
             finding.expect(
                 same, f"{peer} is at version {place[1]} of {place[0]} with a digest that is not the run's"
@@ -71,11 +73,11 @@ def check_parity(journals: Journals) -> Finding:
     return finding
 
 
-def check_commits(journals: Journals) -> Finding:
+def check_commits(history: History) -> Finding:
     finding = Finding("P2", "all or nothing, once", "commits and uses of them")
     newest: dict[int, int] = {}
     ends: dict[int, str] = {}
-    for each in journals.records:
+    for each in history.records:
         match each["event"]:
             case "committed":
                 fragment, version, last = each["fragment"], each["version"], newest.get(each["fragment"], 0)
@@ -90,10 +92,10 @@ def check_commits(journals: Journals) -> Finding:
                 ends[each["round"]] = "aborted"
             case "rolled_back":
                 newest = dict(enumerate(each["versions"]))
-    for peer, process in journals.lives:
+    for peer, process in history.lives:
         for each in process.of("committed"):
             known = [
-                (c["version"], c["fragment"], c["result"]) for c in journals.by_round.get(each["round"], [])
+                (c["version"], c["fragment"], c["result"]) for c in history.by_round.get(each["round"], [])
             ]
             mine = (each["version"], each["fragment"], each["result"])
             finding.expect(
@@ -101,16 +103,16 @@ def check_commits(journals: Journals) -> Finding:
             )
         for each in process.of("sealed"):
             place = (each["fragment"], each["version"])
-            made = each["version"] == 0 or place in journals.era(each["era"]).commits
+            made = each["version"] == 0 or place in history.era(each["era"]).commits
             finding.expect(made, f"{peer} applied version {place[1]} of {place[0]}, which nobody committed")
     return finding
 
 
-def check_going_on(journals: Journals) -> Finding:
+def check_going_on(history: History) -> Finding:
     finding = Finding("P3", "the dead do not stop the living", "rounds")
-    rules = journals.rules
+    rules = history.rules
     most_s = rules["round_timeout_s"] + SLACK_S
-    for process in journals.coordinators:
+    for process in history.coordinators:
         flying: dict[int, tuple[Event, set[str]]] = {}  # the plan, and who of it departed since
         for each in process.events:
             match each["event"]:
@@ -140,19 +142,19 @@ def _lasts(flying: dict[int, tuple[Event, set[str]]], process: Process, most_s: 
     return any(last - plan["at"] > most_s for plan, _ in flying.values())
 
 
-def check_states(journals: Journals) -> Finding:
+def check_states(history: History) -> Finding:
     finding = Finding("P4", "no false state", "contributions and states served")
-    for peer, process in journals.lives:
+    for peer, process in history.lives:
         for each in process.of("sent", "serves"):
             place = (each["fragment"], each["version"])
-            known = journals.era(each["era"]).digests.get(place)
-            good = each["digest"] in journals.geneses if place[1] == 0 else known in (None, each["digest"])
+            known = history.era(each["era"]).digests.get(place)
+            good = each["digest"] in history.geneses if place[1] == 0 else known in (None, each["digest"])
             what = "contributed from" if each["event"] == "sent" else "served"
             finding.expect(
                 good, f"{peer} {what} a state that is not version {place[1]} of fragment {place[0]}"
             )
     newest: dict[int, int] = {}
-    for each in journals.records:
+    for each in history.records:
         if each["event"] == "committed":
             newest[each["fragment"]] = each["version"]
         elif each["event"] == "rolled_back":
@@ -162,10 +164,10 @@ def check_states(journals: Journals) -> Finding:
     return finding
 
 
-def check_durability(journals: Journals) -> Finding:
+def check_durability(history: History) -> Finding:
     finding = Finding("P5", "a durable broker", "records, restarts and commits that peers heard of")
-    place, incarnation, versions = 0, 0, [0] * journals.rules["fragments"]
-    for number, process in enumerate(journals.coordinators):
+    place, incarnation, versions = 0, 0, [0] * history.rules["fragments"]
+    for number, process in enumerate(history.coordinators):
         start = process.start
         late = [each for each in process.of("committed", "rolled_back") if each.get("late")]
         for each in late:
@@ -182,10 +184,10 @@ def check_durability(journals: Journals) -> Finding:
                 place = each["pos"]
             if each["event"] in ("committed", "rolled_back") and not each.get("late"):
                 versions = _after(each, versions)
-    if journals.coordinators[0].start["versions"] == [0] * len(versions):  # else older commits may be gone
-        for peer, process in journals.lives:
+    if history.coordinators[0].start["versions"] == [0] * len(versions):  # else older commits may be gone
+        for peer, process in history.lives:
             for each in process.of("committed"):
-                kept = each["round"] in journals.by_round
+                kept = each["round"] in history.by_round
                 finding.expect(kept, f"{peer} heard of the commit of round {each['round']}, which is lost")
     return finding
 
@@ -199,10 +201,10 @@ def _after(record: Event, versions: list[int]) -> list[int]:
 # ---- P8 to P10 ---------------------------------------------------------------------------------------------
 
 
-def check_frames(journals: Journals) -> Finding:
+def check_frames(history: History) -> Finding:
     finding = Finding("P8", "each frame in one counter", "counts")
     total = refused = 0
-    for process in [*journals.coordinators, *(process for _, process in journals.lives)]:
+    for process in [*history.coordinators, *(process for _, process in history.lives)]:
         last: Event | None = None
         for last in process.of("frames"):
             counted = sum(last["counters"].values()) + last.get("waiting", 0)
@@ -218,10 +220,10 @@ def check_frames(journals: Journals) -> Finding:
     return finding
 
 
-def check_weights(journals: Journals) -> Finding:
+def check_weights(history: History) -> Finding:
     finding = Finding("P9", "bounded influence", "weights")
-    cap = journals.rules["weight_cap"]
-    for commits in journals.by_round.values():
+    cap = history.rules["weight_cap"]
+    for commits in history.by_round.values():
         for each in commits:
             counted = [weight for weight in each["weights"] if weight > 0.0]
             number = each["round"]
@@ -237,13 +239,13 @@ def check_weights(journals: Journals) -> Finding:
     return finding
 
 
-def check_manners(journals: Journals) -> Finding:
+def check_manners(history: History) -> Finding:
     finding = Finding("P10", "a polite guest", "ends and rates of upload")
-    departed = [each for each in journals.records if each["event"] == "departed"]
+    departed = [each for each in history.records if each["event"] == "departed"]
     good_byes = {each["peer"] for each in departed if DepartureCause(each["cause"]).good_bye}
-    for peer, process in journals.lives:
+    for peer, process in history.lives:
         end = process.ended
-        if end is not None and end["code"] == "left" and _heard(journals, peer, end):
+        if end is not None and end["code"] == "left" and _heard(history, peer, end):
             finding.expect(peer in good_byes, f"{peer} left without a word: {end['reason']}")
         caps = [cap for text in process.start.get("upload_limits", ()) if (cap := _cap(text)) is not None]
         counts = list(process.of("frames"))
@@ -254,17 +256,15 @@ def check_manners(journals: Journals) -> Finding:
     return finding
 
 
-def _heard(journals: Journals, peer: str, end: Event) -> bool:
+def _heard(history: History, peer: str, end: Event) -> bool:
     """A coordinator was there when the peer ended, before and afterwards, and had not given it up already."""
     mine = [
-        each
-        for each in journals.records
-        if each["event"] in ("admitted", "departed") and each["peer"] == peer
+        each for each in history.records if each["event"] in ("admitted", "departed") and each["peer"] == peer
     ]
     last = next((each for each in reversed(mine) if each["at"] < end["at"]), None)
     if last is None or (last["event"] == "departed" and not DepartureCause(last["cause"]).good_bye):
         return False
-    spans = ((life.start["at"], life.events[-1]["at"]) for life in journals.coordinators)
+    spans = ((life.start["at"], life.events[-1]["at"]) for life in history.coordinators)
     return any(first + SLACK_S < end["at"] < until - 1.0 for first, until in spans)
 
 
@@ -278,7 +278,7 @@ def _cap(text: str) -> float | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-CHECKS: tuple[Callable[[Journals], Finding], ...] = (
+CHECKS: tuple[Callable[[History], Finding], ...] = (
     check_parity,
     check_commits,
     check_going_on,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.console.history.finding import Finding
-from farflung.console.history.journals import Journals
+from farflung.console.history.history import History
 from farflung.coordinator.ledger.evidence import SUFFIX, Evidence
 from farflung.coordinator.ledger.records import UNREADABLE
 from farflung.protocol.digests import hash_bytes
@@ -21,11 +21,11 @@ from farflung.protocol.round_words import result_name
 FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
 
 
-def check_evidence(folder: Path, journals: Journals) -> Finding:
+def check_evidence(folder: Path, history: History) -> Finding:
     finding = Finding("P9", "hash lists signed by who sent them", "commits")
     lists = 0
     for path, found in _all(folder):
-        problem = found if isinstance(found, str) else found.problem() or _other(found, journals)
+        problem = found if isinstance(found, str) else found.problem() or _other(found, history)
         finding.expect(not problem, f"{path.name}: {problem}")
         lists += len(found.said) if isinstance(found, Evidence) else 0
     finding.more = f"{lists} hash lists" if finding.checked else ""
@@ -56,12 +56,12 @@ def _all(folder: Path) -> Iterator[tuple[Path, Evidence | str]]:
     return ((path, read_evidence(path)) for path in sorted(folder.rglob(f"*{SUFFIX}")))
 
 
-def _other(found: Evidence, journals: Journals) -> str:
+def _other(found: Evidence, history: History) -> str:
     """Why this is not evidence of a commit of this run, or empty."""
-    run_id = str(journals.coordinators[0].start["run_id"])
+    run_id = str(history.coordinators[0].start["run_id"])
     if found.run_id.hex() != run_id:
         return "it is of another run"
-    written = journals.by_round.get(found.commit.round_no, [])
+    written = history.by_round.get(found.commit.round_no, [])
     if written and result_name(found.commit) not in [each["result"] for each in written]:
         return "its results are not those of the journal"
     return ""

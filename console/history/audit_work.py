@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from farflung.console.history.finding import Finding
-from farflung.console.history.journals import Journals, Process
+from farflung.console.history.history import History, Process
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
 
@@ -24,16 +24,16 @@ class Account:
     step: int | None  # None: the trainer was fresh, or dropped its work, since
 
 
-def check_work(journals: Journals) -> Finding:
+def check_work(history: History) -> Finding:
     finding = Finding("P6", "local work is kept", "freezes and loads")
     dropped = 0
-    for peer, process in journals.lives:
-        dropped += _follow(peer, process, journals, finding)
+    for peer, process in history.lives:
+        dropped += _follow(peer, process, history, finding)
     finding.more = f"{dropped} steps given up on purpose"
     return finding
 
 
-def _follow(peer: str, process: Process, journals: Journals, finding: Finding) -> int:
+def _follow(peer: str, process: Process, history: History, finding: Finding) -> int:
     """One agent's life.  Returns the steps that it told its trainer to give up."""
     accounts: dict[int, Account] = {}
     sent: dict[int, list[Event]] = {}  # what it contributed and has loaded no answer to, by fragment
@@ -57,7 +57,7 @@ def _follow(peer: str, process: Process, journals: Journals, finding: Finding) -
                 account = accounts.get(each["fragment"])
                 mine = sent.get(each["fragment"], [])
                 settled = [s for s in mine if s["version"] < each["version"] and s["era"] == era]
-                used = _used(peer, settled, journals)
+                used = _used(peer, settled, history)
                 sent[each["fragment"]] = [s for s in mine if s["version"] >= each["version"]]
                 if each["keep"] == "rest":
                     taken = used is not None and used["steps"] == each["steps"]
@@ -79,13 +79,13 @@ def _after(load: Event, account: Account | None) -> Account:
     return Account(max(0, account.steps - taken), account.step)
 
 
-def _used(peer: str, settled: list[Event], journals: Journals) -> Event | None:
+def _used(peer: str, settled: list[Event], history: History) -> Event | None:
     """Of my contributions that a load answers, the one that a commit has in.
 
     A load may answer more than the newest round: who lags behind applies two versions and loads once.
     """
     for mine in reversed(settled):
-        for commit in journals.by_round.get(mine["round"], []):
+        for commit in history.by_round.get(mine["round"], []):
             weights = dict(zip(commit["members"], commit["weights"], strict=True))
             if weights.get(peer, 0.0) > 0.0:
                 return mine
@@ -151,15 +151,15 @@ class Books:
                 self.of(fragment, epoch).add(start, stop)
 
 
-def check_samples(journals: Journals) -> Finding:
+def check_samples(history: History) -> Finding:
     finding = Finding("P7", "every sample once", "leases and acknowledgements")
-    fragments = journals.rules["fragments"]
-    if journals.coordinators[0].start["versions"] != [0] * fragments:
+    fragments = history.rules["fragments"]
+    if history.coordinators[0].start["versions"] != [0] * fragments:
         return finding  # the beginning is gone: who holds what is not known
-    commits = [each for found in journals.by_round.values() for each in found]
+    commits = [each for found in history.by_round.values() for each in found]
     keepers = {each["fragment"] for each in commits if any(each["used"].values())} or {BOOKS_FRAGMENT}
     books, versions = Books(fragments, keepers), [0] * fragments
-    for each in journals.records:
+    for each in history.records:
         match each["event"]:
             case "data":
                 books = Books(fragments, keepers)

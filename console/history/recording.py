@@ -1,6 +1,6 @@
-"""A run that was, from its event journals: what happened when, on one time line, and the status at any moment of it.
+"""A run that was, as a view of its history: what happened when, on one time line, and the status at any moment of it.
 
-Called by the replay and by the plots, with the events as they were read from the files.  Pure.  The coordinator's
+Called by the replay and by the plots.  Pure.  The coordinator's
 journal tells the story; peers' journals add steps, states and when each was where.  Clocks of different machines are
 brought together by the commits, which all of them saw at about the same time.
 """
@@ -8,15 +8,13 @@ brought together by the commits, which all of them saw at about the same time.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.coordinator.ledger.old_sentences import with_cause
+from farflung.console.history.history import History
 from farflung.protocol.causes import DepartureCause, NoteCause
-from farflung.protocol.errors import UserError
+from farflung.protocol.process.journal import Event
 
-Event = dict[str, Any]
 Status = dict[str, Any]
 
 ROUNDS_SHOWN, EVENTS_SHOWN = 40, 30
@@ -41,29 +39,17 @@ class Recording:
         return self.moments[-1].at_s
 
     @classmethod
-    def of(cls, journals: Iterable[Sequence[Event]]) -> Recording:
-        """From the journals of one run; UserError where the coordinator's is missing."""
-        host: list[Event] = []
-        peers: dict[str, list[Event]] = {}
-        for events in journals:
-            first = next((e for e in events if e.get("event") == "start"), None)
-            if first is None:
-                continue
-            if first.get("role") == "coordinator":
-                host += map(with_cause, events)
-            else:
-                peers.setdefault(str(first.get("peer")), []).extend(events)
-        if not host:
-            raise UserError(
-                "no coordinator's journal (events.jsonl of its data folder) is among these files: it tells the story"
-            )
-        host.sort(key=_wall)
+    def of(cls, history: History) -> Recording:
+        host = sorted((e for life in history.coordinators for e in life.events), key=_wall)
         start = _wall(host[0])
         moments = [Moment(_wall(e) - start, "", e) for e in host]
         run = str(next((e.get("run") for e in host if e.get("run")), ""))
+        peers: dict[str, list[Event]] = {}
+        for peer, life in history.lives:
+            peers.setdefault(peer, []).extend(life.events)
         for peer, events in peers.items():
             shift_s = _ahead_s(host, events)
-            moments += [Moment(_wall(e) - shift_s - start, peer, e) for e in events if _is_of(e, run)]
+            moments += [Moment(_wall(e) - shift_s - start, peer, e) for e in events]
         moments = sorted((m for m in moments if m.at_s >= 0), key=lambda m: m.at_s)
         names = {
             str(e["peer"]): str(e.get("name") or e["peer"]) for e in host if e.get("event") == "admitted"
@@ -79,10 +65,6 @@ class Recording:
 
 def _wall(event: Event) -> float:
     return float(event.get("wall") or 0.0)
-
-
-def _is_of(event: Event, run: str) -> bool:
-    return "run" not in event or event["run"] == run
 
 
 def _ahead_s(host: list[Event], events: list[Event]) -> float:

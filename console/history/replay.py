@@ -1,33 +1,19 @@
-"""Plays a finished run on the dashboard: journals from a folder, a time that moves, keys that move it.
+"""Plays a finished run on the dashboard: a recording, a time that moves, keys that move it.
 
-Called by `farflung watch --replay DIR` and by `farflung plot`.  What happened is recording.py's.
+Called by `farflung watch --replay DIR`.  What happened is recording.py's.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from farflung.console.history.journals import PATTERN
 from farflung.console.history.recording import Recording, Status, Story
 from farflung.console.screen.text import Record
-from farflung.protocol.errors import UserError
-from farflung.protocol.process.journal import read_events
 from farflung.protocol.process.log_lines import duration
 
 _KEYS = "←→ Home End move, + - speed, p pause, q quit"
 STEP = 0.01  # of the whole, for a press of left or right
 FASTEST, SLOWEST = 1024.0, 0.125
-
-
-def read_folder(folder: Path) -> Recording:
-    """All journals below a folder, as one run."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
-    newest = sorted(path for path in folder.rglob(PATTERN) if path.is_file())
-    if not newest:
-        raise UserError(f"{folder}: no event journals below it (files like {PATTERN})")
-    return Recording.of([read_events(path) for path in newest])
 
 
 class Replay:

@@ -1,21 +1,19 @@
 """A run as numbers, a row for each committed round: what experiment trackers and spreadsheets want.
 
-Called by `farflung export`.  `RunRows` is pure: it is told events and gives rows.  `Journals` reads the files below a
-folder while they grow.  Nothing here rests on clocks: what a peer tells of a round is told before its commit.
+Called by `farflung export` with what the history's reader has found.  Pure.  Nothing here rests on clocks: what a peer
+tells of a round is told before its commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from farflung.console.history.journals import PATTERN
-from farflung.protocol.errors import UserError
+from farflung.console.history.history import Told
 from farflung.protocol.fragments import BOOKS_FRAGMENT
-from farflung.protocol.process.journal import OLD, Event, Follower
+from farflung.protocol.process.journal import Event
 
-HOST_FILE = "events.jsonl"  # as coordinators name theirs; those of peers have a name before it
 KEPT_ROUNDS = 256  # what peers told of rounds that were never committed is forgotten after so many
 
 
@@ -30,7 +28,7 @@ class Row:
 
 @dataclass
 class RunRows:
-    """The fold over a run's events: peers' events of a round have to be told before the coordinator's."""
+    """The fold over a run's events: peers' events of a round have to be there before the coordinator's."""
 
     name: str = ""
     run_id: str = ""
@@ -49,7 +47,17 @@ class RunRows:
         done = sum(version >= rounds for version in self._versions.values())
         return rounds > 0 and done >= fragments
 
-    def tell_peers(self, peer: str, event: Event) -> None:
+    def take(self, told: Iterable[Told]) -> list[Row]:
+        """The rounds that were committed."""
+        rows: list[Row] = []
+        for process, event in told:
+            if not process.is_host:
+                self._tell_peers(process.peer, event)
+            elif (row := self._tell(event)) is not None:
+                rows.append(row)
+        return rows
+
+    def _tell_peers(self, peer: str, event: Event) -> None:
         if event.get("event") == "frozen":
             self._frozen[peer, int(event.get("fragment") or 0)] = event
         elif event.get("event") == "sent" and "round" in event:
@@ -57,7 +65,7 @@ class RunRows:
             if frozen is not None:
                 self._sent[int(event["round"]), peer] = frozen
 
-    def tell(self, event: Event) -> Row | None:
+    def _tell(self, event: Event) -> Row | None:
         """An event of the coordinator's journal; a row if it is a commit."""
         match event.get("event"):
             case "start":
@@ -72,10 +80,10 @@ class RunRows:
         return None
 
     def _begin(self, event: Event) -> None:
-        found = str(event.get("run_id") or event.get("run") or "")
-        if self.run_id and found != self.run_id:
-            raise UserError("these are journals of more than one run; name the folder of one of them")
-        self.run_id, self.name = found, str(event.get("run") or "")
+        self.run_id, self.name = (
+            str(event.get("run_id") or event.get("run") or ""),
+            str(event.get("run") or ""),
+        )
         self.rules = dict(event.get("rules") or {})
         if not event.get("again"):
             self._alive.clear()  # whoever is still there is admitted anew
@@ -118,43 +126,3 @@ class RunRows:
             found["run/tokens_per_s"] = tokens / (wall - self._last_wall)
         self._last_wall = wall
         return found
-
-
-class Journals:
-    """The files below a folder, which grow and become more."""
-
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise UserError(f"{folder}: there is no such folder")
-        self._folder = folder
-        self._files: dict[Path, Follower] = {}
-        self._writers: dict[Path, Event] = {}  # each file's first `start`
-        self.run = RunRows()
-
-    def news(self) -> list[Row]:
-        """The rounds that were committed since the last call."""
-        found = {path: self._events(path) for path in self._found()}
-        host = [path for path, writer in self._writers.items() if writer.get("role") == "coordinator"]
-        for path, events in found.items():
-            if path not in host:
-                for event in events:
-                    self.run.tell_peers(str(self._writers.get(path, {}).get("peer")), event)
-        told = sorted((e for path in host for e in found.get(path, [])), key=lambda e: float(e["wall"]))
-        return [row for event in told if (row := self.run.tell(event)) is not None]
-
-    def _found(self) -> list[Path]:
-        """Coordinators' journals first: what peers told of a round is then there when its commit is read."""
-        paths = (path for path in self._folder.rglob(PATTERN) if path.is_file())
-        return sorted(paths, key=lambda path: (path.name != HOST_FILE, path))
-
-    def _events(self, path: Path) -> list[Event]:
-        events: list[Event] = []
-        if path not in self._files:
-            self._files[path] = Follower(path)
-            events += Follower(Path(f"{path}{OLD}")).news()
-        events += self._files[path].news()
-        if path not in self._writers:
-            start = next((event for event in events if event.get("event") == "start"), None)
-            if start is not None:
-                self._writers[path] = start
-        return events

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from farflung.console.history.round_rows import Journals, Row, RunRows
+from farflung.console.history.history import History
+from farflung.console.history.round_rows import Row, RunRows
 from farflung.protocol.errors import UserError
 
 LOOK_EVERY_S = 2.0
@@ -89,28 +90,26 @@ def export(options: ExportOptions, say: Callable[[str], None], note: Callable[[s
     """All rounds so far; with `follow` those to come as well, until the run is complete or somebody ends it."""
     if options.tensorboard is None and options.wandb is None and not options.as_json:
         raise UserError("say where to: --tensorboard FOLDER, --wandb PROJECT, or --json for the output")
-    journals = Journals(options.folder)
-    rows = journals.news()
-    while not journals.run.run_id:
+    history, run = History(options.folder, keep=False), RunRows()
+    rows = run.take(history.news())
+    while not history.coordinators:
         if not options.follow:
-            raise UserError(
-                f"{options.folder}: no journal of a coordinator below it (its data folder has events.jsonl)"
-            )
+            raise history.no_run
         time.sleep(LOOK_EVERY_S)
-        rows = journals.news()
+        rows = run.take(history.news())
     written = 0
     with ExitStack() as stack:
-        trackers = [stack.enter_context(closing(each)) for each in _trackers(options, journals.run, say)]
+        trackers = [stack.enter_context(closing(each)) for each in _trackers(options, run, say)]
         while True:
             for row in rows:
                 for tracker in trackers:
                     tracker.write(row)
             written += len(rows)
-            if not options.follow or (journals.run.finished and not rows):
+            if not options.follow or (run.finished and not rows):
                 break
             time.sleep(LOOK_EVERY_S)
-            rows = journals.news()
-    note(f"exported {written} rounds of {journals.run.name}")
+            rows = run.take(history.news())
+    note(f"exported {written} rounds of {run.name}")
 
 
 def _trackers(options: ExportOptions, run: RunRows, say: Callable[[str], None]) -> list[Tracker]:

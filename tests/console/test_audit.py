@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.console.history.audit import audit
-from farflung.console.history.journals import read_folder
+from farflung.console.history.history import read_folder
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
 
@@ -331,5 +331,5 @@ def test_what_is_no_run_is_told_in_words(tmp_path: Path) -> None:
     write(tmp_path, a_run())
     other = [each | ({"run_id": "11"} if each["event"] == "start" else {}) for each in coordinator()]
     write(tmp_path, {"other.data/events.jsonl": other})
-    with pytest.raises(UserError, match="journals of 2 runs"):
+    with pytest.raises(UserError, match="journals of more than one run"):
         read_folder(tmp_path)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from farflung.console.history.history import read_folder
 from farflung.console.history.picture import round_steps, write_picture
 from farflung.console.history.plots import WIDTH, picture_of
 from farflung.console.history.recording import Recording
-from farflung.console.history.replay import Replay, read_folder
+from farflung.console.history.replay import Replay
 from farflung.console.main import app
 from farflung.console.screen.health import health
 from farflung.protocol.errors import UserError
@@ -80,13 +81,25 @@ def journals() -> dict[str, list[dict[str, Any]]]:
     return {"run.data/events.jsonl": host, "bob/identity.events.jsonl": bob}
 
 
+def written(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
+    for name, events in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        (folder / name).write_text(lines, encoding="utf-8")
+    return folder
+
+
+def recorded(folder: Path) -> Recording:
+    return Recording.of(read_folder(folder))
+
+
 def at(replay: Replay, second: float) -> dict[str, Any]:
     status = replay.status_at(second)
     return status | {"by_name": {member["name"]: member for member in status["members"]}}
 
 
-def test_the_status_at_any_moment() -> None:
-    replay = Replay(Recording.of(journals().values()), 1.0)
+def test_the_status_at_any_moment(folder: Path) -> None:
+    replay = Replay(recorded(folder), 1.0)
     early = at(replay, 5.0)
     assert early["version"] == 0 and set(early["by_name"]) == {"alice", "bob"} and early["round"] is None
     sending = at(replay, 10.3)
@@ -111,8 +124,8 @@ def test_the_status_at_any_moment() -> None:
     assert at(replay, 5.0)["version"] == 0, "and back in time"
 
 
-def test_keys_move_through_time() -> None:
-    replay = Replay(Recording.of(journals().values()), 2.0)
+def test_keys_move_through_time(folder: Path) -> None:
+    replay = Replay(recorded(folder), 2.0)
     replay.on_key("p")  # time stands still but for the keys
     for key, second in (("end", 31.0), ("left", 30.69), ("home", 0.0), ("left", 0.0), ("right", 0.31)):
         replay.on_key(key)
@@ -134,12 +147,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_journals_are_read_from_a_folder(folder: Path) -> None:
-    assert read_folder(folder).moments == Recording.of(journals().values()).moments
+def test_journals_are_read_from_a_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    plain = written(tmp_path_factory.mktemp("plain"), journals())
+    assert recorded(folder).moments == recorded(plain).moments
 
 
 def test_the_picture(folder: Path) -> None:
-    drawn = picture_of(read_folder(folder))
+    drawn = picture_of(recorded(folder))
     ET.fromstring(drawn)
     for words in ("demo: 2 rounds in 31 s", "loss", "who takes part", "8.0MB in all", "alice", "1: 2.5 s"):
         assert words in drawn
@@ -151,15 +165,16 @@ def test_the_picture(folder: Path) -> None:
     [
         (lambda f: f / "nowhere", "there is no such folder"),
         (lambda f: f / "empty", "no event journals below it"),
-        (lambda f: f / "bob", "no coordinator's journal"),
+        (lambda f: f / "bob", "no journal of a coordinator"),
     ],
 )
 def test_mistakes_are_told(folder: Path, make: Callable[[Path], Path], says: str) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match=says):
         read_folder(make(folder))
+    early = written(folder / "early", {"events.jsonl": journals()["run.data/events.jsonl"][:4]})
     with pytest.raises(UserError, match="nothing to draw"):
-        picture_of(Recording.of([journals()["run.data/events.jsonl"][:4]]))
+        picture_of(recorded(early))
 
 
 def test_the_commands(folder: Path) -> None:
@@ -181,7 +196,7 @@ def test_axes_have_round_numbers() -> None:
 
 def test_the_picture_as_png(folder: Path) -> None:
     pytest.importorskip("resvg_py", reason="resvg-py is not installed; pip install resvg-py")
-    write_picture(picture_of(read_folder(folder)), folder / "run.png")
+    write_picture(picture_of(recorded(folder)), folder / "run.png")
     content = (folder / "run.png").read_bytes()
     assert content.startswith(b"\x89PNG") and struct.unpack(">I", content[16:20])[0] == 2 * WIDTH
 
@@ -189,7 +204,7 @@ def test_the_picture_as_png(folder: Path) -> None:
 def test_a_picture_that_cannot_be_made_is_told_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = picture_of(read_folder(folder))
+    drawn = picture_of(recorded(folder))
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(UserError, match=r"pip install resvg-py; or --out with \.svg"):
         write_picture(drawn, folder / "run.png")

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.console.history import trackers
-from farflung.console.history.round_rows import Journals
+from farflung.console.history.history import History
+from farflung.console.history.round_rows import Row, RunRows
 from farflung.console.history.trackers import ExportOptions, export
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
@@ -22,6 +23,16 @@ from rig.waiting import LONG_S
 
 ALICE, BOB = "a" * 16, "b" * 16
 RULES = {"rounds": 3, "fragments": 1}
+
+
+class Rows:
+    """Of the journals below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.history, self.run = History(folder, keep=False), RunRows()
+
+    def news(self) -> list[Row]:
+        return self.run.take(self.history.news())
 
 
 def start(**fields: object) -> dict[str, Any]:
@@ -74,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_row_tells_the_round_and_each_peers_part(folder: Path) -> None:
-    first, second = Journals(folder).news()
+    first, second = Rows(folder).news()
     assert (first.round_no, first.wall) == (1, 1010.0)
     assert first.values["run/loss"] == 3.0 and first.values["run/alive"] == 2
     assert first.values["loss/bob"] == 3.5 and first.values["step/bob"] == 20, "from his own journal"
@@ -85,18 +96,18 @@ def test_a_row_tells_the_round_and_each_peers_part(folder: Path) -> None:
 
 
 def test_rows_come_once_while_files_grow(folder: Path) -> None:
-    journals = Journals(folder)
-    assert len(journals.news()) == 2 and journals.news() == [] and not journals.run.finished
+    rows = Rows(folder)
+    assert len(rows.news()) == 2 and rows.news() == [] and not rows.run.finished
     add(folder / "run.data/events.jsonl", [commit(3, 1020.0, None, [0.5, 0.5])])
-    [row] = journals.news()
+    [row] = rows.news()
     assert "run/loss" not in row.values, "no figure is better than a wrong one"
-    assert journals.run.finished
+    assert rows.run.finished
 
 
 def test_other_fragments_do_not_count_tokens_twice(tmp_path: Path) -> None:
     rounds = commit(1, 1010.0, 3.0, [0.5, 0.5]), commit(2, 1011.0, 3.0, [0.5, 0.5], version=1, fragment=1)
     add(tmp_path / "events.jsonl", host(*rounds))
-    first, second = Journals(tmp_path).news()
+    first, second = Rows(tmp_path).news()
     assert first.values["run/tokens"] == 100
     assert "run/tokens" not in second.values and second.values["round/sent_bytes"] == 4000
 
@@ -104,7 +115,7 @@ def test_other_fragments_do_not_count_tokens_twice(tmp_path: Path) -> None:
 def test_two_runs_in_one_folder_are_refused(folder: Path) -> None:
     add(folder / "other/events.jsonl", [start(role="coordinator", run_id="another", rules=RULES)])
     with pytest.raises(UserError, match="more than one run"):
-        Journals(folder).news()
+        Rows(folder).news()
 
 
 def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:

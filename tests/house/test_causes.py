@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from farflung.console.history.audit import audit
-from farflung.console.history.journals import read_folder
+from farflung.console.history.history import History, read_folder
+from farflung.console.history.recording import Recording
 from farflung.console.history.replay import Replay
-from farflung.console.history.replay import read_folder as read_recording
-from farflung.console.history.round_rows import Journals
+from farflung.console.history.round_rows import RunRows
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.old_sentences import (
     abort_cause,
@@ -277,10 +277,11 @@ def without_causes(event: dict[str, Any]) -> None:
 
 def what_programs_find(folder: Path) -> dict[str, Any]:
     """Of the audit, the replay and the export, without the sentences that they quote."""
-    report = audit(read_folder(folder))
-    replay = Replay(read_recording(folder), 1.0)
-    statuses = [replay.status_at(moment.at_s) for moment in read_recording(folder).moments]
-    rows = [(row.round_no, row.values) for row in Journals(folder).news()]
+    history = read_folder(folder)
+    report, recording = audit(history), Recording.of(history)
+    replay = Replay(recording, 1.0)
+    statuses = [replay.status_at(moment.at_s) for moment in recording.moments]
+    rows = [(row.round_no, row.values) for row in RunRows().take(History(folder).news())]
     return {
         "findings": [
             (finding.promise, finding.checked, [told.partition(": ")[0] for told in finding.broken])

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from farflung.console.history.audit import audit
-from farflung.console.history.journals import read_folder
+from farflung.console.history.history import read_folder
 from rig.waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]

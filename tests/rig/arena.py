@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farflung.console.history.audit import Report, audit
-from farflung.console.history.journals import read_folder
+from farflung.console.history.history import read_folder
 from farflung.protocol.process.failpoints import VARIABLE
 from farflung.protocol.process.journal import Event, Follower
 from rig.nursery import Child, Nursery
