@@ -85,7 +85,7 @@ def run_watch(options: WatchOptions) -> None:
     size = live.size_of(options.size)
     still = options.once or options.svg is not None
     if options.replay is not None:
-        recording = Recording.of(read_folder(options.replay))
+        recording = Recording.of(*read_folder(options.replay).told)
         replay = Replay(recording, options.speed)
         replay.at_s = options.at_s or 0.0
         if has_terminal(sys.stdout) and not still:

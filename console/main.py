@@ -231,7 +231,7 @@ def plot(
     from farflung.console.history.plots import picture_of
     from farflung.console.history.recording import Recording
 
-    write_picture(picture_of(Recording.of(read_folder(folder))), out)
+    write_picture(picture_of(Recording.of(*read_folder(folder).told)), out)
     typer.echo(f"wrote {out}")
 
 

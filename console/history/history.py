@@ -96,6 +96,14 @@ class History:
         return sorted(((each.peer, each) for each in mine), key=lambda life: order[life[0]])
 
     @property
+    def told(self) -> tuple[list[Event], dict[str, list[Event]]]:
+        """All events of the coordinators, and of each peer."""
+        peers: dict[str, list[Event]] = {}
+        for peer, life in self.lives:
+            peers.setdefault(peer, []).extend(life.events)
+        return [event for life in self.coordinators for event in life.events], peers
+
+    @property
     def rules(self) -> dict[str, Any]:
         return dict(self.coordinators[0].start["rules"])
 

@@ -8,13 +8,13 @@ brought together by the commits, which all of them saw at about the same time.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.console.history.history import History
 from farflung.protocol.causes import DepartureCause, NoteCause
-from farflung.protocol.process.journal import Event
 
+Event = dict[str, Any]
 Status = dict[str, Any]
 
 ROUNDS_SHOWN, EVENTS_SHOWN = 40, 30
@@ -39,14 +39,12 @@ class Recording:
         return self.moments[-1].at_s
 
     @classmethod
-    def of(cls, history: History) -> Recording:
-        host = sorted((e for life in history.coordinators for e in life.events), key=_wall)
+    def of(cls, coordinators: Iterable[Event], peers: Mapping[str, Sequence[Event]]) -> Recording:
+        """From the events of all coordinators of the run, of which there are some, and of each peer."""
+        host = sorted(coordinators, key=_wall)
         start = _wall(host[0])
         moments = [Moment(_wall(e) - start, "", e) for e in host]
         run = str(next((e.get("run") for e in host if e.get("run")), ""))
-        peers: dict[str, list[Event]] = {}
-        for peer, life in history.lives:
-            peers.setdefault(peer, []).extend(life.events)
         for peer, events in peers.items():
             shift_s = _ahead_s(host, events)
             moments += [Moment(_wall(e) - shift_s - start, peer, e) for e in events]
@@ -67,7 +65,7 @@ def _wall(event: Event) -> float:
     return float(event.get("wall") or 0.0)
 
 
-def _ahead_s(host: list[Event], events: list[Event]) -> float:
+def _ahead_s(host: Sequence[Event], events: Sequence[Event]) -> float:
     """How far the clock behind these events is ahead of the coordinator's: by the commits that both tell of."""
     there = {e["round"]: _wall(e) for e in host if e.get("event") == "committed"}
     both = [

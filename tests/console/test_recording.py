@@ -90,7 +90,7 @@ def written(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
 
 
 def recorded(folder: Path) -> Recording:
-    return Recording.of(read_folder(folder))
+    return Recording.of(*read_folder(folder).told)
 
 
 def at(replay: Replay, second: float) -> dict[str, Any]:

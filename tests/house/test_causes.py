@@ -241,8 +241,8 @@ def a_kept_run(folder: Path) -> Path:
     ):
         events.on_note(text, cause)
     events.close("a test", {"arrived": 0, "counters": Counters().as_dict()})
-    path, ticks = folder / "events.jsonl", itertools.count()
-    rewritten(path, lambda event: event.update(at=float(next(ticks))))  # a line a second
+    path, seconds = folder / "events.jsonl", itertools.count()
+    rewritten(path, lambda event: event.update(dict.fromkeys(("at", "wall"), float(next(seconds)))))
     run = {"at": 0.0, "wall": 0.0, "pid": 1, "run": world.manifest.run.name}
     for peer in (PEERS[0], PEERS[2]):
         [*_, last] = [each for each in read_events(path) if each.get("peer") == peer]
@@ -278,7 +278,7 @@ def without_causes(event: dict[str, Any]) -> None:
 def what_programs_find(folder: Path) -> dict[str, Any]:
     """Of the audit, the replay and the export, without the sentences that they quote."""
     history = read_folder(folder)
-    report, recording = audit(history), Recording.of(history)
+    report, recording = audit(history), Recording.of(*history.told)
     replay = Replay(recording, 1.0)
     statuses = [replay.status_at(moment.at_s) for moment in recording.moments]
     rows = [(row.round_no, row.values) for row in RunRows().take(History(folder).news())]
