@@ -80,12 +80,12 @@ class Core:
 
     def log(self, text: str, cause: NoteCause = NoteCause.NEWS) -> None:
         """What happens every round: to the log only, or it would push the news off the dashboard."""
-        self._effects.append(Note(text, cause, routine=True))
+        self._effects.append(Note(text, True, cause))
 
     def note(self, text: str) -> None:
         """Something a person wants to know: to the log and to the dashboard."""
         self.events.append((self.now, text))
-        self._effects.append(Note(text, NoteCause.NEWS))
+        self._effects.append(Note(text))
 
     def name(self, peer: str) -> str:
         """For texts: people know peers by their names."""

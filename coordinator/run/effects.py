@@ -55,8 +55,8 @@ class DialBack:
 @dataclass(frozen=True, slots=True)
 class Note:
     text: str
-    cause: NoteCause
     routine: bool = False  # it happens in every round
+    cause: NoteCause = NoteCause.NEWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
 from farflung.protocol.round_words import Used
@@ -131,7 +132,7 @@ def test_before_anything_was_learned_there_is_nothing_to_go_back_to() -> None:
 def test_a_complete_run_goes_back_only_until_somebody_left_with_its_model(delivered: bool) -> None:
     run = Loser(9)
     if delivered:
-        run.core.write(Departed(peer=peer_of("zoe"), reason="finished"))
+        run.core.write(Departed(peer=peer_of("zoe"), cause=DepartureCause.FINISHED, reason="finished"))
     run.holds("ann", 8)
     assert run.goes_back_within(2 * PATIENCE_S) != delivered
 
@@ -327,5 +328,5 @@ def test_who_has_to_wait_is_told_for_what() -> None:
     run.going_back.look()
     assert reason() == "waiting for the peers that hold version 5 to show it"
     done = Loser(9)
-    done.core.write(Departed(peer=peer_of("zoe"), reason="finished"))
+    done.core.write(Departed(peer=peer_of("zoe"), cause=DepartureCause.FINISHED, reason="finished"))
     assert "its model was handed out already" in done.going_back.reason(done.conductors[0])

@@ -10,6 +10,7 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed, Granted, Released, StreamEnded
 from farflung.coordinator.run.lending import LEASES_PER_PEER, RELEASE_AFTER_DEAD, Lending
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
@@ -194,7 +195,7 @@ def test_nothing_is_taken_back_while_a_round_may_still_use_it() -> None:
     run.loses(ann, "left")
     run.waits(10 * run.patience_s)
     assert run.released() == []
-    flight.barred[ann.peer] = "a test"
+    flight.barred[ann.peer] = Excluded(ExclusionCause.LEASES, "a test")
     run.waits(0.0)
     assert run.released() == [(1,)], "its contribution can't count any more"
 
@@ -206,7 +207,7 @@ def test_a_restarted_process_is_told_nothing_while_the_round_counts_on_the_one_b
     flight = run.opens(ann)
     again = run.enters("ann", restarts=1)
     assert run.beats(again, want=8) == (None, ()), "the samples may yet be acknowledged"
-    flight.barred[ann.peer] = "it restarted during the round"
+    flight.barred[ann.peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
     assert ranges(run.beats(again, want=0)[0]) == [(1, 0, 8)]
 
 

@@ -23,6 +23,7 @@ from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.run.lending import RELEASE_AFTER_DEAD
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
+from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest, RunSection
@@ -136,7 +137,7 @@ def test_P7_what_a_restarted_peer_sent_before_is_not_taken_and_it_gets_its_sampl
     hall.machine.on_closed(ann.peer, ann.session, hall.now)
     again = Guest(1, restarts=1)
     hall.joins(again)
-    assert flight.barred == {ann.peer: "it restarted during the round"}
+    assert flight.barred == {ann.peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")}
     assert not conductor.may_use_work_of(ann.peer)
     leases = hall.tick(again, fragments=holding(0)).leases or ()
     assert [each.lease for each in leases] == list(held) and all(each.upto == each.start for each in leases)
