@@ -44,7 +44,7 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
 from farflung.protocol.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
 from farflung.protocol.orders import Ban
-from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig import shams
 
@@ -230,7 +230,7 @@ class Caller:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.curve_publickey, self.socket.curve_secretkey = self.public, secret
-        self.socket.curve_serverkey = text_of(url.key)
+        self.socket.curve_serverkey = curve_text(url.key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self.socket.connect(f"tcp://{url.host}:{port}")
 
@@ -250,7 +250,7 @@ class Caller:
         challenge = self.ask(Knock(protocol=PROTOCOL_VERSION, run=self.url.run))
         assert isinstance(challenge, Challenge), challenge
         bare = Hello(
-            protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=who.public, key=key or raw_of(self.public),
+            protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=who.public, key=key or curve_raw(self.public),
             address="", software="x", manifest=hash_bytes(challenge.manifest), model=MODEL, version=-1, digest=b"",
             process=os.urandom(16), token="",
             signature=b"",

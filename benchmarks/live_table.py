@@ -21,7 +21,7 @@ from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import DOOR_IN, MEMBER_IN, Message
-from farflung.protocol.process.curve_text import raw_of
+from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Plan
 from rig.shams import Figures, Sham, model_of, reader_of
 
@@ -88,7 +88,7 @@ class Table:
             if not self._mail:
                 return
             socket, sham, message = self._mail.pop(0)
-            key, name = raw_of(sham.public), sham.name
+            key, name = curve_raw(sham.public), sham.name
             if socket == DOOR:
                 self._carry_out(self.machine.on_door(name, key, message, self.now), sham)  # type: ignore[arg-type]
             else:
@@ -130,7 +130,7 @@ class Table:
     def hostile(self, raw: bytes) -> None:
         """A frame of the first member, with a good session and number; then time goes on for the others."""
         first = self.shams[0]
-        key = raw_of(first.public)
+        key = curve_raw(first.public)
         try:
             message: Any = envelope.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
         finally:

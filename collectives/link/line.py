@@ -18,8 +18,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
-from farflung.collectives.link.zmq_socket import Socket
 from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload
+from farflung.protocol.process.sockets import Socket
 from farflung.protocol.round_words import Contact
 
 # What answers the other side: it waits for a few answers at a time (checkpoints/catch_up.py) and takes them.

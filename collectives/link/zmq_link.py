@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.line import Connection, Line
@@ -23,9 +22,19 @@ from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import connections_wanted
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
-from farflung.collectives.link.zmq_socket import Socket, bulk_socket
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
+from farflung.protocol.process.sockets import (
+    BULK_CLIENT,
+    BULK_SERVER,
+    Keys,
+    Options,
+    Socket,
+    bulk,
+    curve_client,
+    curve_server,
+    opened,
+)
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.verdicts import Counters, Verdict
 
@@ -53,7 +62,7 @@ class ZmqLink:
     def __init__(
         self,
         context: zmq.Context[Socket],
-        keys: tuple[bytes, bytes],
+        keys: Keys,
         counters: Counters,
         settings: LinkSettings | None = None,
     ) -> None:
@@ -68,7 +77,7 @@ class ZmqLink:
         self.incoming = Incoming(self.tcp)
         self._clock = self.settings.clock
         self._context = context
-        self._public, self._secret = keys
+        self._keys = keys
         self._lines: dict[str, Line] = {}
         self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
@@ -84,11 +93,7 @@ class ZmqLink:
 
     def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port (port 0: any free one)."""
-        router = self._socket(zmq.ROUTER)
-        router.curve_server = True
-        router.zap_domain = ZAP_DOMAIN
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router = self._opened(zmq.ROUTER, BULK_SERVER, curve_server(self._keys[1], ZAP_DOMAIN))
         self._router, self._router_news = router, router.get_monitor_socket(NEWS)
         try:
             router.bind(f"tcp://{host}:{port}")
@@ -140,18 +145,16 @@ class ZmqLink:
         self.pings.forget(peer)
         line.close()
 
-    def _socket(self, kind: int) -> Socket:
-        limit = self.settings.download.bytes_per_s
-        return bulk_socket(self._context, kind, (self._public, self._secret), self._payload_max, limit)
+    def _opened(self, kind: int, *presets: Options) -> Socket:
+        both_ends = bulk(self._payload_max, self.settings.download.bytes_per_s)
+        return opened(self._context, kind, both_ends, *presets)
 
     def _dial(self, line: Line) -> None:
         """Open what the line needs, if the other side can be dialled."""
         if not line.contact.address or line.undialable:
             return
         while len(line.opened) < max(1, self.settings.connections, line.wanted):
-            dealer = self._socket(zmq.DEALER)
-            dealer.setsockopt(zmq.IMMEDIATE, 1)  # a socket that is not connected takes nothing: it waits here
-            dealer.curve_serverkey = z85.encode(line.contact.key)
+            dealer = self._opened(zmq.DEALER, BULK_CLIENT, curve_client(self._keys, line.contact.key))
             connection = Connection.watched(dealer, self.tcp)
             try:
                 dealer.connect(f"tcp://{line.contact.address}")

@@ -18,10 +18,9 @@ import zmq
 from farflung.coordinator.door.keys import load_or_create
 from farflung.protocol.errors import FarflungError, Unreachable
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.process.sockets import CLIENT, REPORTS_SERVER, curve_client, curve_server, opened
 
 ABOVE_THE_DOOR = 2
-REPORT_BYTES = 64 << 20
 SEND_S = 60.0
 
 
@@ -44,12 +43,7 @@ class Collector:
 
     def __enter__(self) -> Collector:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.REP)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = self._keys.public, self._keys.secret
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, REPORT_BYTES)
+        self._socket = opened(self._context, zmq.REP, REPORTS_SERVER, curve_server(self._keys.secret))
         try:
             self._socket.bind(f"tcp://{self._host}:{self._line.port}")
         except zmq.ZMQError as error:
@@ -77,12 +71,8 @@ class Collector:
 def send_report(url: JoinUrl, report: dict[str, Any]) -> None:
     """Returns when the host that serves has it."""
     context = zmq.Context()
-    socket = context.socket(zmq.REQ)
+    socket = opened(context, zmq.REQ, CLIENT, curve_client(zmq.curve_keypair(), url.key))
     try:
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.curve_serverkey = text_of(url.key)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
         host = f"[{url.host}]" if ":" in url.host else url.host
         socket.connect(f"tcp://{host}:{Line.of(url).port}")
         socket.send(json.dumps(report).encode())

@@ -14,20 +14,12 @@ import zmq
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, Refused, Unreachable
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.limits import CONTROL_FRAME_BYTES
 from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StatusReply
-from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.process.sockets import STRANGER, curve_client, opened
 from farflung.protocol.verdicts import Verdict
 
 _ANSWERS = frozenset({"status", "refuse", "challenge", "probed"})
 Answer = TypeVar("Answer", StatusReply, Challenge, Probed)
-_OPTIONS = {
-    zmq.LINGER: 0,
-    zmq.IPV6: 1,
-    zmq.MAXMSGSIZE: CONTROL_FRAME_BYTES + 4096,
-    zmq.RECONNECT_IVL: 200,
-    zmq.HANDSHAKE_IVL: 5000,
-}
 
 
 class StatusClient:
@@ -80,11 +72,8 @@ class StatusClient:
 
     def _dial(self) -> zmq.SyncSocket:
         assert self._context is not None, "use StatusClient in a with statement"
-        line = self._context.socket(zmq.DEALER)
-        for option, value in _OPTIONS.items():
-            line.setsockopt(option, value)
-        line.curve_publickey, line.curve_secretkey = zmq.curve_keypair()
-        line.curve_serverkey = text_of(self.url.key)
+        curve = curve_client(zmq.curve_keypair(), self.url.key)
+        line = opened(self._context, zmq.DEALER, STRANGER, curve)
         line.connect(f"tcp://{self.url.address}")
         return line
 

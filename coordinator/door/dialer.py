@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.process.sockets import ONE_ATTEMPT, Keys, Socket, curve_client, opened
 
 DIAL_S = 3.0  # no handshake within this: it can't be dialled
 AT_ONCE = 64  # the others wait their turn: a crowd at the door must not open a crowd of sockets
-
-Socket = zmq.Socket[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +39,12 @@ class Dialer:
     def __init__(
         self,
         context: zmq.Context[Socket],
-        keys: tuple[bytes, bytes],
+        keys: Keys,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keys`: any CURVE key pair, z85; the other side lets every key shake hands."""
         self._context = context
-        self._public, self._secret = keys
+        self._keys = keys
         self._clock = clock
         self._queue: list[Target] = []
         self._open: list[_Attempt] = []
@@ -79,12 +77,7 @@ class Dialer:
         self._open.clear()
 
     def _begin(self, target: Target, now: float) -> _Attempt | None:
-        socket = self._context.socket(zmq.DEALER)
-        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
-        socket.curve_serverkey = text_of(target.key)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket = opened(self._context, zmq.DEALER, ONE_ATTEMPT, curve_client(self._keys, target.key))
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         attempt = _Attempt(target, socket, monitor, now + DIAL_S)
         try:

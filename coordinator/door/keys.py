@@ -21,7 +21,7 @@ import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.process.sockets import curve_raw, curve_text
 
 FILE_NAME = "coordinator.key"
 _TEXT_BYTES = 40  # a 32-byte key in ZeroMQ's own base 85
@@ -39,7 +39,7 @@ class CoordinatorKeys:
 
     @property
     def public_raw(self) -> bytes:
-        return raw_of(self.public)
+        return curve_raw(self.public)
 
     def prove(self, statement: bytes) -> bytes:
         """The ed25519 key and its signature; empty where there is none."""
@@ -61,7 +61,7 @@ def load_or_create(folder: Path) -> CoordinatorKeys:
 
 def _create(path: Path) -> None:
     """Written aside, then linked: a crash in between leaves no half key behind."""
-    secret = _SEED + text_of(os.urandom(32))
+    secret = _SEED + curve_text(os.urandom(32))
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -93,8 +93,8 @@ def _load(path: Path) -> CoordinatorKeys:
     try:
         secret, signing = text, None
         if text.startswith(_SEED):
-            seed = raw_of(text.removeprefix(_SEED))
-            secret, signing = text_of(_scalar_of(seed)), Ed25519PrivateKey.from_private_bytes(seed)
+            seed = curve_raw(text.removeprefix(_SEED))
+            secret, signing = curve_text(_scalar_of(seed)), Ed25519PrivateKey.from_private_bytes(seed)
         if len(secret) != _TEXT_BYTES:
             raise ValueError
         return CoordinatorKeys(zmq.curve_public(secret), secret, signing)

@@ -17,31 +17,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.protocol import limits
 from farflung.protocol.errors import UserError
+from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
 from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
 GOODBYE_MS = 1000
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")
 
-_OPTIONS = {
-    zmq.LINGER: 0,
-    zmq.IPV6: 1,
-    zmq.MAXMSGSIZE: limits.CONTROL_FRAME_BYTES
-    + 4096,  # encryption adds bytes; what is far over is cut unread
-    zmq.SNDHWM: 256,  # of a ROUTER: for each connection; a tick, and a plan and a decision for each fragment
-    zmq.RCVHWM: 64,
-    zmq.ROUTER_MANDATORY: 1,  # say so instead of losing an answer silently
-    zmq.BACKLOG: 1024,  # after a restart all peers come back at once
-    zmq.HANDSHAKE_IVL: round(1000 * limits.HANDSHAKE_S),
-    # No ZMTP heartbeats: who is dead is the machine's word, from the beats, by the manifest's dead_after_s.
-    zmq.TCP_MAXRT: 10_000,
-    zmq.TCP_KEEPALIVE: 1,
-    zmq.TCP_KEEPALIVE_IDLE: 15,
-    zmq.TCP_KEEPALIVE_INTVL: 5,
-    zmq.TCP_KEEPALIVE_CNT: 3,
-}
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -108,12 +91,8 @@ class Listener:
         on_accepted: Callable[[int], list[int]] | None = None,
     ) -> None:
         """`on_accepted(descriptor)` says, before its handshake, which connections are to be cut."""
-        self._socket = context.socket(zmq.ROUTER)
-        for option, value in _OPTIONS.items():
-            self._socket.setsockopt(option, value)
-        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        self._socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode("ascii"))
+        curve = curve_server(keys.secret, domain.encode("ascii"))
+        self._socket = opened(context, zmq.ROUTER, CONTROL_SERVER, curve)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._heard: dict[int, bool] = {}  # open connections by descriptor: has a frame come over it?
         self._on_accepted = on_accepted

@@ -14,9 +14,8 @@ import zmq
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.limits import CONTROL_FRAME_BYTES
 from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Message, Tick
-from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.process.sockets import CONTROL_CLIENT, Keys, curve_client, opened
 from farflung.protocol.verdicts import Counters
 
 _FROM_DOOR = frozenset(DOOR_OUT)
@@ -29,13 +28,13 @@ class ControlLink:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         url: JoinUrl,
-        keys: tuple[bytes, bytes],
+        keys: Keys,
         counters: Counters,
     ) -> None:
         """`keys`: CURVE public and secret key of this session, z85.  The coordinator's key is pinned by the URL."""
         self._context = context
         self._url = url
-        self._public, self._secret = keys
+        self._keys = keys
         self._counters = counters
         self._door: zmq.Socket[bytes] | None = None
         self._members: zmq.Socket[bytes] | None = None
@@ -96,18 +95,8 @@ class ControlLink:
             pass  # the queue is full because nobody reads: every message is repeated by later beats
 
     def _dial(self, port: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
-        socket.curve_serverkey = text_of(self._url.key)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 256)  # a hash list and progress for each of many fragments
-        socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_FRAME_BYTES + 4096)
-        socket.setsockopt(zmq.RECONNECT_IVL, 200)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # no ZMTP heartbeats: see collectives/link/zmq_link.py
-        socket.setsockopt(zmq.TCP_MAXRT, 10_000)
-        socket.setsockopt(zmq.IPV6, 1)
+        curve = curve_client(self._keys, self._url.key)
+        socket = opened(self._context, zmq.DEALER, CONTROL_CLIENT, curve)
         host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
         socket.connect(f"tcp://{host}:{port}")
         return socket

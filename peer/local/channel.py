@@ -17,14 +17,9 @@ import zmq
 
 from farflung.peer.local.words import FromTrainer, Stop, ToTrainer, from_trainer, to_bytes, to_trainer
 from farflung.protocol.errors import UserError
+from farflung.protocol.process.sockets import LOCAL_CHANNEL, opened
 
 log = logging.getLogger(__name__)
-
-_MESSAGE_BYTES = 4 << 20
-
-
-_QUEUED_MESSAGES = 1000
-
 
 _LAST_WORDS_MS = 500  # how long a closing socket tries to deliver what was said last
 
@@ -41,8 +36,7 @@ class LocalServer:
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        _limit(self.socket)
+        self.socket = opened(self._context, zmq.ROUTER, LOCAL_CHANNEL)
         self.socket.bind(_address(folder))
         self._trainer: bytes | None = None
 
@@ -87,8 +81,7 @@ class LocalClient:
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        _limit(self._socket)
+        self._socket = opened(self._context, zmq.DEALER, LOCAL_CHANNEL)
         self._socket.connect(_address(folder))
         self._socket.send(b"")
 
@@ -107,13 +100,6 @@ class LocalClient:
     def close(self) -> None:
         self._socket.close(linger=_LAST_WORDS_MS)
         self._context.term()
-
-
-def _limit(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
-    socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES)
-    socket.setsockopt(zmq.LINGER, 0)
 
 
 def _address(folder: Path) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import zmq
 
+from farflung.protocol.process.sockets import INPROC, opened
+
 ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the protocol
 ANSWERS_PER_TURN = 256
 
@@ -25,8 +27,7 @@ class ZapHandler:
 
     def __init__(self, context: zmq.Context[zmq.SyncSocket]) -> None:
         self._policies: dict[str, Policy] = {}
-        self.socket = context.socket(zmq.REP)
-        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket = opened(context, zmq.REP, INPROC)
         self.socket.bind(ENDPOINT)
 
     def set_policy(self, domain: str, policy: Policy) -> None:

@@ -19,8 +19,8 @@ from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line, OnThe
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
 from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
-from farflung.collectives.link.zmq_socket import bulk_socket
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.process.sockets import bulk, opened
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Counters
@@ -222,8 +222,7 @@ def test_under_a_download_limit_buffers_hold_a_fifth_of_a_second_of_it() -> None
     """Less, and a line with a long round trip stays below the limit; more, and it crosses the line unasked."""
 
     def buffer_bytes(limit: float | None) -> int:
-        socket = bulk_socket(context, zmq.DEALER, zmq.curve_keypair(), PAYLOAD_MAX, limit)
-        with socket:
+        with opened(context, zmq.DEALER, bulk(PAYLOAD_MAX, limit)) as socket:
             return int(socket.getsockopt(zmq.RCVBUF))
 
     with zmq.Context() as context:

@@ -29,7 +29,7 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest, RunSection
-from farflung.protocol.process.curve_text import text_of
+from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from rig.waiting import PATIENCE_S
@@ -189,7 +189,7 @@ def test_the_key_is_kept_and_private(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_or_create(tmp_path) == made
-    assert text_of(made.public_raw) == made.public
+    assert curve_text(made.public_raw) == made.public
     assert made.secret.decode() not in repr(made)
     assert [each.name for each in tmp_path.iterdir()] == ["coordinator.key"]
 

@@ -45,7 +45,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig.waiting import PATIENCE_S, eventually
 
@@ -138,7 +138,7 @@ class Caller:
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.curve_publickey, self.socket.curve_secretkey = self.public, self.secret
-        self.socket.curve_serverkey = text_of(url.key)
+        self.socket.curve_serverkey = curve_text(url.key)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
     def ask(self, message: Message, kinds: frozenset[str]) -> Message:
@@ -166,7 +166,7 @@ class ScriptedPeer:
             protocol=PROTOCOL_VERSION,
             run_id=challenge.run_id,
             identity=self.identity.public,
-            key=raw_of(self.door.public),
+            key=curve_raw(self.door.public),
             address="",
             software="test",
             manifest=hash_bytes(challenge.manifest),
@@ -237,7 +237,7 @@ def test_anyone_with_the_url_may_ask_for_the_status(running: Running) -> None:
 
 def test_a_server_that_does_not_hold_the_urls_key_is_not_believed(running: Running) -> None:
     public, _ = zmq.curve_keypair()
-    url = JoinUrl(running.url.host, running.url.port, running.url.run, raw_of(public))
+    url = JoinUrl(running.url.host, running.url.port, running.url.run, curve_raw(public))
     silence = f"127.0.0.1 port {url.port} within 0.4 s; check that"
     with StatusClient(url) as client, pytest.raises(Unreachable, match=silence):
         client.fetch(0.4)

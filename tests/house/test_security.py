@@ -28,6 +28,7 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.sockets import CONTROL_SERVER
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Verdict
@@ -149,7 +150,7 @@ def test_one_turn_reads_a_bounded_number_of_messages(
 def test_a_connection_that_says_nothing_is_closed(
     tmp_path: Path, context: zmq.Context[zmq.SyncSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(door._OPTIONS, zmq.HANDSHAKE_IVL, 200)
+    monkeypatch.setattr(door, "CONTROL_SERVER", {**CONTROL_SERVER, zmq.HANDSHAKE_IVL: 200})
     listener = Listener(context, "door", load_or_create(tmp_path), "127.0.0.1", 0)
     idle = socket.create_connection(("127.0.0.1", listener.port), PATIENCE_S)
     with idle, contextlib.suppress(ConnectionResetError):

@@ -43,7 +43,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import sent_part
 
@@ -155,7 +155,7 @@ class Sham:
         self.public, self.secret = zmq.curve_keypair()
         self.identity = identity = Identity.generate()
         self.peer = identity.peer_id
-        self.door = Doorway(me_of(identity, raw_of(self.public), os.urandom(16)), crowd.url.run)
+        self.door = Doorway(me_of(identity, curve_raw(self.public), os.urandom(16)), crowd.url.run)
         self.session, self.seq, self.connected, self.at_door = NOTHING, 0, False, False
         self.version, self.round_no, self.epoch, self.decision_no = -1, 0, 0, 0
         self.roster_no = 0
@@ -376,7 +376,7 @@ class Crowd:
 
     def connect(self, socket: Any, sham: Sham, port: int) -> None:
         socket.curve_publickey, socket.curve_secretkey = sham.public, sham.secret
-        socket.curve_serverkey = text_of(self.url.key)
+        socket.curve_serverkey = curve_text(self.url.key)
         socket.setsockopt(zmq.CONNECT_ROUTING_ID, sham.name)
         socket.connect(self._endpoint(sham, port))
 

@@ -46,7 +46,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import Bans, Reply
-from farflung.protocol.process.curve_text import raw_of, text_of
+from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig.waiting import PATIENCE_S, eventually
 
@@ -114,7 +114,7 @@ class Peer:
         line = self._context.socket(zmq.DEALER)
         line.linger = 0
         line.curve_publickey, line.curve_secretkey = self._keys
-        line.curve_serverkey = text_of(url.key)
+        line.curve_serverkey = curve_text(url.key)
         line.connect(f"tcp://127.0.0.1:{port}")
         return line
 
@@ -124,7 +124,7 @@ class Peer:
         assert isinstance(challenge, Challenge)
         hello = Hello(
             protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=self.identity.public,
-            key=raw_of(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
+            key=curve_raw(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
             model=MODEL, version=-1, digest=b"",
             process=os.urandom(16), token=url.token or "", signature=b"",
         )  # fmt: skip
