@@ -165,12 +165,11 @@ def test_the_handler_of_handshakes(recorded: Recorded, context: zmq.Context[zmq.
 def test_the_data_planes_sockets(
     recorded: Recorded, payload_max: int, frames: int, limit: float | None, limited: dict[str, int]
 ) -> None:
-    with zmq.Context() as context:
-        link = ZmqLink(context, zmq.curve_keypair(), Counters(), LinkSettings(download=Pacer(limit)))
-        link.expect("ann", bytes(8), payload_max)
-        link.listen("127.0.0.1", 0)
-        link.set_contacts([Contact("bob", "bob", bytes(range(32)), "127.0.0.1:9")])
-        link.close()
+    link = ZmqLink(zmq.curve_keypair(), LinkSettings(download=Pacer(limit)))
+    link.expect("ann", bytes(8), payload_max)
+    link.listen("127.0.0.1", 0)
+    link.set_contacts([Contact("bob", "bob", bytes(range(32)), "127.0.0.1:9")])
+    link.close()
     both = {
         **KEPT_ALIVE, "LINGER": 0, "SNDHWM": frames, "RCVHWM": frames, "MAXMSGSIZE": payload_max + 4096,
         "HANDSHAKE_IVL": 5000, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 5000, "IPV6": 1,

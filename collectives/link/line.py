@@ -11,78 +11,20 @@ connections comes last, and a round waits for its last frame.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from farflung.collectives.link.bookkeeping import Backlog, OnTheWay
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
-from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload
+from farflung.protocol.frames import Frame, Payload
 from farflung.protocol.process.sockets import Socket
 from farflung.protocol.round_words import Contact
 
-# What answers the other side: it waits for a few answers at a time (checkpoints/catch_up.py) and takes them.
-ANSWERS_WAITING = 256
-ANSWER_BYTES_WAITING = 128 * 1024 * 1024
-_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
 HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
 LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
-
-# ---- large frames that the other side has not acknowledged yet ----------------------------------------
-# On a slow line the other side asks for what it misses while that is still on its way: TCP loses nothing,
-# so a second copy would only make the line slower.
-#
-# Counted are a frame's own bytes, and encryption adds some: what the kernel has had acknowledged runs a
-# little ahead. So a frame may be held for delivered too early, and be sent twice as without this; never for
-# on its way for ever.
-
-
-LARGE_BYTES = 65536  # a second copy of less does no harm
-
-
-class OnTheWay:
-    def __init__(self) -> None:
-        self._taken_bytes = self._taken_before = 0
-        self._frames: deque[tuple[int, bytes]] = deque()  # where its last byte stands, and its header
-        self._headers: set[bytes] = set()
-
-    def take(self, header: bytes, size: int) -> None:
-        self._taken_bytes += size
-        if size >= LARGE_BYTES:
-            self._frames.append((self._taken_bytes, header))
-            self._headers.add(header)
-
-    def may_have(self, header: bytes) -> bool:
-        """No: then nobody needs to ask the kernel."""
-        return header in self._headers
-
-    def has(self, header: bytes, acknowledged_bytes: int) -> bool:
-        self.look(acknowledged_bytes)
-        return header in self._headers
-
-    def look(self, acknowledged_bytes: int) -> None:
-        while self._frames and self._frames[0][0] <= acknowledged_bytes:
-            self._headers.discard(self._frames.popleft()[1])
-
-    def on_tick(self, acknowledged_bytes: int, is_empty: bool) -> None:
-        """`is_empty`: the kernel holds nothing that is not acknowledged."""
-        self.look(acknowledged_bytes)
-        if is_empty and self._taken_bytes == self._taken_before:
-            # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.
-            self.forget()
-            self._taken_bytes = acknowledged_bytes
-        self._taken_before = self._taken_bytes
-
-    def forget(self) -> None:
-        """It is another connection from now on, and what was on its way may be lost."""
-        self._taken_bytes = self._taken_before = 0
-        self._frames.clear()
-        self._headers.clear()
-
-
-# ---- the line ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -146,18 +88,6 @@ class Connection:
         self.socket.close(linger=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    round_no: int
-    header: bytes
-    payload: Payload
-    answer: bool  # drawn by the other side's question
-
-    @property
-    def size(self) -> int:
-        return len(self.header) + len(self.payload)
-
-
 @dataclass
 class Line:
     contact: Contact
@@ -170,15 +100,12 @@ class Line:
     stuck_since: float | None = None
     refused_since: float | None = None  # by what we opened
     wanted: int = 1  # connections
-    answers: int = 0  # of what waits
-    answer_bytes: int = 0
-    _waiting: deque[Waiting] = field(default_factory=deque)
-    _named: set[bytes] = field(default_factory=set)  # headers of what waits: nothing waits twice
+    waiting: Backlog = field(default_factory=Backlog)
     _turn: int = 0
 
     @property
     def waits(self) -> bool:
-        return bool(self._waiting)
+        return bool(len(self.waiting))
 
     @property
     def is_up(self) -> bool:
@@ -200,31 +127,19 @@ class Line:
 
     def put(self, frame: Frame) -> None:
         header = frame.header.pack()
-        if header in self._named or any(each.carries(header) for each in self.opened):
-            return  # asked for again while it still waits, or is on its way: once is enough
-        answer = not frame.header.round_no and frame.header.kind in _ANSWERS
-        item = Waiting(frame.header.round_no, header, frame.payload, answer)
-        if answer:
-            # Who asks without end and takes nothing must not fill our memory.  An honest asker asks again.
-            if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
-                return
-            self.answers += 1
-            self.answer_bytes += item.size
-        self._named.add(header)
-        self._waiting.append(item)
+        if not any(each.carries(header) for each in self.opened):
+            self.waiting.put(header, frame)
 
     def forget_rounds_before(self, round_no: int) -> None:
-        kept = [item for item in self._waiting if item.round_no == 0 or item.round_no >= round_no]
-        if len(kept) < len(self._waiting):
-            self._waiting, self._named = deque(kept), {item.header for item in kept}
-            if not kept:
-                self.stuck_since = self.refused_since = None
+        self.waiting.forget_rounds_before(round_no)
+        if not self.waits:
+            self.stuck_since = self.refused_since = None
 
     def send_one(self, router: Socket | None, now: float) -> int:
         """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
-        if not self._waiting:
+        item = self.waiting.first
+        if item is None:
             return 0
-        item = self._waiting[0]
         parts: list[Payload] = [item.header, item.payload]
         if self._over_opened(parts):
             self.refused_since = None
@@ -233,13 +148,9 @@ class Line:
             if not (self.needs_routes(now) and self._over_routes(router, parts)):
                 self.stuck_since = now if self.stuck_since is None else self.stuck_since
                 return 0
-        self._waiting.popleft()
-        self._named.discard(item.header)
-        if item.answer:
-            self.answers -= 1
-            self.answer_bytes -= item.size
+        self.waiting.drop_first()
         self.stuck_since = None
-        self.refused_since = self.refused_since if self._waiting else None
+        self.refused_since = self.refused_since if self.waits else None
         self.sent_bytes += item.size
         return item.size
 

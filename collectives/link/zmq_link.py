@@ -1,7 +1,8 @@
-"""The data plane over ZeroMQ and CURVE: bulk frames between the peers of a run.
+"""A link (link.py) over ZeroMQ and CURVE.
 
-Owned by the agent, which polls its sockets, hands it frames to send and takes frames that arrived.  It knows
-who may speak (the contacts) and how to reach them, and nothing of rounds.  Keys, clock and caps are arguments.
+Made by peer/line/data_line.py; everybody else sees a `Link`.  It knows who may speak (the contacts) and how to reach
+them, and nothing of rounds.  Keys, clock and caps are arguments.  It has a ZeroMQ context of its own, whose thread
+encrypts: a word to the coordinator must not wait until megabytes for other peers are through.
 
 Who can be dialled is dialled, one connection for each direction, or several where one is not enough for the line
 (rates.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
@@ -17,13 +18,15 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from farflung.collectives.link.bookkeeping import Intake
 from farflung.collectives.link.line import Connection, Line
+from farflung.collectives.link.link import FrameCounts, Moved, Pollable
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import connections_wanted
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
-from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.frames import Frame, Kind, Spoiled, check_payload, claimed, parse
+from farflung.protocol.errors import UserError
+from farflung.protocol.frames import Frame, Kind, Spoiled
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
     BULK_SERVER,
@@ -35,8 +38,9 @@ from farflung.protocol.process.sockets import (
     curve_server,
     opened,
 )
+from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import CROWD, Contact
-from farflung.protocol.verdicts import Counters, Verdict
+from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the control plane
 WIDEN_EVERY_S = 0.5
@@ -59,31 +63,27 @@ class LinkSettings:
 
 
 class ZmqLink:
-    def __init__(
-        self,
-        context: zmq.Context[Socket],
-        keys: Keys,
-        counters: Counters,
-        settings: LinkSettings | None = None,
-    ) -> None:
-        """`keys`: CURVE public and secret key of this session, z85."""
-        self.counters = counters
+    """Beyond `Link`, for tests and for whoever looks at a link by itself: `lines`, `stalls`, `round_trips_s`."""
+
+    def __init__(self, keys: Keys, settings: LinkSettings | None = None) -> None:
+        """`keys`: of this session."""
         self.settings = settings if settings is not None else LinkSettings()
-        self.tx_bytes = self.rx_bytes = 0
-        self.rx_frames = 0  # each ends in one counter, here or at the machine
+        self.lines: dict[str, Line] = {}
         self.stalls = 0
-        self.pings = Pings(bytes(8), 0)
-        self.tcp = TcpCounts()
-        self.incoming = Incoming(self.tcp)
+        self._intake = Intake()
+        self._pings = Pings(bytes(8), 0)
+        self._tcp = TcpCounts()
+        self._incoming = Incoming(self._tcp)
         self._clock = self.settings.clock
-        self._context = context
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._zap = ZapHandler(self._context)
+        # The server key of the data plane is told to members only, so a handshake already shows membership; whose
+        # frames count is decided frame by frame, from the contacts.
+        self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         self._keys = keys
-        self._lines: dict[str, Line] = {}
         self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
         self._router_news: Socket | None = None
-        self._run_tag = bytes(8)
-        self._payload_max = 0
         self._me = ""
         self._widen_at = 0.0
         self._served_no = 0
@@ -92,7 +92,6 @@ class ZmqLink:
     # ---- life ----------------------------------------------------------------------------------------------
 
     def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port (port 0: any free one)."""
         router = self._opened(zmq.ROUTER, BULK_SERVER, curve_server(self._keys[1], ZAP_DOMAIN))
         self._router, self._router_news = router, router.get_monitor_socket(NEWS)
         try:
@@ -106,13 +105,13 @@ class ZmqLink:
         return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
 
     def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
-        """What frames of this run look like.  First of all: a socket's limit is fixed when it is opened."""
-        self._me, self._run_tag, self._payload_max = me, run_tag, payload_max
-        self.pings = Pings(run_tag, payload_max)
+        self._me = me
+        self._intake.expect(run_tag, payload_max)
+        self._pings = Pings(run_tag, payload_max)
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         contacts = {contact.peer: contact for contact in roster if contact.peer != self._me}
-        for peer, line in list(self._lines.items()):
+        for peer, line in list(self.lines.items()):
             now_contact = contacts.get(peer)
             if now_contact is None or now_contact.key != line.contact.key:
                 self._drop(peer)
@@ -120,33 +119,42 @@ class ZmqLink:
                 line.contact, line.undialable = now_contact, False
                 line.close()
         for peer, contact in contacts.items():
-            if peer not in self._lines:
-                self._lines[peer] = Line(contact)
+            if peer not in self.lines:
+                self.lines[peer] = Line(contact)
                 self._peer_of_key[contact.key.hex()] = peer
         # Connections stand before they are needed: a round does not wait for handshakes, who can't be dialled is
         # answered over them, and who can't be reached is known.
-        for line in self._lines.values():
+        for line in self.lines.values():
             if len(contacts) <= CROWD or not self._router:
                 self._dial(line)
 
+    def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        now = self._clock()
+        self.settings.upload.set_rate(now, up_bytes_per_s)
+        self.settings.download.set_rate(now, down_bytes_per_s)
+        self._tcp.pace(up_bytes_per_s)
+
     def close(self) -> None:
-        for peer in list(self._lines):
+        for peer in list(self.lines):
             self._drop(peer)
         if self._router is not None and self._router_news is not None:
             self._router.disable_monitor()
             self._router_news.close(linger=0)
             self._router.close(linger=0)
-        self.tcp.close()
+            self._router = self._router_news = None
+        self._zap.close()
+        self._context.destroy(linger=0)
+        self._tcp.close()
 
     def _drop(self, peer: str) -> None:
-        line = self._lines.pop(peer)
+        line = self.lines.pop(peer)
         self._peer_of_key.pop(line.contact.key.hex(), None)
         self._sent_before.pop(peer, None)
-        self.pings.forget(peer)
+        self._pings.forget(peer)
         line.close()
 
     def _opened(self, kind: int, *presets: Options) -> Socket:
-        both_ends = bulk(self._payload_max, self.settings.download.bytes_per_s)
+        both_ends = bulk(self._intake.payload_max, self.settings.download.bytes_per_s)
         return opened(self._context, kind, both_ends, *presets)
 
     def _dial(self, line: Line) -> None:
@@ -155,7 +163,7 @@ class ZmqLink:
             return
         while len(line.opened) < max(1, self.settings.connections, line.wanted):
             dealer = self._opened(zmq.DEALER, BULK_CLIENT, curve_client(self._keys, line.contact.key))
-            connection = Connection.watched(dealer, self.tcp)
+            connection = Connection.watched(dealer, self._tcp)
             try:
                 dealer.connect(f"tcp://{line.contact.address}")
             except (
@@ -168,41 +176,39 @@ class ZmqLink:
 
     # ---- polling and time ----------------------------------------------------------------------------------
 
-    def sockets(self) -> Iterator[tuple[Socket, int]]:
-        """(socket, what to wait for in it)."""
+    def sockets(self) -> Iterator[tuple[Pollable, int]]:
+        yield self._zap.socket, zmq.POLLIN
         now = self._clock()
         may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
         may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 else 0
         if self._router is not None and may_read:
             yield self._router, may_read
-        for line in self._lines.values():
+        for line in self.lines.values():
             for connection in line.opened:
                 events = may_read | (may_write if line.waits and connection.up else 0)
                 if events:
                     yield connection.socket, events
 
     def idle_s(self) -> float:
-        """How long nothing is to be done unless a socket says so."""
         now = self._clock()
         waits = [self.settings.download.wait_s(now)] if self.settings.download.wait_s(now) > 0 else []
-        if any(line.waits for line in self._lines.values()):
+        if any(line.waits for line in self.lines.values()):
             paced_s = self.settings.upload.wait_s(now)
             if paced_s > 0:
                 waits.append(paced_s)
-            elif any(line.waits and line.routes and line.needs_routes(now) for line in self._lines.values()):
+            elif any(line.waits and line.routes and line.needs_routes(now) for line in self.lines.values()):
                 waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
         return min(waits, default=60.0)
 
     def on_tick(self) -> None:
-        """Now and then: what became of connections, and whether lines need more of them."""
         now = self._clock()
         while self._router_news is not None and self._router_news.poll(0):
             news = parse_monitor_message(self._router_news.recv_multipart(zmq.NOBLOCK))
-            self.tcp.on_news(news["event"], news["value"])
-        for peer, line in self._lines.items():
+            self._tcp.on_news(news["event"], news["value"])
+        for peer, line in self.lines.items():
             for connection in line.opened:
                 if connection.read_news():
-                    line.put(self.pings.greet(peer, now))
+                    line.put(self._pings.greet(peer, now))
                 connection.listen(now)
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
@@ -215,45 +221,62 @@ class ZmqLink:
             self._widen_at = now
 
     def probe(self) -> None:
-        """Once, while nothing else is on the line: see what it carries."""
-        found = self.pings.probe(self._clock())
+        found = self._pings.probe(self._clock())
         if found is not None:
             self.send(*found)
 
+    def probed_bytes_per_s(self) -> float | None:
+        if self._pings.probed is None:
+            return None
+        size, took_s = self._pings.probed
+        return size / took_s
+
+    @property
+    def round_trips_s(self) -> dict[str, float]:
+        """The shortest to each peer that has answered a greeting."""
+        return self._pings.rtt_s
+
     def _widen(self, span_s: float) -> None:
-        for peer, line in self._lines.items():
+        for peer, line in self.lines.items():
             rate = (line.sent_bytes - self._sent_before.get(peer, 0)) / span_s
             self._sent_before[peer] = line.sent_bytes
-            rtt_s = self.pings.rtt_s.get(peer)
+            rtt_s = self._pings.rtt_s.get(peer)
             if self.settings.connections == 0 and line.waits and rtt_s is not None:
                 line.wanted = connections_wanted(len(line.opened), rate, rtt_s, self.settings.window_bytes)
                 self._dial(line)
 
     def unreached(self) -> set[str]:
-        """Peers for which something waits for a while that no connection takes, or of which none hears anything."""
         now = self._clock()
-        since = {peer: line.unreached_since() for peer, line in self._lines.items()}
+        since = {peer: line.unreached_since() for peer, line in self.lines.items()}
         return {peer for peer, at in since.items() if at is not None and now - at >= UNREACHED_AFTER_S}
 
     def answers_waiting(self, peer: str) -> int:
-        """Answers to this peer's questions that have not left yet."""
-        line = self._lines.get(peer)
-        return line.answers if line is not None else 0
+        line = self.lines.get(peer)
+        return line.waiting.answers if line is not None else 0
 
-    @property
+    def arriving(self) -> set[str]:
+        return self._incoming.news()
+
     def peers_waiting(self) -> int:
-        """For how many peers bytes wait, here or in the kernel."""
-        return sum(line.waits or any(each.waits for each in line.opened) for line in self._lines.values())
+        """Here or in the kernel."""
+        return sum(line.waits or any(each.waits for each in line.opened) for line in self.lines.values())
 
-    @property
-    def backlog(self) -> bool:
-        return any(line.waits for line in self._lines.values())
+    def waiting_bytes(self) -> int:
+        """What the line takes no more of at once, by the kernel's word; what waits in front of it is counted as one."""
+        return max(self._tcp.totals.waiting, int(any(line.waits for line in self.lines.values())))
+
+    def moved(self) -> Moved:
+        """The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
+        arrived long before."""
+        if self._tcp.is_known:
+            totals = self._tcp.totals
+            return Moved(totals.sent, totals.received)
+        return Moved(self.counts.sent_bytes, self.counts.arrived_bytes)
 
     # ---- sending -------------------------------------------------------------------------------------------
 
     def send(self, peer: str, frame: Frame) -> bool:
-        """Queue a frame.  False if the peer is not a contact: then nobody waits for it any more."""
-        line = self._lines.get(peer)
+        line = self.lines.get(peer)
         if line is None:
             return False
         line.put(frame)
@@ -265,12 +288,11 @@ class ZmqLink:
         return True
 
     def forget_rounds_before(self, round_no: int) -> None:
-        """What still waits of rounds that are over would only delay the round that is on."""
-        for line in self._lines.values():
+        for line in self.lines.values():
             line.forget_rounds_before(round_no)
 
     def flush(self) -> None:
-        self._flush_lines([line for line in self._lines.values() if line.waits])
+        self._flush_lines([line for line in self.lines.values() if line.waits])
 
     def _flush_lines(self, lines: list[Line]) -> None:
         """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
@@ -283,7 +305,7 @@ class ZmqLink:
                     return
                 sent = line.send_one(self._router, now)
                 upload.take(now, sent)
-                self.tx_bytes += sent
+                self.counts.sent_bytes += sent
                 if sent:
                     self._served_no += 1
                     line.served_no = self._served_no
@@ -292,9 +314,17 @@ class ZmqLink:
 
     # ---- receiving -----------------------------------------------------------------------------------------
 
+    @property
+    def counts(self) -> FrameCounts:
+        return self._intake.counts
+
+    def answer_handshakes(self) -> None:
+        """Those who dial wait for it."""
+        self._zap.serve_waiting()
+
     def receive(self) -> Iterator[tuple[str, Frame | Spoiled]]:
-        """What arrived from contacts: frames that match their hash, and that one did not.  The rest is counted."""
-        for peer, line in list(self._lines.items()):
+        self.answer_handshakes()
+        for peer, line in list(self.lines.items()):
             for connection in list(line.opened):
                 yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
@@ -308,42 +338,34 @@ class ZmqLink:
                 return  # asked, since an exception at every turn for every socket would cost more than the frames
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             size = sum(len(part) for part in parts)
-            self.rx_bytes += size
-            self.rx_frames += 1
+            self._intake.on_bytes(size)
             self.settings.download.take(self._clock(), size)
             peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
             if not peer:
-                self.counters.count(Verdict.UNAUTHORISED)
+                self._intake.stranger()
                 continue
-            self.incoming.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
+            self._incoming.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
             arrived = self._accept(peer, parts, dialled is None)
             if arrived is not None:
                 yield peer, arrived
 
     def _accept(self, peer: str, parts: list[zmq.Frame], routed: bool) -> Frame | Spoiled | None:
-        try:
-            if len(parts) != (3 if routed else 2):
-                raise FrameError(Verdict.MALFORMED, f"a bulk frame has two parts, this one {len(parts)}")
-            header_part, payload_part = parts[-2:]
-            header = parse(header_part.bytes, len(payload_part), self._run_tag, self._payload_max)
-            payload = payload_part.buffer
-            check_payload(header, payload)
-        except FrameError as error:
-            self.counters.count(error.verdict)
-            # Of three parts none can be trusted to be the header.
-            whole = len(parts) == (3 if routed else 2)
-            return Spoiled(error.verdict, claimed(parts[-2].bytes, self._run_tag) if whole else None)
-        line = self._lines[peer]
+        if len(parts) != (3 if routed else 2):
+            return self._intake.unreadable()
+        header_part, payload_part = parts[-2:]
+        frame = self._intake.frame_of(header_part.bytes, payload_part.buffer)
+        if isinstance(frame, Spoiled):
+            return frame
+        line = self.lines[peer]
         if routed and parts[0].bytes not in line.routes:
             line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]
-        if header.kind in (Kind.PING, Kind.PONG):
-            self.counters.count(Verdict.ACCEPTED)
-            now = self._clock()
-            answer = self.pings.on_frame(peer, header, now)
+        if frame.header.kind in (Kind.PING, Kind.PONG):
+            self.counts.verdicts.count(Verdict.ACCEPTED)
+            answer = self._pings.on_frame(peer, frame.header, self._clock())
             if answer is not None:
                 line.put(answer)
             return None
-        return Frame(header, payload)
+        return frame
 
 
 def _user_of(part: zmq.Frame) -> str:

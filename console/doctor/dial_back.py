@@ -5,32 +5,27 @@ Called by `farflung doctor`.  Listens with the data plane's own link, so that a 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import zmq
-from zmq.utils import z85
 
-from farflung.collectives.link.zmq_link import ZAP_DOMAIN, ZmqLink
+from farflung.collectives.link.link import Link
+from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.dialer import DIAL_S
 from farflung.peer.line.data_line import address_towards, checked_listen
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.messages import Probe, Probed
-from farflung.protocol.process.zap import ZapHandler
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.process.sockets import curve_raw
 
 POLL_MS = 50
 
 
 def dial_back(client: StatusClient, own: OwnConfig, port_hint: int = 0) -> tuple[str, str]:
     """(the address that was tried, the coordinator's word: yes, no, or why it was not tried)."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    zap = ZapHandler(context)
-    zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
     keys = zmq.curve_keypair()
-    link = ZmqLink(context, keys, Counters())
+    link = ZmqLink(keys)
     done = threading.Event()
     try:
         host, port = checked_listen(own.listen) if own.listen else ("", port_hint)
@@ -38,11 +33,11 @@ def dial_back(client: StatusClient, own: OwnConfig, port_hint: int = 0) -> tuple
         bound = link.listen(host or mine, port)
         seen = own.advertise or (mine if host in ("", "0.0.0.0", "*", "[::]") else host)
         address = seen if own.advertise and ":" in own.advertise else f"{seen}:{bound}"
-        # Handshakes are answered by the ZAP handler: here, while the question below waits for its answer.
-        answers = threading.Thread(target=_let_in, args=(zap, done), name="zap")
+        # The link answers handshakes in its turns: from here on the thread's alone, while the question below waits.
+        answers = threading.Thread(target=_let_in, args=(link, done), name="link")
         answers.start()
         try:
-            question = Probe(padding=b"", want=0, address=address, key=z85.decode(keys[0]))
+            question = Probe(padding=b"", want=0, address=address, key=curve_raw(keys[0]))
             return address, client.ask(question, Probed, DIAL_S + 5.0).dialled
         except Unreachable:
             return address, "the coordinator did not say"
@@ -50,13 +45,14 @@ def dial_back(client: StatusClient, own: OwnConfig, port_hint: int = 0) -> tuple
             done.set()
             answers.join()
     finally:
-        zap.close()
-        with contextlib.suppress(zmq.ZMQError):
-            link.close()
-        context.destroy(linger=0)
+        link.close()
 
 
-def _let_in(zap: ZapHandler, done: threading.Event) -> None:
+def _let_in(link: Link, done: threading.Event) -> None:
     while not done.is_set():
-        if zap.socket.poll(POLL_MS):
-            zap.serve_waiting()
+        poller = zmq.Poller()
+        for socket, events in link.sockets():
+            poller.register(socket, events)
+        poller.poll(POLL_MS)
+        for _ in link.receive():
+            pass  # nobody is a contact: whatever comes is counted and dropped

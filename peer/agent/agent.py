@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-from zmq.utils import z85
 
-from farflung.collectives.link.zmq_link import ZAP_DOMAIN
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
@@ -51,7 +49,7 @@ from farflung.protocol.messages import DOOR_OUT
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.verdicts import Counters
 
 TICK_S = 0.05
@@ -80,21 +78,14 @@ class Agent:
         folder = (options.own.identity or default_path()).parent / "state"
         self._arriving = Arriving(folder, self._arithmetic.submit, self._carry_out)
         self._results = KeepingResults(folder, self._arithmetic.submit, self._carry_out)
-        # Two contexts, each with a thread of its own inside libzmq: a word to the coordinator must not wait until
-        # megabytes for other peers have been encrypted.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._bulk_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._zap = ZapHandler(self._bulk_context)
-        # The server key of the data plane is told to members only, so a handshake already shows membership;
-        # whose frames count is decided frame by frame, from the contacts.
-        self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self._line = DataLine(self._bulk_context, keys, options.own)
+        self._line = DataLine(keys, options.own)
         self._link = self._line.link
         self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
-        me = me_of(self._identity, z85.decode(keys[0]), os.urandom(16), options.url.token or "")
+        me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
         self._machine = machine = PeerMachine(me, options.url.run, random.random)
         self._checkpoints.begin(self._machine, options.url.key)
         machine.log.limit_bytes, machine.log.on_disk = options.own.results_limit, options.own.results_on_disk
@@ -107,8 +98,8 @@ class Agent:
         self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
-            lambda: use_of(self._link, self._arithmetic),
-            lambda: counts_of(self._link, machine, self._answering.held),
+            lambda: use_of(self._link.counts, self._arithmetic),
+            lambda: counts_of(self._link.counts, machine, self._answering.held),
         )
         self._events.begin(machine.me, options.url.run, options.own.upload_limits)
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
@@ -141,7 +132,7 @@ class Agent:
 
     def _wait(self, until: float) -> None:
         poller = zmq.Poller()
-        for quiet in (self._zap.socket, self._local.socket, self._inbox.wake, *self._control.sockets()):
+        for quiet in (self._local.socket, self._inbox.wake, *self._control.sockets()):
             poller.register(quiet, zmq.POLLIN)
         for bulk, events in self._link.sockets():
             poller.register(bulk, events)
@@ -150,7 +141,6 @@ class Agent:
 
     def _take_what_came(self) -> None:
         machine = self._machine
-        self._zap.serve_waiting()
         for message in self._control.receive():
             took = self._beats.on_heard(message, time.monotonic())
             if took is not None:
@@ -195,9 +185,10 @@ class Agent:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
             self._look_at_trainer(now, vitals.step)
         self._line.on_tick(now, machine.part)
-        machine.on_lines(self._link.unreached(), self._link.incoming.news(), now)
+        machine.on_lines(self._link.unreached(), self._link.arriving(), now)
         self._events.on_tick(now, vitals.saved)
-        vitals.tx_bytes, vitals.rx_bytes = self._link.tx_bytes, self._link.rx_bytes
+        frames = self._link.counts
+        vitals.tx_bytes, vitals.rx_bytes = frames.sent_bytes, frames.arrived_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
@@ -371,8 +362,6 @@ class Agent:
         self._supervisor.stop()
         self._control.close()
         self._link.close()
-        self._zap.close()
-        self._bulk_context.destroy(linger=0)
         self._context.destroy(linger=0)
         if self._shared is not None:
             remove_folder(self._shared.place)

@@ -77,11 +77,8 @@ class Answering:
             self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
 
     def _line_now(self, in_round: bool) -> LineNow:
-        link, rate = self._line.link, self._line.rates[0]
-        waiting = link.tcp.totals.waiting
+        waiting, rate = self._line.link.waiting_bytes(), self._line.rates[0]
         room = round(ROOM_S * rate) if rate else self._piece_bytes
-        if link.backlog:
-            waiting = max(1, waiting)
         return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0)
 
     # ---- answers -------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from farflung.protocol.process.journal import FRAMES_EVERY_S, JOURNAL_VARIABLE, 
 from farflung.protocol.round_words import result_name
 
 if TYPE_CHECKING:
-    from farflung.collectives.link.zmq_link import ZmqLink
+    from farflung.collectives.link.link import FrameCounts
     from farflung.peer.machine.machine import PeerMachine
 
 STEPS = 20  # of a phase: as fine as progress is told
@@ -238,33 +238,33 @@ def open_journal(
         return EventLog(None)
 
 
-def use_of(link: ZmqLink, arithmetic: Worker) -> Use:
+def use_of(frames: FrameCounts, arithmetic: Worker) -> Use:
     return {
-        "tx": link.tx_bytes,
-        "rx": link.rx_bytes,
+        "tx": frames.sent_bytes,
+        "rx": frames.arrived_bytes,
         "cpu_s": time.process_time(),
         "loop_s": cpu_seconds_of(threading.main_thread().ident or 0),
         "arithmetic_s": arithmetic.cpu_seconds(),
     }
 
 
-def counts_of(link: ZmqLink, machine: PeerMachine, held: int) -> Counts:
+def counts_of(frames: FrameCounts, machine: PeerMachine, held: int) -> Counts:
     """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
     back, and end in a counter later."""
     part = machine.part
-    both = verdicts_of(link, machine)
-    tx = {"tx": link.tx_bytes, "rx": link.rx_bytes}
+    both = verdicts_of(frames, machine)
+    tx = {"tx": frames.sent_bytes, "rx": frames.arrived_bytes}
     return {
         **tx,
         "counters": both,
-        "arrived": link.rx_frames,
+        "arrived": frames.arrived_frames,
         "waiting": held + (part.early_count if part is not None else 0),
     }
 
 
-def verdicts_of(link: ZmqLink, machine: PeerMachine) -> dict[str, int]:
+def verdicts_of(frames: FrameCounts, machine: PeerMachine) -> dict[str, int]:
     inside = machine.part.counters.as_dict() if machine.part is not None else {}
-    return {name: count + inside.get(name, 0) for name, count in link.counters.as_dict().items()}
+    return {name: count + inside.get(name, 0) for name, count in frames.verdicts.as_dict().items()}
 
 
 def cpu_seconds_of(thread_ident: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from farflung import __version__
-from farflung.collectives.link.zmq_link import ZmqLink
+from farflung.collectives.link.link import Link
 from farflung.peer.agent.journal_writer import verdicts_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.process.exporter import Exporter
@@ -26,10 +26,10 @@ class PeerMetrics:
     def on_answer(self, took_s: float) -> None:
         self._answer_s = took_s
 
-    def on_tick(self, now: float, machine: PeerMachine, link: ZmqLink) -> None:
+    def on_tick(self, now: float, machine: PeerMachine, link: Link) -> None:
         if self._exporter is not None and self._exporter.is_due(now):
             families = of_process(__version__, self._run, "peer")
-            families += of_peer(machine, verdicts_of(link, machine), self._answer_s)
+            families += of_peer(machine, verdicts_of(link.counts, machine), self._answer_s)
             self._exporter.tell(text_of(families).encode())
 
     def close(self) -> None:

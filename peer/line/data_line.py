@@ -7,14 +7,11 @@ sent comes from the peer machine.
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
-import zmq
-
+from farflung.collectives.link.link import Link, Moved
 from farflung.collectives.link.pacer import Courtesy
 from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
-from farflung.collectives.link.tcp_counts import NOTHING, Crossed
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.peer.line.control import Took
 from farflung.peer.machine.lanes import Participation
@@ -23,34 +20,32 @@ from farflung.protocol.caps import parse_cap, strictest
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import NetSection
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.process.sockets import Keys
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 
 
 class DataLine:
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[bytes, bytes], own: OwnConfig
-    ) -> None:
-        """`keys`: CURVE public and secret key of this session, z85.  UserError for an address that is none."""
+    def __init__(self, keys: Keys, own: OwnConfig, link: Link | None = None) -> None:
+        """`keys`: of this session.  `link`: None for the usual one.  UserError for an address that is none."""
         self._own = own
         if own.listen not in ("", OUTBOUND_ONLY):
             checked_listen(own.listen)
-        self._settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes())
-        self.link = ZmqLink(context, keys, Counters(), self._settings)
+        settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes())
+        self.link: Link = link if link is not None else ZmqLink(keys, settings)
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.
         self._up, self._down = RateMeter(), RateMeter()
         self._up_at_least = AtLeast()
         self._courtesy = Courtesy()
-        self._moved = NOTHING  # bytes when the meters were fed last
+        self._moved = Moved(0, 0)  # when the meters were fed last
         self._has_more = False  # bytes wait to leave
 
     def open(self, url: JoinUrl, net: NetSection) -> str:
         """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
         self._up_limits = Caps((*self._up_limits.caps, parse_cap(net.upload_limit)))
         self._down_limits = Caps((*self._down_limits.caps, parse_cap(net.download_limit)))
-        self._keep_limits(time.monotonic())  # a socket is opened for a limited line or for an open one
+        self._keep_limits()  # a socket is opened for a limited line or for an open one
         own = self._own
         if own.listen == OUTBOUND_ONLY:
             return ""
@@ -66,26 +61,24 @@ class DataLine:
         """`part`: what this peer does in the run, which says whether bytes are to be expected."""
         link = self.link
         link.on_tick()
-        # The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
-        # arrived long before.
-        crossed = link.tcp.totals if link.tcp.is_known else Crossed(link.tx_bytes, link.rx_bytes, 0, 0)
-        sent = max(0, crossed.sent - self._moved.sent)  # the kernel may take a segment back
-        received = crossed.received - self._moved.received
-        self._moved = crossed if sent else crossed._replace(sent=self._moved.sent)
-        self._has_more = link.backlog or crossed.waiting > 0
+        moved, before = link.moved(), self._moved
+        sent = max(0, moved.sent_bytes - before.sent_bytes)  # the kernel may take a segment back
+        received = moved.received_bytes - before.received_bytes
+        self._moved = moved if sent else moved._replace(sent_bytes=before.sent_bytes)
+        self._has_more = link.waiting_bytes() > 0
         others, owing = (part.others_in_round, part.owing_in_round) if part is not None else (0, 0)
-        self._up.feed(now, sent, is_mine(link.peers_waiting, others))
+        self._up.feed(now, sent, is_mine(link.peers_waiting(), others))
         self._down.feed(now, received, is_mine(owing, others))
         self._up_at_least.feed(now, sent)
         if not (self._has_more or (part is not None and part.expects_bytes)):
             link.probe()
-        self._keep_limits(now)
+        self._keep_limits()
 
     def on_answer(self, now: float, took: Took) -> None:
         """The coordinator answered a beat: how long that took shows how full the line is."""
         line = self._up.bytes_per_s if self._has_more else None
         self._courtesy.on_answer(now, took.both_ways_s, took.there, line)
-        self._keep_limits(now)
+        self._keep_limits()
 
     def forget_coordinator(self) -> None:
         """Another one may answer from now on, whose clock is another."""
@@ -97,8 +90,7 @@ class DataLine:
 
         The probe may have met a busy peer, so the greater of both.
         """
-        probed = self.link.pings.probed
-        known = [self._up_at_least.bytes_per_s, probed[0] / probed[1] if probed is not None else None]
+        known = [self._up_at_least.bytes_per_s, self.link.probed_bytes_per_s()]
         return max((rate for rate in known if rate is not None), default=None)
 
     @property
@@ -118,12 +110,9 @@ class DataLine:
         """What people allow at this hour, up and down."""
         return self._up_limits.now(), self._down_limits.now()
 
-    def _keep_limits(self, now: float) -> None:
+    def _keep_limits(self) -> None:
         up, down = self._limits()
-        up = strictest(up, self._courtesy.bytes_per_s)
-        self._settings.upload.set_rate(now, up)
-        self._settings.download.set_rate(now, down)
-        self.link.tcp.pace(up)
+        self.link.limit(strictest(up, self._courtesy.bytes_per_s), down)
 
 
 def send_window_bytes() -> int:

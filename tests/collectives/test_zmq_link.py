@@ -13,17 +13,15 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from zmq.utils import z85
 
-from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line, OnTheWay
+from farflung.collectives.link.bookkeeping import OnTheWay
+from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
-from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, ZAP_DOMAIN, LinkSettings, ZmqLink
+from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, LinkSettings, ZmqLink
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.protocol.process.sockets import bulk, opened
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.sockets import bulk, curve_raw, opened
 from farflung.protocol.round_words import Contact
-from farflung.protocol.verdicts import Counters
 from rig.waiting import PATIENCE_S, Patience
 
 RUN = b"run-tag!"
@@ -43,7 +41,7 @@ def _all_closed_at_the_end() -> Iterator[None]:
 
 @dataclass(eq=False)
 class End:
-    """One peer's link with its own context, as an agent holds it."""
+    """One peer's link, as an agent holds it."""
 
     name: str
     dialable: bool = True
@@ -53,18 +51,14 @@ class End:
     spoiled: list[tuple[str, Spoiled]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.context = zmq.Context()
-        self.zap = ZapHandler(self.context)
-        self.zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self.link = ZmqLink(self.context, keys, Counters(), self.settings)
+        self.link = ZmqLink(keys, self.settings)
         self.link.expect(self.name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}" if self.dialable else ""
-        self.contact = Contact(self.name, self.name, z85.decode(keys[0]), address)
+        self.contact = Contact(self.name, self.name, curve_raw(keys[0]), address)
         _open.append(self)
 
     def turn(self) -> None:
-        self.zap.serve_waiting()
         self.link.flush()
         # Payloads are copied out: a view would keep its network frame alive.
         for sender, came in self.link.receive():
@@ -77,8 +71,6 @@ class End:
     def close(self) -> None:
         _open.remove(self)
         self.link.close()
-        self.zap.close()
-        self.context.term()
 
 
 def frame(kind: Kind = Kind.CONTRIBUTION, payload: bytes = b"payload", run: bytes = RUN) -> Frame:
@@ -106,11 +98,11 @@ def test_the_kernel_counts_what_crossed_the_line(ends: list[End]) -> None:
     ann, bob, _ = ends
     for n in range(20):
         ann.link.send("bob", frame(payload=bytes([n]) * 50_000))
-    until(ends, lambda: len(bob.got) == 20 and ann.link.tcp.totals.sent > 1_000_000, "all is acknowledged")
-    sent, received = ann.link.tcp.totals.sent, bob.link.tcp.totals.received
+    until(ends, lambda: len(bob.got) == 20 and ann.link.moved().sent_bytes > 1_000_000, "all is acknowledged")
+    sent, received = ann.link.moved().sent_bytes, bob.link.moved().received_bytes
     assert 1_000_000 < sent < 1_100_000 and 1_000_000 < received < 1_100_000
     ann.link.set_contacts([])
-    assert ann.link.tcp.totals.sent >= sent, "what is closed still counts"
+    assert ann.link.moved().sent_bytes >= sent, "what is closed still counts"
 
 
 def test_frames_arrive_whole_and_with_their_sender(ends: list[End]) -> None:
@@ -122,7 +114,10 @@ def test_frames_arrive_whole_and_with_their_sender(ends: list[End]) -> None:
     # There are two connections between them, each with its own order.
     assert sorted(f.payload for _, f in bob.got) == [f.payload for f in sent]
     assert {f.header for _, f in bob.got} == {f.header for f in sent} and {s for s, _ in bob.got} == {"ann"}
-    assert ann.link.tx_bytes == bob.link.rx_bytes - len(b"") or ann.link.tx_bytes > 0
+    assert (
+        ann.link.counts.sent_bytes == bob.link.counts.arrived_bytes - len(b"")
+        or ann.link.counts.sent_bytes > 0
+    )
 
 
 def test_who_cannot_be_dialled_is_reached_over_its_own_connection(ends: list[End]) -> None:
@@ -143,7 +138,7 @@ def test_P8_strangers_and_former_members_are_not_heard(ends: list[End]) -> None:
 
     def ann_is_counted() -> bool:
         ann.link.send("bob", frame())  # the first may leave over a connection that bob has just closed
-        return bob.link.counters.as_dict()["unauthorised"] >= 1
+        return bob.link.counts.verdicts.as_dict()["unauthorised"] >= 1
 
     until(ends, ann_is_counted, "ann is counted")
     assert len(bob.got) == 1
@@ -162,7 +157,7 @@ def test_P8_wrong_frames_end_in_their_counter(ends: list[End]) -> None:
         ann.link.send("bob", each)
     # There are two connections between them, each with its own order.
     until(ends, lambda: bool(bob.got) and len(bob.spoiled) == len(bad), "all have arrived")
-    counts = bob.link.counters.as_dict()
+    counts = bob.link.counts.verdicts.as_dict()
     assert (counts["unauthorised"], counts["bad hash"], counts["malformed"]) == (1, 1, 1)
     assert [f for _, f in bob.got] == [good]
     told = {(sender, came.header.chunk if came.header else None) for sender, came in bob.spoiled}
@@ -187,17 +182,17 @@ def test_P10_a_capped_upload_lets_a_frame_go_when_all_before_it_is_paid() -> Non
 
     def paid_and_all_said() -> bool:
         now[0] += 100.0  # what greetings cost is paid
-        return bool(ann.link.pings.rtt_s and bob.link.pings.rtt_s) and not ann.link.backlog
+        return bool(ann.link.round_trips_s and bob.link.round_trips_s) and not ann.link.waiting_bytes()
 
     until(both, paid_and_all_said, "they know each other")
     now[0] += 10_000.0
-    before = ann.link.tx_bytes
+    before = ann.link.counts.sent_bytes
     for number in range(3):
         ann.link.send("bob", frame(payload=bytes([number]) * 5000))
-    assert ann.link.tx_bytes - before == 5096, "one is let go, whatever its size; the others wait"
+    assert ann.link.counts.sent_bytes - before == 5096, "one is let go, whatever its size; the others wait"
     for _ in range(20):
         ann.turn()
-    assert ann.link.tx_bytes - before == 5096 and 4.5 < ann.link.idle_s() <= 5.096
+    assert ann.link.counts.sent_bytes - before == 5096 and 4.5 < ann.link.idle_s() <= 5.096
     now[0] += STALL_S + UNREACHED_AFTER_S
     ann.link.on_tick()
     assert ann.link.stalls == 0 and ann.link.unreached() == set(), "what a cap holds back is nobody's fault"
@@ -241,18 +236,18 @@ def test_under_a_cap_every_line_has_its_turn() -> None:
 
     def greeted() -> bool:
         now[0] += 1.0
-        return len(ann.link.pings.rtt_s) == 3
+        return len(ann.link.round_trips_s) == 3
 
     until(both, greeted, "everybody is connected")
     for number in range(4):
         for name in ("bob", "cyd", "dan"):
             ann.link.send(name, frame(payload=bytes([number]) * 904))
-    assert ann.link.peers_waiting == 3
-    before = [line.sent_bytes for line in ann.link._lines.values()]
+    assert ann.link.peers_waiting() == 3
+    before = [line.sent_bytes for line in ann.link.lines.values()]
     for _ in range(6):
         now[0] += 1.0
         ann.turn()
-    sent = [line.sent_bytes - at for line, at in zip(ann.link._lines.values(), before, strict=True)]
+    sent = [line.sent_bytes - at for line, at in zip(ann.link.lines.values(), before, strict=True)]
     assert max(sent) - min(sent) <= 1200 and sum(sent) >= 4000, "a frame, and answers to greetings"
 
 
@@ -263,7 +258,7 @@ def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a
     both = [ann, bob]
     for end in both:
         end.link.set_contacts([ann.contact, bob.contact])
-    line = ann.link._lines["bob"]
+    line = ann.link.lines["bob"]
     until(both, lambda: bool(line.routes) and line.opened[0].up, "both have dialled")
 
     still, number = Patience(), 0
@@ -273,17 +268,17 @@ def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a
         ann.link.send("bob", with_payload(header, os.urandom(PAYLOAD_MAX)))
         ann.link.on_tick()
         number += 1
-    assert line.sent_bytes > 0 and line.refused_since == now[0] and ann.link.peers_waiting == 1
+    assert line.sent_bytes > 0 and line.refused_since == now[0] and ann.link.peers_waiting() == 1
     now[0] += HELP_AFTER_S - 0.01
-    waiting = len(line._waiting)
+    waiting = len(line.waiting)
     ann.link.flush()
     own = line.sent_bytes
     now[0] += 0.02
     ann.link.flush()
-    assert len(line._waiting) < waiting and line.sent_bytes >= own + PAYLOAD_MAX, "now the route takes some"
+    assert len(line.waiting) < waiting and line.sent_bytes >= own + PAYLOAD_MAX, "now the route takes some"
     until(both, lambda: not line.waits, "all of it leaves once bob reads")
     assert line.refused_since is None
-    until(both, lambda: not ann.link.peers_waiting, "nor does the kernel hold anything")
+    until(both, lambda: not ann.link.peers_waiting(), "nor does the kernel hold anything")
 
 
 def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_waits() -> None:
@@ -345,15 +340,15 @@ def test_the_bytes_of_a_large_frame_are_news_of_its_sender(dialable: bool) -> No
     both = [ann, bob]
     for end in both:
         end.link.set_contacts([ann.contact, bob.contact])
-    until(both, lambda: bool(bob.link.pings.rtt_s), "they have greeted each other")
-    bob.link.incoming.news()
+    until(both, lambda: bool(bob.link.round_trips_s), "they have greeted each other")
+    bob.link.arriving()
     ann.link.send("bob", frame(payload=b"small"))
     until(both, lambda: len(bob.got) == 1, "a small frame")
-    assert bob.link.incoming.news() == set(), "questions and answers are no news"
+    assert bob.link.arriving() == set(), "questions and answers are no news"
     ann.link.send("bob", frame(Kind.RESULT, payload=os.urandom(PAYLOAD_MAX)))
     # Whether the frame is whole by then is chance here; that it need not be is the kernel's count (below).
-    until(both, lambda: bob.link.incoming.news() == {"ann"}, "news of a large frame")
-    assert ann.link.incoming.news() == set()
+    until(both, lambda: bob.link.arriving() == {"ann"}, "news of a large frame")
+    assert ann.link.arriving() == set()
 
 
 def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
@@ -443,7 +438,7 @@ links.until([ann, bob], lambda: bool(ann.got), "connected")
 for _ in range(200):
     ann.link.send("bob", links.frame(payload=bytes(50_000)))
 for _ in range(20):
-    ann.turn(); bob.zap.serve_waiting(); time.sleep(0.01)  # bob does not read: its queue fills up
+    ann.turn(); bob.link.answer_handshakes(); time.sleep(0.01)  # bob does not read: its queue fills up
 ann.close()
 time.sleep(4)  # two heartbeats' time, for the library's own threads
 print("alive")

@@ -11,8 +11,9 @@ import pytest
 
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
-from farflung.collectives.link import line as lines
-from farflung.collectives.link.line import ANSWERS_WAITING, Line
+from farflung.collectives.link import bookkeeping
+from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
+from farflung.collectives.link.line import Line
 from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
 from farflung.collectives.round.effects import DataEffect, Install, SendFrame
 from farflung.collectives.round.member import MemberRound
@@ -46,18 +47,18 @@ def test_P8_answers_wait_in_a_bounded_number_for_a_peer_that_takes_none() -> Non
     full = line()
     for version in range(3 * ANSWERS_WAITING):
         full.put(Frame(Header(Kind.MISSING, TAG, version=version)))
-    assert full.answers == ANSWERS_WAITING
+    assert full.waiting.answers == ANSWERS_WAITING
     full.put(with_payload(Header(Kind.CONTRIBUTION, TAG, round_no=1), b"x"))
     full.put(Frame(Header(Kind.WANT_STATE, TAG)))
-    assert len(full._waiting) == ANSWERS_WAITING + 2, "the round, and what we ask ourselves, go on"
+    assert len(full.waiting) == ANSWERS_WAITING + 2, "the round, and what we ask ourselves, go on"
 
 
 def test_P8_answers_wait_in_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "ANSWER_BYTES_WAITING", 10_000)
+    monkeypatch.setattr(bookkeeping, "ANSWER_BYTES_WAITING", 10_000)
     full = line()
     for chunk in range(100):
         full.put(with_payload(Header(Kind.STATE, TAG, chunk=chunk), bytes(1000)))
-    assert full.answer_bytes < 10_000 + 1200 and full.answers == 10
+    assert full.waiting.answer_bytes < 10_000 + 1200 and full.waiting.answers == 10
 
 
 def test_P8_nobody_has_more_made_for_it_than_an_honest_peer_waits_for() -> None:

@@ -20,8 +20,8 @@ import zmq
 from zmq.utils import z85
 
 from farflung.collectives.arithmetic.merge import merged_chunk
-from farflung.collectives.link.line import ANSWERS_WAITING
-from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZAP_DOMAIN, ZmqLink
+from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
+from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled
@@ -34,9 +34,8 @@ from farflung.protocol.frames import Frame, Header, Kind, parse, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact, Decision, Plan
-from farflung.protocol.verdicts import Counters, Verdict
+from farflung.protocol.verdicts import Verdict
 from rig.waiting import LONG_S, Patience
 
 RUN = b"run-tag!"
@@ -66,11 +65,8 @@ class Honest:
 
     def __init__(self, name: str, tell: Callable[[str, ProgressReport], None]) -> None:
         self.name, self._tell = name, tell
-        self.context = zmq.Context()
-        self.zap = ZapHandler(self.context)
-        self.zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         keys = zmq.curve_keypair()
-        self.link = ZmqLink(self.context, keys, Counters())
+        self.link = ZmqLink(keys)
         self.link.expect(name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}"
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
@@ -104,7 +100,6 @@ class Honest:
                     raise AssertionError("nobody here holds a verified state")
 
     def turn(self) -> None:
-        self.zap.serve_waiting()
         self.link.flush()
         for sender, came in self.link.receive():
             now = time.monotonic()
@@ -114,7 +109,7 @@ class Honest:
                 self.do(self.part.on_spoiled(sender, came))
             self.is_bounded()
         self.link.on_tick()
-        self.part.on_lines(self.link.unreached(), self.link.incoming.news(), time.monotonic())
+        self.part.on_lines(self.link.unreached(), self.link.arriving(), time.monotonic())
         self.do(self.part.on_timer(time.monotonic()))
         if self.lane.round is not None:
             for said in self.reports.maybe_progress(self.lane.round, time.monotonic()):
@@ -125,22 +120,22 @@ class Honest:
         """Whatever came: what is kept of it stays within what the round needs, and within fixed bounds."""
         early = self.part._early
         assert len(early) <= EARLY_KEPT and sum(len(frame.payload) for _, frame in early) <= EARLY_BYTES
-        for line in self.link._lines.values():
+        for line in self.link.lines.values():
             # What a round sends is bounded by the round: its contributions, its results, and questions for both.
-            assert line.answers <= ANSWERS_WAITING and len(line._waiting) <= ANSWERS_WAITING + 8 * CHUNKS
-            assert len(line.routes) <= ROUTES_KEPT and len(line._named) == len(line._waiting)
+            assert (
+                line.waiting.answers <= ANSWERS_WAITING and len(line.waiting) <= ANSWERS_WAITING + 8 * CHUNKS
+            )
+            assert len(line.routes) <= ROUTES_KEPT
         flight = self.lane.round
         if flight is not None:
             assert set(flight.held) <= set(range(CHUNKS)) and len(flight.results) <= CHUNKS
             assert all(set(shelf) <= set(MEMBERS) for shelf in flight.held.values())
 
     def verdicts(self) -> Counter[str]:
-        return Counter(self.link.counters.as_dict()) + Counter(self.part.counters.as_dict())
+        return Counter(self.link.counts.verdicts.as_dict()) + Counter(self.part.counters.as_dict())
 
     def close(self) -> None:
         self.link.close()
-        self.zap.close()
-        self.context.term()
 
 
 class Mal:
@@ -254,7 +249,7 @@ class Swarm:
         """A standstill while connections are still being made would look like members that can't be reached."""
         patience, lines = (
             Patience(),
-            [line for each in self.honest.values() for line in each.link._lines.values()],
+            [line for each in self.honest.values() for line in each.link.lines.values()],
         )
         while not all(line.is_up for line in lines if line.contact.peer in HONEST):
             assert not patience.is_over, "the honest do not reach each other"

@@ -1,0 +1,159 @@
+"""What every transport keeps book of: what arrived and if it is a frame, what waits for a peer, what is on its way.
+
+Pure.  Called by a link, and by its lines (line.py).  Must not know sockets, peers, or why a frame is sent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from farflung.collectives.link.link import FrameCounts
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled, check_payload, claimed, parse
+from farflung.protocol.verdicts import Verdict
+
+# ---- what arrived: each frame is counted once ---------------------------------------------------------
+
+
+class Intake:
+    def __init__(self, run_tag: bytes = bytes(8), payload_max: int = 0) -> None:
+        self.counts = FrameCounts()
+        self.expect(run_tag, payload_max)
+
+    def expect(self, run_tag: bytes, payload_max: int) -> None:
+        self.run_tag, self.payload_max = run_tag, payload_max
+
+    def on_bytes(self, size: int) -> None:
+        """A frame arrived, whatever it is; its verdict is next."""
+        self.counts.arrived_frames += 1
+        self.counts.arrived_bytes += size
+
+    def frame_of(self, header: bytes, payload: Payload) -> Frame | Spoiled:
+        """From a contact.  A frame that is what it claims to be ends in a counter of whoever takes it."""
+        try:
+            parsed = parse(header, len(payload), self.run_tag, self.payload_max)
+            check_payload(parsed, payload)
+        except FrameError as error:
+            self.counts.verdicts.count(error.verdict)
+            return Spoiled(error.verdict, claimed(header, self.run_tag))
+        return Frame(parsed, payload)
+
+    def unreadable(self) -> Spoiled:
+        """From a contact, and not even its header can be told."""
+        return Spoiled(self.counts.verdicts.count(Verdict.MALFORMED), None)
+
+    def stranger(self) -> None:
+        self.counts.verdicts.count(Verdict.UNAUTHORISED)
+
+
+# ---- what waits for one peer --------------------------------------------------------------------------
+
+# What answers the other side: it waits for a few answers at a time (checkpoints/catch_up.py) and takes them.
+ANSWERS_WAITING = 256
+ANSWER_BYTES_WAITING = 128 * 1024 * 1024
+_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    round_no: int
+    header: bytes
+    payload: Payload
+    answer: bool  # drawn by the other side's question
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.payload)
+
+
+class Backlog:
+    """Frames in the order in which they came, each once, and of answers a bounded number."""
+
+    def __init__(self) -> None:
+        self.answers = self.answer_bytes = 0
+        self._items: OrderedDict[bytes, Waiting] = OrderedDict()  # by header: nothing waits twice
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, header: bytes, frame: Frame) -> None:
+        if header in self._items:
+            return  # asked for again while it still waits: once is enough
+        answer = not frame.header.round_no and frame.header.kind in _ANSWERS
+        item = Waiting(frame.header.round_no, header, frame.payload, answer)
+        if answer:
+            # Who asks without end and takes nothing must not fill our memory.  An honest asker asks again.
+            if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
+                return
+            self.answers += 1
+            self.answer_bytes += item.size
+        self._items[header] = item
+
+    @property
+    def first(self) -> Waiting | None:
+        return next(iter(self._items.values()), None)
+
+    def drop_first(self) -> None:
+        _, item = self._items.popitem(last=False)
+        if item.answer:
+            self.answers -= 1
+            self.answer_bytes -= item.size
+
+    def forget_rounds_before(self, round_no: int) -> None:
+        """Answers are of no round, and stay."""
+        over = [header for header, item in self._items.items() if 0 < item.round_no < round_no]
+        for header in over:
+            del self._items[header]
+
+
+# ---- large frames that the other side has not acknowledged yet ----------------------------------------
+# On a slow line the other side asks for what it misses while that is still on its way: TCP loses nothing,
+# so a second copy would only make the line slower.
+#
+# Counted are a frame's own bytes, and encryption adds some: what the kernel has had acknowledged runs a
+# little ahead. So a frame may be held for delivered too early, and be sent twice as without this; never for
+# on its way for ever.
+
+
+LARGE_BYTES = 65536  # a second copy of less does no harm
+
+
+class OnTheWay:
+    def __init__(self) -> None:
+        self._taken_bytes = self._taken_before = 0
+        self._frames: deque[tuple[int, bytes]] = deque()  # where its last byte stands, and its header
+        self._headers: set[bytes] = set()
+
+    def take(self, header: bytes, size: int) -> None:
+        self._taken_bytes += size
+        if size >= LARGE_BYTES:
+            self._frames.append((self._taken_bytes, header))
+            self._headers.add(header)
+
+    def may_have(self, header: bytes) -> bool:
+        """No: then nobody needs to ask the kernel."""
+        return header in self._headers
+
+    def has(self, header: bytes, acknowledged_bytes: int) -> bool:
+        self.look(acknowledged_bytes)
+        return header in self._headers
+
+    def look(self, acknowledged_bytes: int) -> None:
+        while self._frames and self._frames[0][0] <= acknowledged_bytes:
+            self._headers.discard(self._frames.popleft()[1])
+
+    def on_tick(self, acknowledged_bytes: int, is_empty: bool) -> None:
+        """`is_empty`: the kernel holds nothing that is not acknowledged."""
+        self.look(acknowledged_bytes)
+        if is_empty and self._taken_bytes == self._taken_before:
+            # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.
+            self.forget()
+            self._taken_bytes = acknowledged_bytes
+        self._taken_before = self._taken_bytes
+
+    def forget(self) -> None:
+        """It is another connection from now on, and what was on its way may be lost."""
+        self._taken_bytes = self._taken_before = 0
+        self._frames.clear()
+        self._headers.clear()
