@@ -1,7 +1,7 @@
 """The face of the data plane: what carries bulk frames between the peers of a run, whatever the transport is.
 
 Made by peer/line/data_line.py, used by the agent's loop and its hands; zmq_link.py is the transport of today.  Whoever
-uses a link names `Link` and no transport.  tests/helpers/link_promises.py says the same as a test, for each of them.
+uses a link names `Link` and no transport.  test_link_conformance.py holds every transport to what is said here.
 
 One thread: a link belongs to the thread that polls it, and is called by no other.  Nothing blocks: what can't leave or
 was not there yet is for a later turn.  A turn of its owner's loop is: poll `sockets()` for at most `idle_s()`, then
