@@ -49,6 +49,7 @@ def dial_back(client: StatusClient, own: OwnConfig, port_hint: int = 0) -> tuple
 
 
 def _let_in(link: Link, done: threading.Event) -> None:
+    """The turns of the link's owner, as an agent takes them."""
     while not done.is_set():
         poller = zmq.Poller()
         for socket, events in link.sockets():
@@ -56,3 +57,4 @@ def _let_in(link: Link, done: threading.Event) -> None:
         poller.poll(POLL_MS)
         for _ in link.receive():
             pass  # nobody is a contact: whatever comes is counted and dropped
+        link.on_tick()

@@ -28,7 +28,7 @@ from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity, default_path
 from farflung.peer.line.control import BeatClock, ControlLink
-from farflung.peer.line.data_line import DataLine
+from farflung.peer.line.data_line import DataLine, Expected
 from farflung.peer.local.channel import Greeting, LocalServer
 from farflung.peer.local.memory import SharedState, let_go_of_text, remove_folder, unmap_pages
 from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop
@@ -184,7 +184,11 @@ class Agent:
         if self._shared is not None:
             vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
             self._look_at_trainer(now, vitals.step)
-        self._line.on_tick(now, machine.part)
+        part = machine.part
+        expected = (
+            Expected(part.others_in_round, part.owing_in_round, part.expects_bytes) if part else Expected()
+        )
+        self._line.on_tick(now, expected)
         machine.on_lines(self._link.unreached(), self._link.arriving(), now)
         self._events.on_tick(now, vitals.saved)
         frames = self._link.counts

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from farflung.collectives.link.link import Link, Moved
 from farflung.collectives.link.pacer import Courtesy
 from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.peer.line.control import Took
-from farflung.peer.machine.lanes import Participation
 from farflung.peer.settings import Caps, OwnConfig
 from farflung.protocol.caps import parse_cap, strictest
 from farflung.protocol.errors import UserError
@@ -23,6 +23,14 @@ from farflung.protocol.manifest import NetSection
 from farflung.protocol.process.sockets import Keys
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
+
+
+class Expected(NamedTuple):
+    """What the peer machine knows of the bytes that are to come."""
+
+    others: int = 0  # members of the largest round that this peer is in, without itself
+    owing: int = 0  # members whose bytes are due here
+    to_come: bool = False  # some are, for a round or for what this peer lacks
 
 
 class DataLine:
@@ -57,8 +65,7 @@ class DataLine:
         dialled = address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
         return f"{dialled}:{bound}"
 
-    def on_tick(self, now: float, part: Participation | None) -> None:
-        """`part`: what this peer does in the run, which says whether bytes are to be expected."""
+    def on_tick(self, now: float, expected: Expected) -> None:
         link = self.link
         link.on_tick()
         moved, before = link.moved(), self._moved
@@ -66,11 +73,10 @@ class DataLine:
         received = moved.received_bytes - before.received_bytes
         self._moved = moved if sent else moved._replace(sent_bytes=before.sent_bytes)
         self._has_more = link.waiting_bytes() > 0
-        others, owing = (part.others_in_round, part.owing_in_round) if part is not None else (0, 0)
-        self._up.feed(now, sent, is_mine(link.peers_waiting(), others))
-        self._down.feed(now, received, is_mine(owing, others))
+        self._up.feed(now, sent, is_mine(link.peers_waiting(), expected.others))
+        self._down.feed(now, received, is_mine(expected.owing, expected.others))
         self._up_at_least.feed(now, sent)
-        if not (self._has_more or (part is not None and part.expects_bytes)):
+        if not (self._has_more or expected.to_come):
             link.probe()
         self._keep_limits()
 

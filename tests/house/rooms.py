@@ -142,6 +142,8 @@ PURE_MODULES = (
     "checkpoints/checkpoint_manifest",
     "checkpoints/donors",
     "checkpoints/result_log",
+    "collectives/link/bookkeeping",
+    "collectives/link/link",
     "collectives/link/pacer",
     "collectives/link/pings",
     "collectives/link/rates",
@@ -184,12 +186,11 @@ THIRD_PARTY = {
 
 # The thin shells around the pure code: the only files that see a socket of ZeroMQ's.
 ZMQ_MODULES = (
-    "protocol/process/curve_text",
+    "protocol/process/sockets",
     "protocol/process/zap",
     "collectives/link/line",
     "collectives/link/tcp_counts",
     "collectives/link/zmq_link",
-    "collectives/link/zmq_socket",
     "coordinator/server",
     "coordinator/door/dialer",
     "coordinator/door/front_door",
@@ -197,7 +198,6 @@ ZMQ_MODULES = (
     "coordinator/door/listener",
     "peer/agent/agent",
     "peer/line/control",
-    "peer/line/data_line",
     "peer/local/channel",
     "console/bench/exchange",
     "console/doctor/dial_back",
