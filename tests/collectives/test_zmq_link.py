@@ -284,8 +284,8 @@ def test_the_other_sides_connection_helps_only_where_our_own_takes_nothing_for_a
 def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_waits() -> None:
     now = [0.0]
     ann, bob = End("ann", settings=LinkSettings(clock=lambda: now[0])), End("bob")
+    bob.close()  # before ann dials: nobody is there, and no connection is half made
     ann.link.set_contacts([ann.contact, bob.contact])
-    bob.close()  # nobody is there
     now[0] = 10.0
     ann.turn()
     assert ann.link.unreached() == set()
