@@ -54,7 +54,7 @@ class Saving:
             self._busy = False
         for lane in lanes:
             version, number = lane.version, lane.fragment.number
-            if not self.is_due(version) or lane.sealing or lane.verified_version != version:
+            if not self.is_due(version) or not lane.serves:
                 continue
             if not self._busy and version > self._tried:
                 self._busy, self._tried, self._taken = True, version, set()
@@ -145,7 +145,7 @@ class Recalling:
         if era != self._era or not held:
             return []
         for lane in lanes:
-            lane.catch.recalled(held)
+            lane.recalled(held)
         kept = sum(v != NO_VERSION for lane in lanes for v in lane.catch.versions)
         of = sum(lane.fragment.count for lane in lanes)
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]

@@ -24,7 +24,7 @@ class Exchange:
         effects: list[Effect] = []
         for lane, work in zip(self._part.lanes, self._training.works, strict=True):
             effects += lane.take_resolved()
-            work.sent_slot = lane.sent_slot
+            work.on_slot_sent(lane.sent_slot)
         return effects
 
     # ---- the trainer comes, founds, finishes --------------------------------------------------------------------
@@ -76,14 +76,14 @@ class Exchange:
 
     def on_sealed(self, fragment: int, version: int, digest: bytes) -> list[Effect]:
         lane, training = self._part.lanes[fragment], self._training
-        consumed = lane.on_sealed(version, digest)
+        settled = lane.on_sealed(version, digest)
         effects = self.free_slots()
-        if lane.version != version:
+        if settled is None:
             return effects  # it turned out not to be the run's
-        if lane.lost_track:
-            lane.lost_track = False
+        if settled.lost_track:
             told = Note("away for too long to know whether my last contribution counted: it is dropped")
             return [*effects, *training.forget_leases(), told, *training.drop_work(fragment, version)]
+        consumed = settled.consumed
         if consumed is not None:
             used = {used.lease: used.upto for used in consumed.frozen.used}
             effects += training.on_commit_used(fragment, used)
@@ -92,7 +92,7 @@ class Exchange:
 
     def on_unusable(self, lane: Lane) -> list[Effect]:
         """What stands frozen is not finite: the fragment starts again from the anchor."""
-        lane.contribution = None
+        lane.on_unusable()
         return [*self.free_slots(), *self._training.drop_work(lane.fragment.number, lane.version)]
 
     def on_tick(self, tick: Tick) -> list[Effect]:

@@ -3,6 +3,8 @@
 Held by the participation, one for each fragment; the lanes know nothing of each other.  A lane owns the round in
 flight (collectives/round/member.py), the catch-up (checkpoints/catch_up.py) and the result log.  What it holds of the
 outer state is facts only: the version, the digest; the bytes are the shell's.
+
+Its states are declared in lane_states.py.  Nobody else writes them, and the lane does so in `_stands` and `_plays`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
-from farflung.collectives.round.effects import DataEffect, Roll, Seal, SendFrame
+from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import (
@@ -24,6 +26,25 @@ from farflung.peer.machine.effects import (
     ServeLogged,
     ServeManifest,
     ServeState,
+)
+from farflung.peer.machine.lane_states import (
+    ROLES,
+    STANDS,
+    Contributing,
+    Contribution,
+    Empty,
+    Idle,
+    Merged,
+    Owning,
+    Role,
+    RoleEvent,
+    Rolling,
+    Sealing,
+    Stand,
+    StandEvent,
+    Unsure,
+    VoidSealing,
+    Whole,
 )
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.fragments import Fragment
@@ -37,48 +58,91 @@ FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What I sent in a round, until I know whether a commit used it."""
+class LastCommit:
+    """The newest commit: its late results still help."""
 
-    round_no: int
-    version: int  # that the round started from: only the next version's commit can have used it
-    frozen: Frozen
-    # The trainer has dropped this work: nothing of it is left that a commit could take.
-    disowned: bool = False
+    round_no: int = 0
+    version: int = 0
+    late: LateResults | None = None  # if I was in its round
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the seal of a version says of my work."""
+
+    consumed: Contribution | None  # a commit on the way used it
+    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 class Lane:
     def __init__(
         self, me: str, run_tag: bytes, fragment: Fragment, log: ResultLog, compare: bool = False
     ) -> None:
-        self.me = me
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
         self.log = log  # of all fragments together
-        self.round: MemberRound | None = None
-        self.contribution: Contribution | None = None
-        self.consumed: Contribution | None = None  # a commit used it; settled when that version is sealed
-        self.version = NO_VERSION
-        self.digest = b""
-        self.sealing = False
-        self.lost_track = False
-        self.verified_version = NO_VERSION  # the version at which the coordinator confirmed my digest (P4)
-        self.proof = b""  # the coordinator's signature of that digest, where it gives one
-        self.last_round_no = 0
-        self.dropped_round = 0  # the newest one of which I know that the guard threw its work away
-        self._compare = compare  # owners compare contributions before the decision
+        self._me = me
         self._run_tag = run_tag
+        self._compare = compare  # owners compare contributions before the decision
+        self._stand: Stand = Empty()
+        self._role: Role = Idle()
+        self._last_round_no = 0
+        self._dropped_round = 0
+        self._last_commit = LastCommit()
+        self._lost_track = False
         self._resolved: list[Resolve] = []
-        self._void_seal = False  # what is being hashed is a version that the run has gone back from
-        self._committed_round = (0, 0)  # (round_no, version) of the newest commit: late results still help
-        self._late: LateResults | None = None  # of that round, if I was in it
+
+    # ---- the only places where the states change ----------------------------------------------------------------
+
+    def _stands(self, event: StandEvent, stand: Stand) -> None:
+        STANDS.check(type(self._stand), event, type(stand))
+        self._stand = stand
+
+    def _plays(self, event: RoleEvent, role: Role) -> None:
+        ROLES.check(type(self._role), event, type(role))
+        self._role = role
 
     # ---- questions --------------------------------------------------------------------------------------------
 
     @property
+    def stand(self) -> Stand:
+        return self._stand
+
+    @property
+    def role(self) -> Role:
+        return self._role
+
+    @property
+    def version(self) -> int:
+        return self._stand.version
+
+    @property
+    def digest(self) -> bytes:
+        return self._stand.digest
+
+    @property
+    def round(self) -> MemberRound | None:
+        """The round in flight."""
+        return self._role.round if isinstance(self._role, Owning | Contributing) else None
+
+    @property
+    def contribution(self) -> Contribution | None:
+        """What I sent, while I do not know what became of it."""
+        return self._role.contribution if isinstance(self._role, Contributing | Unsure) else None
+
+    @property
+    def last_round_no(self) -> int:
+        return self._last_round_no
+
+    @property
+    def dropped_round(self) -> int:
+        """The newest one of which I know that the guard threw its work away."""
+        return self._dropped_round
+
+    @property
     def whole(self) -> bool:
         """Every chunk is at `version`, and nothing is on its way into the anchor."""
-        return self.version != NO_VERSION and not self.sealing and set(self.catch.versions) == {self.version}
+        return isinstance(self._stand, Whole)
 
     @property
     def holds_state(self) -> bool:
@@ -86,56 +150,57 @@ class Lane:
         return self.version != NO_VERSION
 
     @property
+    def sealing(self) -> bool:
+        return isinstance(self._stand, Sealing | VoidSealing)
+
+    @property
     def serves(self) -> bool:
         """It is whole, and the coordinator has confirmed its digest (P4)."""
-        whole = self.catch.lowest == self.version and not self.sealing
-        return whole and self.verified_version == self.version != NO_VERSION
+        return isinstance(self._stand, Whole) and self._stand.verified
+
+    @property
+    def proof(self) -> bytes:
+        """The coordinator's signature of my digest, where it gave one."""
+        return self._stand.proof if isinstance(self._stand, Whole) else b""
 
     @property
     def idle(self) -> bool:
         """Nothing is going on that would end in a new version here."""
-        busy = self.round is not None or self.contribution is not None or self.consumed is not None
-        return not busy and not self.sealing and self.catch.done
+        return isinstance(self._role, Idle) and not self.sealing and self.catch.done
 
     @property
     def sent_slot(self) -> int | None:
         """The slot that a round is using."""
-        mine = self.contribution or self.consumed
-        return mine.frozen.slot if mine is not None else None
+        role = self._role
+        return role.contribution.frozen.slot if isinstance(role, Contributing | Unsure | Merged) else None
 
     @property
     def made_by_round(self) -> int:
         """The round that made my version, 0 if I do not know."""
-        round_no, version = self._committed_round
-        return round_no if version == self.version else 0
+        return self._last_commit.round_no if self._last_commit.version == self.version else 0
 
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 
     def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:
         if self.round is not None and plan.round_no == self.round.plan.round_no:
             return [*self.round.on_plan(plan, now)]
-        stale = plan.round_no <= self.last_round_no or plan.version != self.version or self.sealing
-        unfit = self.me not in plan.members or len(plan.owners) != self.fragment.count
-        if stale or unfit:
+        stale = plan.round_no <= self._last_round_no or plan.version != self.version or self.sealing
+        unfit = self._me not in plan.members or len(plan.owners) != self.fragment.count
+        if stale or unfit or isinstance(self._role, Merged):
             return []
-        self.last_round_no = plan.round_no
+        self._last_round_no = plan.round_no
+        self._end()  # a new round from the same version: the one before was aborted
         first = self.fragment.first
-        self.round = MemberRound(self.me, plan, self._run_tag, QUIET_S, now, first, self._compare)
-        if self.contribution is not None:
-            self._resolve(used=False)  # a new round from the same version: the one before was aborted
+        flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare)
+        self._plays(RoleEvent.OPENED, Owning(flight))
         if frozen is None:
-            return []  # dropped since I said that I was ready: I own and receive, and contribute nothing
-        self.contribution = Contribution(plan.round_no, plan.version, frozen)
-        return [
-            *self.take_resolved(),
-            Encode(
-                plan.round_no,
-                frozen.slot,
-                plan.codec_of(self.me),
-                tuple(self.round.order),
-                self.fragment.number,
-            ),
-        ]
+            # Dropped since I said that I was ready.  What was resolved waits for the next event, as ever.
+            return []
+        sent = Contribution(plan.round_no, plan.version, frozen)
+        self._plays(RoleEvent.CONTRIBUTED, Contributing(flight, sent))
+        codec, order = plan.codec_of(self._me), tuple(flight.order)
+        encode = Encode(plan.round_no, frozen.slot, codec, order, self.fragment.number)
+        return [*self.take_resolved(), encode]
 
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
         return [*self.round.on_decision(decision, now)] if self.round is not None else []
@@ -144,41 +209,52 @@ class Lane:
         if commit.version <= self.version:
             return
         self.catch.on_commit(commit)
-        self._late = None
-        self._committed_round = (commit.round_no, commit.version)
-        mine = self.contribution
+        flight, mine = self.round, self.contribution
+        over = flight is not None and commit.version > flight.plan.version
+        late: LateResults | None = None
+        if over and flight is not None and commit.round_no == flight.plan.round_no:
+            for index, piece in flight.results.items():
+                self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
+            late = LateResults(flight.plan, self.fragment.first, QUIET_S, now)
+        self._last_commit = LastCommit(commit.round_no, commit.version, late)
         if mine is not None and commit.version == mine.version + 1:
-            used = mine.round_no == commit.round_no and self.me in commit.included
-            self.consumed = mine if used else self.consumed
-            self._resolve(used)
-        if self.round is not None and commit.version > self.round.plan.version:
-            if commit.round_no == self.round.plan.round_no:
-                for index, piece in self.round.results.items():
-                    self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
-                self._late = LateResults(self.round.plan, self.fragment.first, QUIET_S, now)
-            self.round = None
+            if mine.round_no == commit.round_no and self._me in commit.included:
+                self._resolve(mine, used=True)
+                self._plays(RoleEvent.USED, Merged(mine))
+            else:
+                self._end()
+        elif over and mine is not None:
+            self._plays(RoleEvent.MISSED, Unsure(mine))
+        elif over:
+            self._end()
 
     def on_aborted(self, round_no: int) -> None:
         """The round is over without a commit.  What I sent is worth nothing, what I learned stays (P6)."""
-        if self.round is not None and self.round.plan.round_no == round_no:
-            self.round = None
-        if self.contribution is not None and self.contribution.round_no == round_no:
-            self._resolve(used=False)
+        flight, mine = self.round, self.contribution
+        number = flight.plan.round_no if flight is not None else mine.round_no if mine is not None else 0
+        if number and number == round_no:
+            self._end()
+
+    def on_unusable(self) -> None:
+        """What stands frozen is not finite: nothing of it was sent."""
+        if isinstance(self._role, Contributing):
+            self._plays(RoleEvent.WITHDRAWN, Owning(self._role.round))
 
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what I held was not its state."""
-        if tick.verified and self.version == tick.version:
-            self.verified_version, self.proof = self.version, tick.proof
+        stand = self._stand
+        if tick.verified and isinstance(stand, Whole) and stand.version == tick.version:
+            self._stands(StandEvent.CONFIRMED, replace(stand, verified=True, proof=tick.proof))
         self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: chunk by chunk it is fetched anew.  Who holds nothing whole says so, and is told commits.
-            self.version, self.digest = NO_VERSION, b""
+            self._stands(StandEvent.FORGOTTEN, Empty())
         known = self.catch.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
         )
         if differs:
-            self.forget_state()
+            self._forget_state()
         if tick.version == self.version:
             # The run is still at my version and counts on me in no round, or in another: mine was aborted.
             for mine in (self.round.plan.round_no if self.round else 0, self._round_awaited):
@@ -190,8 +266,8 @@ class Lane:
 
     def on_guard(self, dropped_round: int) -> bool:
         """The newest round whose work the guard threw away.  True: it is news, and I was in it."""
-        news, self.dropped_round = dropped_round > self.dropped_round, dropped_round
-        return news and dropped_round == self.last_round_no
+        news, self._dropped_round = dropped_round > self._dropped_round, dropped_round
+        return news and dropped_round == self._last_round_no
 
     @property
     def _round_awaited(self) -> int:
@@ -199,11 +275,17 @@ class Lane:
         mine = self.contribution
         return mine.round_no if mine is not None and mine.version == self.version else 0
 
-    def _resolve(self, used: bool) -> None:
+    def _end(self) -> None:
+        """Whatever part I had in a round is over, and no commit used what I sent."""
+        if isinstance(self._role, Idle):
+            return
+        if self.contribution is not None:
+            self._resolve(self.contribution, used=False)
+        self._plays(RoleEvent.ENDED, Idle())
+
+    def _resolve(self, mine: Contribution, used: bool) -> None:
         """What became of my contribution is known."""
-        assert self.contribution is not None
-        self._resolved.append(Resolve(self.contribution.frozen.slot, used, self.fragment.number))
-        self.contribution = None
+        self._resolved.append(Resolve(mine.frozen.slot, used, self.fragment.number))
 
     def take_resolved(self) -> list[Resolve]:
         """To be carried out before the trainer hears of a free slot."""
@@ -212,62 +294,74 @@ class Lane:
 
     def disown(self) -> None:
         """The trainer drops its unmerged work, also what a round is using: a commit takes nothing from it any more."""
-        self.contribution = self.contribution and replace(self.contribution, disowned=True)
-        self.consumed = self.consumed and replace(self.consumed, disowned=True)
+        role = self._role
+        if isinstance(role, Contributing | Unsure | Merged):
+            disowned = replace(role.contribution, disowned=True)
+            self._plays(RoleEvent.DISOWNED, replace(role, contribution=disowned))
 
     # ---- the state ------------------------------------------------------------------------------------------------
 
     def found(self) -> list[Effect]:
         """The trainer wrote the initial values: this is version 0 now."""
-        self.forget_state()
-        self.round = self.consumed = None
-        if self.contribution is not None:
-            self._resolve(used=False)
-        self.sealing = True
-        return [*self.catch.founded()]
+        self._end()
+        return self.restored(0)
 
     def restored(self, version: int) -> list[Effect]:
         """A checkpoint of this version was read into the state."""
-        self.forget_state()
-        self.sealing = True
+        self._stands(StandEvent.WRITTEN, Sealing())
         return [*self.catch.founded(version)]
+
+    def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
+        """Pieces that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty)."""
+        self.catch.recalled(held)
 
     def go_back(self, version: int, digest: bytes | None) -> None:
         """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
-        self.round = self.consumed = None
-        if self.contribution is not None:
-            self._resolve(used=False)
-        keep = self.whole and (self.version, self.digest) == (version, digest)
+        self._end()
+        stand = self._stand
+        keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
         self.catch.go_back(version, keep)
         self.log.forget(self.fragment.number)
-        self._committed_round, self._late = (0, 0), None
-        self.verified_version = NO_VERSION
-        if not keep:
-            self.lost_track = self.lost_track or self.version != NO_VERSION
-            self.version, self.digest = NO_VERSION, b""
-            self._void_seal = self.sealing
+        self._last_commit = LastCommit()
+        if keep:
+            self._stands(StandEvent.KEPT, Whole(stand.version, stand.digest))
+            return
+        self._lost_track = self._lost_track or stand.version != NO_VERSION
+        self._stands(StandEvent.WENT_BACK, VoidSealing() if self.sealing else Empty())
 
-    def on_sealed(self, version: int, digest: bytes) -> Contribution | None:
-        """The state is whole at `version`.  Returns my contribution if a commit on the way used it."""
-        self.sealing = False
-        if self._void_seal:
-            self._void_seal = False
+    def on_sealed(self, version: int, digest: bytes) -> Settled | None:
+        """The state is whole at `version`; None if it is not the run's."""
+        if isinstance(self._stand, VoidSealing):
+            self._stands(StandEvent.SEALED, Empty())
             return None
-        self.version, self.digest = version, digest
+        self._stands(StandEvent.SEALED, Whole(version, digest))
         known = self.catch.digests.get(version)
         if known is not None and known != digest:
-            self.forget_state()
+            self._forget_state()
             return None
-        if self.contribution is not None and version > self.contribution.version:
-            self._resolve(used=False)
-            self.lost_track = True  # that commit was never seen: nobody here knows whether it used my work
-        consumed, self.consumed = self.consumed, None
-        return consumed
+        self._look_whether_torn()
+        mine = self.contribution
+        if mine is not None and version > mine.version:
+            self._resolve(mine, used=False)
+            self._plays(RoleEvent.OVERTAKEN, Owning(self.round) if self.round is not None else Idle())
+            self._lost_track = True
+        settled = Settled(None, self._lost_track)
+        if isinstance(self._role, Merged):
+            settled = replace(settled, consumed=self._role.contribution)
+            self._plays(RoleEvent.SETTLED, Idle())
+        self._lost_track = False
+        return settled
 
-    def forget_state(self) -> None:
+    def _forget_state(self) -> None:
         """What I hold is not the run's state (P4): take the run's again."""
-        self.version, self.digest, self.verified_version = NO_VERSION, b"", NO_VERSION
+        self._stands(StandEvent.FORGOTTEN, Empty())
         self.catch.reset()
+
+    def _look_whether_torn(self) -> None:
+        """A chunk may have come as the state of a newer version: until all have, nothing is served."""
+        stand = self._stand
+        if isinstance(stand, Whole) and set(self.catch.versions) != {stand.version}:
+            self._stands(StandEvent.MOVED_ON, Rolling(stand.version, stand.digest))
 
     def advance(self, now: float) -> list[Effect]:
         """Apply what can be applied, ask for what is missing.  Not to be called while the trainer reads the anchor."""
@@ -275,15 +369,17 @@ class Lane:
         if self.sealing:
             return [*resolved]
         effects: list[DataEffect] = self.catch.roll()
+        if effects:
+            self._look_whether_torn()
         for effect in effects:
             if isinstance(effect, Roll):
                 self.log.put(self.fragment.number, effect.version, effect.chunk, effect.payload)
-                self.verified_version = NO_VERSION  # torn until sealed: nothing is served from it
             elif isinstance(effect, Seal):
-                self.sealing = True
+                self._stands(StandEvent.ARRIVED, Sealing(self.version, self.digest))
         own = self._own_results()
         if not self.catch.done:
-            effects += self.catch.ask(now, self._late.coming(now) if self._late is not None else frozenset())
+            late = self._last_commit.late
+            effects += self.catch.ask(now, late.coming(now) if late is not None else frozenset())
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
         notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
         if news := self.log.news():
@@ -296,14 +392,14 @@ class Lane:
         if version == 0 or version not in self.catch.commits:
             return []
         mine, number = self.log.take_found(version, self.fragment.chunks), self.fragment.number
-        return [ServeLogged(self.me, chunk, version, number) for chunk in mine]
+        return [ServeLogged(self._me, chunk, version, number) for chunk in mine]
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """The data plane's word: for whom something waits that can't leave, and of whom bytes came in."""
         if self.round is not None:
             self.round.on_lines(unreached, arriving, now)
-        elif self._late is not None:
-            self._late.on_arriving(arriving, now)
+        elif self._last_commit.late is not None:
+            self._last_commit.late.on_arriving(arriving, now)
 
     def on_timer(self, now: float) -> list[Effect]:
         return [*self.round.on_timer(now)] if self.round is not None else []
@@ -315,19 +411,31 @@ class Lane:
         number = frame.header.round_no
         if self.round is not None and number == self.round.plan.round_no:
             return self.round.is_early(frame)
-        return number > self.last_round_no and frame.header.kind in (Kind.CONTRIBUTION, Kind.RESULT)
+        return number > self._last_round_no and frame.header.kind in (Kind.CONTRIBUTION, Kind.RESULT)
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
         if self.round is not None and header.round_no == self.round.plan.round_no:
             verdict, moved = self.round.on_frame(sender, frame, now)
             return verdict, [*moved]
-        if header.kind == Kind.RESULT and header.round_no == self._committed_round[0]:
-            if self.catch.offer(self._committed_round[1], header.chunk, frame.payload, header.hash):
-                if self._late is not None:
-                    self._late.on_result(sender, now)
+        last = self._last_commit
+        if header.kind == Kind.RESULT and header.round_no == last.round_no:
+            if self.catch.offer(last.version, header.chunk, frame.payload, header.hash):
+                if last.late is not None:
+                    last.late.on_result(sender, now)
                 return Verdict.ACCEPTED, []
         return Verdict.STALE, []
+
+    def on_piece(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
+        """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none."""
+        verdict, effects = self.catch.on_frame(sender, frame)
+        if any(isinstance(effect, Install) for effect in effects):
+            self._look_whether_torn()
+        return verdict, [*effects]
+
+    def on_spoiled_piece(self, sender: str, header: Header) -> None:
+        """A donor's answer arrived damaged, or is not what it says."""
+        self.catch.on_spoiled(sender, header)
 
     def refuse(self, sender: str, round_no: int, why: Verdict) -> None:
         """What it sent in this round can't be used."""

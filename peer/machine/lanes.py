@@ -115,8 +115,7 @@ class Participation:
             if lane.round is not None and frame.header.round_no == lane.round.plan.round_no:
                 lane.round.on_missing(sender, now)
         else:
-            verdict, moved = lane.catch.on_frame(sender, frame)
-            effects = [*moved]
+            verdict, effects = lane.on_piece(sender, frame)
         self.counters.count(verdict)
         return effects
 
@@ -126,7 +125,7 @@ class Participation:
         if header is not None and header.kind in ANSWERS:
             lane = self.lane_of_chunk(header.chunk)
             if lane is not None:
-                lane.catch.on_spoiled(sender, header)
+                lane.on_spoiled_piece(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
         for lane in self.lanes:  # what names no round speaks against its sender in all that are in flight
@@ -181,7 +180,7 @@ class Participation:
         except FrameError as error:
             self.counters.count(error.verdict)
             if kind == Kind.LOGGED:
-                lane.catch.on_spoiled(sender, frame.header)
+                lane.on_spoiled_piece(sender, frame.header)
             else:
                 lane.refuse(sender, frame.header.round_no, error.verdict)
             return False

@@ -216,6 +216,12 @@ class PeerMachine:
         self._providing = True
         return [do.Tell(Provide())]
 
+    def _on_provided(self) -> list[do.Effect]:
+        if self.exchange is None or not self._providing:
+            return []  # the word of a trainer that is gone
+        self._providing = False
+        return self.exchange.on_provided()
+
     # ---- other peers ---------------------------------------------------------------------------------------
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
@@ -293,9 +299,7 @@ class PeerMachine:
             case Attach(model=model):
                 return self._on_attach(model)
             case Provided():
-                assert self.exchange is not None
-                self._providing = False
-                return self.exchange.on_provided()
+                return self._on_provided()
             case Loaded(fragment=fragment):
                 self.training.on_loaded(fragment)
                 effects: list[do.Effect] = []

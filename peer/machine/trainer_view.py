@@ -226,7 +226,7 @@ class Work:
         self.running = False  # taking inner steps, not waiting at the barrier for this fragment
         self.frozen: Frozen | None = None  # unmerged work that stands in a slot
         # The slot that a round is using, until its commit or abort is known.
-        self.sent_slot: int | None = None
+        self._sent_slot: int | None = None
         self._loads = 0  # told and not yet answered
 
     @property
@@ -242,6 +242,10 @@ class Work:
 
     def on_attach(self) -> None:
         self.on_gone()
+
+    def on_slot_sent(self, slot: int | None) -> None:
+        """None: no round is using one."""
+        self._sent_slot = slot
 
     def on_gone(self) -> None:
         """It died.  Work that stands in a slot is still good; the rest died with it."""
@@ -299,7 +303,7 @@ class Work:
 
     def _spare(self) -> int:
         """A slot that holds neither the newest frozen work nor what a round is using."""
-        taken = {self.sent_slot, self.frozen.slot if self.frozen is not None else None}
+        taken = {self._sent_slot, self.frozen.slot if self.frozen is not None else None}
         return min({0, 1, 2} - taken)
 
 

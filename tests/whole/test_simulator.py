@@ -16,6 +16,7 @@ import torch
 
 from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.lane_states import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World, simulate
@@ -160,7 +161,9 @@ class KeepsWorkThatWasMerged(PeerMachine):
     """Does not notice that a commit used its contribution: the same work goes in twice."""
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
-        self.part.lanes[fragment].consumed = None
+        lane = self.part.lanes[fragment]
+        if isinstance(lane.role, Merged):
+            lane._plays(RoleEvent.SETTLED, Idle())
         return super().on_sealed(fragment, version, digest, now)
 
 

@@ -1,0 +1,167 @@
+"""The states of a fragment at a peer: what it holds, and what part it has in a round.  Pure; types and two tables.
+
+A lane (lane.py) is in one state of each table at any time, and it alone moves, by `STANDS` and `ROLES`.  A state
+carries what is true in it and nowhere else: there is no digest of nothing, and no proof of a state that changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.collectives.round.member import MemberRound
+from farflung.peer.local.words import Frozen
+from farflung.protocol.transitions import Transitions
+
+# ---- what it holds of the outer state ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """`version` and `digest` are what others are told."""
+
+    version: int = NO_VERSION
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Empty(Stand):
+    """Nothing whole is here.  Pieces of it may be: they are being fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing(Stand):
+    """All chunks are of one version, and the shell calculates its digest; until then the last one is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoidSealing(Stand):
+    """The shell calculates the digest of a version that the run has gone back from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Stand):
+    """Every chunk is at `version`, and nothing is on its way into the state."""
+
+    verified: bool = False  # the coordinator has confirmed the digest (P4)
+    proof: bytes = b""  # its signature of the digest, where it gives one
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling(Stand):
+    """Some chunks are at a newer version already: nothing is served from it."""
+
+
+class StandEvent(StrEnum):
+    WRITTEN = "written"  # all values at once: the trainer's initial ones, or a checkpoint's
+    ARRIVED = "the last chunk is here"
+    SEALED = "sealed"
+    MOVED_ON = "a chunk moved on"
+    CONFIRMED = "confirmed"  # by the coordinator
+    FORGOTTEN = "not the run's, or too old"
+    WENT_BACK = "the run went back"
+    KEPT = "went back to this"  # the run went back to exactly what is held
+
+
+_ANEW = {StandEvent.WRITTEN: Sealing, StandEvent.FORGOTTEN: Empty, StandEvent.WENT_BACK: Empty}
+
+STANDS: Transitions[type[Stand], StandEvent] = Transitions(
+    {
+        Empty: {StandEvent.ARRIVED: Sealing, **_ANEW},
+        Sealing: {StandEvent.SEALED: Whole, StandEvent.WENT_BACK: VoidSealing},
+        VoidSealing: {StandEvent.SEALED: Empty, StandEvent.WENT_BACK: VoidSealing},
+        Whole: {
+            StandEvent.CONFIRMED: Whole,
+            StandEvent.MOVED_ON: Rolling,
+            StandEvent.KEPT: Whole,
+            **_ANEW,
+        },
+        Rolling: {StandEvent.MOVED_ON: Rolling, StandEvent.ARRIVED: Sealing, **_ANEW},
+    }
+)
+
+
+# ---- its part in a round ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What I sent in a round, until I know whether a commit used it."""
+
+    round_no: int
+    version: int  # that the round started from: only the next version's commit can have used it
+    frozen: Frozen
+    # The trainer has dropped this work: nothing of it is left that a commit could take.
+    disowned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """In no round, and nothing is open of an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """In a round to which I contribute nothing: I own, merge and receive."""
+
+    round: MemberRound
+
+
+@dataclass(frozen=True, slots=True)
+class Contributing:
+    round: MemberRound
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """The run is further than the round: whether its commit, which I have not seen, used my work is not known."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A commit used my work; that is settled with the trainer when the version is sealed."""
+
+    contribution: Contribution
+
+
+Role = Idle | Owning | Contributing | Unsure | Merged
+RoleKind = type[Idle] | type[Owning] | type[Contributing] | type[Unsure] | type[Merged]
+
+
+class RoleEvent(StrEnum):
+    OPENED = "a round opened"
+    CONTRIBUTED = "work was frozen for it"
+    WITHDRAWN = "the work is not finite"
+    DISOWNED = "the trainer dropped the work"
+    ENDED = "aborted, committed without me, or void"
+    USED = "a commit used it"
+    MISSED = "a later commit came"
+    OVERTAKEN = "sealed without its commit"
+    SETTLED = "its version is sealed"
+
+
+ROLES: Transitions[RoleKind, RoleEvent] = Transitions(
+    {
+        Idle: {RoleEvent.OPENED: Owning},
+        Owning: {RoleEvent.CONTRIBUTED: Contributing, RoleEvent.ENDED: Idle},
+        Contributing: {
+            RoleEvent.WITHDRAWN: Owning,
+            RoleEvent.DISOWNED: Contributing,
+            RoleEvent.ENDED: Idle,
+            RoleEvent.USED: Merged,
+            RoleEvent.MISSED: Unsure,
+            RoleEvent.OVERTAKEN: Owning,
+        },
+        Unsure: {
+            RoleEvent.DISOWNED: Unsure,
+            RoleEvent.ENDED: Idle,
+            RoleEvent.USED: Merged,
+            RoleEvent.OVERTAKEN: Idle,
+        },
+        Merged: {RoleEvent.DISOWNED: Merged, RoleEvent.ENDED: Idle, RoleEvent.SETTLED: Idle},
+    }
+)
