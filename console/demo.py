@@ -27,6 +27,7 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.peer_states import RunPhase
 from farflung.protocol.process.log_lines import si
 
 PEERS = 3
@@ -143,12 +144,12 @@ class Demo:
             try:
                 status = client.fetch(2.0)
             except Unreachable:
-                if self.last.get("phase") == "finished":
+                if self.last.get("phase") == RunPhase.FINISHED:
                     return  # it has ended after everybody left
                 raise
             self.last = self._richer(status)
             screen.show(status)
-            if status["phase"] == "finished" and not any(m["alive"] for m in status["members"]):
+            if status["phase"] == RunPhase.FINISHED and not any(m["alive"] for m in status["members"]):
                 return
             if self.victim is None and status["version"] >= status["target"] // 2:
                 self._kill_one(status)

@@ -51,17 +51,6 @@ class DepartureCause(StrEnum):
     UNKNOWN = "unknown"
 
     @property
-    def state(self) -> str:
-        """What people see of the member from then on."""
-        match self:
-            case DepartureCause.CLOSED | DepartureCause.SILENT:
-                return "lost"
-            case DepartureCause.KICKED | DepartureCause.BANNED:
-                return str(self)
-            case _:
-                return "left"
-
-    @property
     def good_bye(self) -> bool:
         """The member itself may have said that it goes."""
         return self in (DepartureCause.LEFT, DepartureCause.FINISHED, DepartureCause.UNKNOWN)

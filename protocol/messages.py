@@ -142,15 +142,12 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     dropped: Count = 0  # the newest round of which I know that the guard threw its work away
 
 
-STUCK = "stuck"  # the phase of a peer whose trainer takes no steps though it could: nobody waits for it
-
-
 class Beat(_FromMember, frozen=True, kw_only=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 
     roster_no: Count
     fragments: Annotated[tuple[FragmentBeat, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
-    phase: Annotated[str, Meta(max_length=16)]
+    phase: Annotated[str, Meta(max_length=16)]  # a Phase of protocol/peer_states.py
     step: Count
     tokens: Tokens
     loss: float | None
@@ -275,7 +272,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     goal: Annotated[
         str, Meta(max_length=16)
-    ]  # found | sync | train | alone | wait | finish: of the least advanced fragment
+    ]  # a Goal of protocol/peer_states.py, of the least advanced fragment
     reason: Reason
     roster_no: Count
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None

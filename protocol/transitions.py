@@ -6,11 +6,11 @@ Used by whoever has declared states: a fragment's lane (peer/machine/lane_states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-S = TypeVar("S", bound=Hashable)
-E = TypeVar("E", bound=Hashable)
+S = TypeVar("S")
+E = TypeVar("E")
 
 
 class IllegalMove(RuntimeError):

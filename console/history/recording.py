@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.protocol.causes import DepartureCause, NoteCause
+from farflung.protocol.peer_states import OF_DEPARTURE, PEER_STATES, PeerState, RunPhase
 
 Event = dict[str, Any]
 Status = dict[str, Any]
@@ -78,7 +79,7 @@ def _ahead_s(host: Sequence[Event], events: Sequence[Event]) -> float:
 class _Member:
     name: str
     alive: bool = True
-    state: str = "joining"
+    state: str = PeerState.JOINING
     version: int = -1
     step: int = 0
     tokens: int = 0
@@ -119,7 +120,7 @@ class Story:
         self._rules = event.get("rules") or {}
         for member in self._members.values():
             if member.alive:
-                member.alive, member.state, member.why = False, "lost", "the coordinator restarted"
+                member.alive, member.state, member.why = False, PeerState.LOST, "the coordinator restarted"
         self._open = None
 
     def _on_model(self, event: Event, _: str, at: float) -> None:
@@ -128,20 +129,20 @@ class Story:
     def _on_admitted(self, event: Event, _: str, at: float) -> None:
         peer = str(event["peer"])
         member = self._members.setdefault(peer, _Member(self.recording.name(peer)))
-        member.alive, member.state, member.heard_at, member.missed = True, "joining", at, 0
+        member.alive, member.state, member.heard_at, member.missed = True, PeerState.JOINING, at, 0
         member.why = "it has only just arrived"
 
     def _on_vouched(self, event: Event, _: str, at: float) -> None:
         member = self._members.get(str(event["peer"]))
         if member is not None and member.alive:
-            member.state, member.why = "inner", ""
+            member.state, member.why = PeerState.INNER, ""
             member.version = max(member.version, self.version)
 
     def _on_departed(self, event: Event, _: str, at: float) -> None:
         member = self._members.get(str(event["peer"]))
         if member is not None:
-            lost = DepartureCause(event["cause"]).state == "lost"
-            member.alive, member.state = False, "lost" if lost else "left"
+            gone = PEER_STATES.after(PeerState.INNER, OF_DEPARTURE[DepartureCause(event["cause"])])
+            member.alive, member.state = False, PeerState.LOST if gone == PeerState.LOST else PeerState.LEFT
             member.why, member.heard_at = str(event.get("reason") or ""), at
 
     def _on_opened(self, event: Event, _: str, at: float) -> None:
@@ -151,12 +152,12 @@ class Story:
         self._open = {"number": event["round"], "epoch": event["epoch"], "begun": begun, "who": members}
         for peer in members:
             if peer in self._members and self._members[peer].alive:
-                self._members[peer].state, self._members[peer].why = "scatter", ""
+                self._members[peer].state, self._members[peer].why = PeerState.SCATTER, ""
 
     def _on_decided(self, event: Event, _: str, at: float) -> None:
         for peer in self._open["who"] if self._open is not None else []:
             if peer in self._members and self._members[peer].alive:
-                self._members[peer].state = "gather"
+                self._members[peer].state = PeerState.GATHER
 
     def _on_aborted(self, event: Event, _: str, at: float) -> None:
         self._back_to_work()
@@ -164,7 +165,7 @@ class Story:
     def _back_to_work(self) -> None:
         for peer in self._open["who"] if self._open is not None else []:
             if peer in self._members and self._members[peer].alive:
-                self._members[peer].state = "inner"
+                self._members[peer].state = PeerState.INNER
         self._open = None
 
     def _on_committed(self, event: Event, _: str, at: float) -> None:
@@ -181,7 +182,7 @@ class Story:
         for peer, member in self._members.items():
             if peer in included:
                 member.missed, member.why, member.version = 0, "", self.version
-            elif member.alive and member.state != "joining":
+            elif member.alive and member.state != PeerState.JOINING:
                 member.missed += 1
                 member.why = f"round {event['round']}: {excluded.get(peer, 'it was not ready in time')}"
         name = self.recording.name
@@ -211,12 +212,16 @@ class Story:
 
     def _peer_frozen(self, event: Event, peer: str, at: float) -> None:
         if (member := self._members.get(peer)) is not None and member.alive:
-            member.step, member.loss, member.state = int(event.get("step") or 0), event.get("loss"), "ready"
+            member.step, member.loss, member.state = (
+                int(event.get("step") or 0),
+                event.get("loss"),
+                PeerState.READY,
+            )
 
     def _peer_sealed(self, event: Event, peer: str, at: float) -> None:
         if (member := self._members.get(peer)) is not None and member.alive:
             member.version, member.digest = int(event["version"]), str(event.get("digest") or "")
-            member.state = "inner"
+            member.state = PeerState.INNER
 
     # ---- the status ------------------------------------------------------------------------------------
 
@@ -225,12 +230,14 @@ class Story:
         target = self._rules.get("rounds") or self.version
         flight = self._open
         states = [member.state for member in self._members.values() if member.alive]
-        phase = "scatter" if "scatter" in states else "gather" if "gather" in states else "inner"
+        phase = RunPhase.INNER
+        if PeerState.SCATTER in states or PeerState.GATHER in states:
+            phase = RunPhase.SCATTER if PeerState.SCATTER in states else RunPhase.GATHER
         if target and self.version >= target:
-            phase = "finished"
+            phase = RunPhase.FINISHED
         return {
             "run": self.recording.run,
-            "phase": phase if states or phase == "finished" else "waiting",
+            "phase": phase if states or phase == RunPhase.FINISHED else RunPhase.WAITING,
             "reason": "as the journals tell it",
             "version": self.version,
             "target": target,

@@ -29,6 +29,7 @@ from farflung.console.screen.text import (
     sparkline,
 )
 from farflung.console.screen.view import HELP, View
+from farflung.protocol.peer_states import PeerState, RunPhase
 from farflung.protocol.process.log_lines import duration, si
 
 _ONE_ROW = 110  # from this width on, all bars share a line, and recent rounds stand beside events
@@ -88,8 +89,8 @@ def _header(status: Record, width: int) -> list[Text]:
     alive = sum(member.get("alive") is True for member in members)
     part = sum(takes_part(member) for member in members)
     left_s, phase_s = known(status, "eta_s"), known(status, "phase_left_s")
-    phase = clean(status.get("phase") or "waiting", 20) + (
-        f", {duration(phase_s)} left" if phase_s is not None and status.get("phase") != "apply" else ""
+    phase = clean(status.get("phase") or RunPhase.WAITING, 20) + (
+        f", {duration(phase_s)} left" if phase_s is not None and status.get("phase") != RunPhase.APPLY else ""
     )
     second = Text.assemble(
         (f"version {count(status, 'version')}/{count(status, 'target')}", "bold"),
@@ -101,7 +102,7 @@ def _header(status: Record, width: int) -> list[Text]:
         f"  {si(number(status, 'tokens'))} tokens, {si(number(status, 'tokens_per_s'))}/s  "
         f"{duration(number(status, 'elapsed_s'))} gone"
     )
-    if left_s is not None and status.get("phase") != "finished":
+    if left_s is not None and status.get("phase") != RunPhase.FINISHED:
         rest += f", about {duration(left_s)} to go"
     losses = [loss for entry in records(status, "rounds") if (loss := known(entry, "loss")) is not None]
     # The curve gives way: a number that is cut off says nothing.
@@ -178,8 +179,8 @@ def _training(status: Record, width: int) -> Text:
     """How far the peers are on their way to the next round."""
     every = max(number(status, "sync_every"), 1.0)
     part = [member for member in records(status, "members") if takes_part(member)]
-    ready = sum(member.get("state") == "ready" for member in part)
-    done = [1.0 if m.get("state") == "ready" else number(m, "step") % every / every for m in part]
+    ready = sum(member.get("state") == PeerState.READY for member in part)
+    done = [1.0 if m.get("state") == PeerState.READY else number(m, "step") % every / every for m in part]
     share = sum(done) / max(len(done), 1)
     ends = f" {share:.0%}  {ready} of {len(part)} are ready for the next round"
     return Text.assemble("inner steps ", bar(share, max(4, width - 18 - len(ends))), ends)
@@ -191,7 +192,7 @@ def _getting_ready(status: Record) -> Text:
     late = [
         clean(member.get("name"), 40)
         for member in records(status, "members")
-        if member.get("alive") is True and member.get("state") in ("inner", "stuck")
+        if member.get("alive") is True and member.get("state") in (PeerState.INNER, PeerState.STUCK)
     ]
     if opens_in_s is None or not late:
         return Text(clean(status.get("reason")), "dim")
@@ -206,7 +207,7 @@ def _named(late: list[str], then: str) -> Text:
 def _waiting_for(status: Record, current: Record) -> Text:
     """Who holds the round up, with how far each is."""
     reason = Text(clean(status.get("reason")), "dim")
-    sending = status.get("phase") == "scatter"
+    sending = status.get("phase") == RunPhase.SCATTER
     key = "sent" if sending else "got"
     late = [
         (share, clean(member.get("name"), 40))

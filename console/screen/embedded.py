@@ -27,6 +27,7 @@ from farflung.console.screen.terminal import has_terminal
 from farflung.console.screen.text import Record, clean, count, number, records
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.peer_states import ARRIVING, PeerState
 from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, si, text_of
 
 EVERY_S = 1.0
@@ -35,7 +36,8 @@ LOG_LINES = 200
 LOG_BYTES = 64 * 1024  # read of a log that may be long
 FORGET = 0.99  # of the time per second: the shares are those of the last minutes
 SAID_AT_END = 5
-_KINDS = {"inner": "computes"} | dict.fromkeys(("scatter", "gather", "apply", "syncing"), "network")
+_ON_THE_LINE = (PeerState.SCATTER, PeerState.GATHER, PeerState.APPLY, PeerState.SYNCING)
+_KINDS = {str(PeerState.INNER): "computes"} | dict.fromkeys(map(str, _ON_THE_LINE), "network")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _URL = re.compile(r"^(farflung://\S+)$", re.M)
 
@@ -146,7 +148,7 @@ class OwnProcess:
         if not member:
             return clean(log[-1]) if log else "starting"
         # What the coordinator told last may be old, and of a joiner it knows little: the peer itself tells more.
-        if "unanswered_s" in self._status or member.get("state") in ("joining", "syncing"):
+        if "unanswered_s" in self._status or member.get("state") in ARRIVING:
             return "   ".join([clean(member.get("name")), *map(clean, log[-1:])])
         every = number(self._status, "sync_every")
         step = number(member, "step")

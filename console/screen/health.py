@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
+from farflung.protocol.peer_states import ARRIVING, PeerState, RunPhase
 from farflung.protocol.process.log_lines import duration, si
 
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller
 # Joining and catching up are part of a healthy run.
-_ARRIVING = frozenset({"joining", "syncing"})
 _SAID_AT_MOST = 60
 
 
@@ -47,7 +47,7 @@ def why_not(member: Record) -> str:
 def health(status: Record) -> Health:
     members = records(status, "members")
     alive = [member for member in members if member.get("alive") is True]
-    if status.get("phase") == "finished":
+    if status.get("phase") == RunPhase.FINISHED:
         return Health("✔", "DONE", "bold green", "the run is complete")
     if status.get("unasked") is True:
         return Health("…", "CONNECTING", "bold yellow", "the coordinator has not answered yet")
@@ -60,17 +60,17 @@ def health(status: Record) -> Health:
         return Health("✖", "BROKEN", "bold white on red", bad)
     if not alive:
         return Health("…", "WAITING", "bold yellow", "nobody is here; the first peer to join starts the run")
-    if status.get("phase") == "waiting":
+    if status.get("phase") == RunPhase.WAITING:
         return Health("…", "WAITING", "bold yellow", clean(status.get("reason")) or "for peers")
     return _with_members(members, alive)
 
 
 def _with_members(members: list[Record], alive: list[Record]) -> Health:
     part = [member for member in alive if takes_part(member)]
-    trouble = [m for m in alive if not takes_part(m) and m.get("state") not in _ARRIVING]
-    lost = [m for m in members if m.get("state") == "lost" and number(m, "heard_s") < RECENTLY_S]
+    trouble = [m for m in alive if not takes_part(m) and m.get("state") not in ARRIVING]
+    lost = [m for m in members if m.get("state") == PeerState.LOST and number(m, "heard_s") < RECENTLY_S]
     lost = [m for m in lost if m.get("alive") is not True and known(m, "heard_s") is not None]
-    arriving = [m for m in alive if not takes_part(m) and m.get("state") in _ARRIVING]
+    arriving = [m for m in alive if not takes_part(m) and m.get("state") in ARRIVING]
     if trouble or lost:
         first = (trouble + lost)[0]
         more = len(trouble) + len(lost) - 1
@@ -108,7 +108,7 @@ def _data(status: Record) -> str:
 
 
 def progress(status: Record) -> str:
-    phase = clean(status.get("phase") or "waiting", 20)
+    phase = clean(status.get("phase") or RunPhase.WAITING, 20)
     return f"{count(status, 'version')}/{count(status, 'target')} {phase}"
 
 

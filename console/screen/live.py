@@ -24,6 +24,7 @@ from farflung.console.screen.text import Record
 from farflung.console.screen.view import View
 from farflung.protocol.errors import FarflungError, FrameError, Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.peer_states import RunPhase
 
 PLAIN_EVERY_S = 5.0  # without a terminal: a line when the version or the phase's kind changes, or so often
 FETCH_S = 5.0
@@ -122,7 +123,7 @@ class Screen:
             self._terminal.draw(render(status, *self._terminal.size, View(has_keys=False)))
             return
         alive = sum(1 for m in status.get("members", []) if m.get("alive"))
-        news = (status.get("version"), alive, status.get("phase") == "finished")
+        news = (status.get("version"), alive, status.get("phase") == RunPhase.FINISHED)
         if news != self._last_news or time.monotonic() - self._last_line_at >= PLAIN_EVERY_S:
             self._last_news, self._last_line_at = news, time.monotonic()
             print(plain_line(status), flush=True)
@@ -176,7 +177,7 @@ def follow(client: StatusClient, show: Callable[[Status], None], every_s: float)
             print(f"farflung: {error}; still looking", file=sys.stderr, flush=True)
             continue
         show(status)
-        if status.get("phase") == "finished":
+        if status.get("phase") == RunPhase.FINISHED:
             return
 
 

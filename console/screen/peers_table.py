@@ -25,21 +25,22 @@ from farflung.console.screen.text import (
     records,
 )
 from farflung.console.screen.view import View
+from farflung.protocol.peer_states import PeerState
 from farflung.protocol.process.log_lines import si
 
 # What a peer does, in a word, and its style: colour only repeats what the word says.
-_DOES = {
-    "joining": ("joins", "yellow"),
-    "syncing": ("fetches", "yellow"),
-    "inner": ("trains", "cyan"),
-    "ready": ("ready", "bright_blue"),
-    "stuck": ("hangs", "bold red"),
-    "scatter": ("sends", "magenta"),
-    "gather": ("gets", "magenta"),
-    "apply": ("applies", "magenta"),
-    "lost": ("lost", "bold red"),
-    "left": ("left", "dim"),
-    "quarantined": ("differs", "bold red"),
+_DOES: dict[str, tuple[str, str]] = {
+    PeerState.JOINING: ("joins", "yellow"),
+    PeerState.SYNCING: ("fetches", "yellow"),
+    PeerState.INNER: ("trains", "cyan"),
+    PeerState.READY: ("ready", "bright_blue"),
+    PeerState.STUCK: ("hangs", "bold red"),
+    PeerState.SCATTER: ("sends", "magenta"),
+    PeerState.GATHER: ("gets", "magenta"),
+    PeerState.APPLY: ("applies", "magenta"),
+    PeerState.LOST: ("lost", "bold red"),
+    PeerState.LEFT: ("left", "dim"),
+    PeerState.QUARANTINED: ("differs", "bold red"),
 }
 _IN, _LESS, _OUT, _ABSENT = "■", "▪", "□", "·"
 _WHY_WIDTH = 34  # a last column of this width has room for reasons; before that they take the row
@@ -143,8 +144,8 @@ def _row(member: Record, status: Record, table: _Table, width: int, view: View) 
 def _does(member: Record) -> tuple[str, str]:
     state = clean(member.get("state") or "?")
     word, style = _DOES.get(state, (state, ""))
-    done = fraction(member, "sent" if state == "scatter" else "got")
-    if state in ("scatter", "gather") and done is not None:
+    done = fraction(member, "sent" if state == PeerState.SCATTER else "got")
+    if state in (PeerState.SCATTER, PeerState.GATHER) and done is not None:
         word = f"{word} {done:.0%}"
     return word, style
 

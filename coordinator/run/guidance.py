@@ -17,6 +17,7 @@ from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
+from farflung.protocol.peer_states import Goal, state_after
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
 
@@ -27,9 +28,9 @@ DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their l
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
-_FROM_LEAST_ADVANCED = ("wait", "sync", "train")
+_FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
-Judgement = tuple[str, str]  # (goal, reason)
+Judgement = tuple[Goal, str]  # (goal, reason)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Guidance:
         if refusal:
             return refusal
         goal, member.told = self._judge(member)
-        member.state = self._state_for_people(member, goal)
+        member.state = state_after(member.state, goal, beat.phase, member.quarantined)
         for standing, said in zip(member.standings, beat.fragments, strict=True):
             if not (said.ready and standing.verified):
                 standing.ready_since = None
@@ -195,8 +196,8 @@ class Guidance:
             return self._finish()
         judged = min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
         in_flight = any(conductor.round is not None for conductor in self._conductors)
-        if judged[0] == "train" and core.held and not in_flight:
-            return "alone", core.held
+        if judged[0] == Goal.TRAIN and core.held and not in_flight:
+            return Goal.ALONE, core.held
         return judged
 
     def _recognise(self, member: Member, conductor: Conductor) -> None:
@@ -223,7 +224,7 @@ class Guidance:
         of = self._core.of(conductor.fragment)
         if said.version > version:
             return (
-                "wait",
+                Goal.WAIT,
                 f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
             )
         if said.version >= 0 and known is not None and said.digest != known:
@@ -233,9 +234,9 @@ class Guidance:
             )
         if standing.verified:
             standing.quarantined = False
-            return "train", conductor.reason
+            return Goal.TRAIN, conductor.reason
         if said.version == version:
-            return "train", f"waiting for the digest of version {version}{of} to be settled"
+            return Goal.TRAIN, f"waiting for the digest of version {version}{of} to be settled"
         return self._sync(member, conductor, f"it holds version {said.version}{of}, the run is at {version}")
 
     def _finish(self) -> Judgement:
@@ -245,13 +246,13 @@ class Guidance:
         since_commit_s = min(conductor.since_commit_s for conductor in self._conductors)
         if behind and since_commit_s < FINISH_GRACE_S:
             who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
-            return "wait", f"the run is complete; {who} still fetching version {version}"
-        return "finish", f"the run is complete: {version} rounds committed"
+            return Goal.WAIT, f"the run is complete; {who} still fetching version {version}"
+        return Goal.FINISH, f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
         if self._donors(member, conductor) and not self._going_back.is_lost(conductor):
-            return "sync", reason
-        return "wait", self._going_back.reason(conductor)
+            return Goal.SYNC, reason
+        return Goal.WAIT, self._going_back.reason(conductor)
 
     def _quarantine(self, member: Member, standing: Standing, version: int) -> None:
         news, standing.quarantined = not member.quarantined, True
@@ -273,10 +274,10 @@ class Guidance:
         """Nothing has been learned yet and nobody holds version 0: the oldest living peer founds it."""
         oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
         if member is not oldest:
-            return "wait", f"{oldest.contact.name} gives the run its initial state"
+            return Goal.WAIT, f"{oldest.contact.name} gives the run its initial state"
         assert member.beat is not None
         if any(said.version != 0 or not said.digest for said in member.beat.fragments):
-            return "found", "it gives the run its initial state"
+            return Goal.FOUND, "it gives the run its initial state"
         for conductor in self._conductors:
             if conductor.round is not None:
                 conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
@@ -285,7 +286,7 @@ class Guidance:
         self._core.note(f"{member.contact.name} founded version 0")
         for conductor in self._conductors:
             self._recognise(member, conductor)
-        return "train", "it founded version 0"
+        return Goal.TRAIN, "it founded version 0"
 
     def _vouch(self, member: Member, conductor: Conductor) -> None:
         conductor.standing(member).vouched = True
@@ -328,13 +329,6 @@ class Guidance:
         """It may hold what the newest version is made of; a maker that came back with nothing does not."""
         said = conductor.beat_of(member)
         return said is not None and said.version >= conductor.book.version - 1
-
-    @staticmethod
-    def _state_for_people(member: Member, goal: str) -> str:
-        assert member.beat is not None
-        if member.quarantined:
-            return "quarantined"
-        return {"sync": "syncing", "found": "joining", "wait": "waiting"}.get(goal, member.beat.phase)
 
 
 def _versions(beat: Beat) -> list[int]:

@@ -31,7 +31,6 @@ from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
-    STUCK,
     AskStatus,
     Beat,
     FromDoor,
@@ -47,6 +46,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.peer_states import OF_DEPARTURE, PEER_STATES, Phase
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import name_of, peer_id_of
 from farflung.protocol.verdicts import Counters, Verdict
@@ -349,10 +349,11 @@ class RunMachine:
 
     def _lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
         self.core.write(Departed(peer=member.peer, cause=cause, reason=why))
-        self.core.note(f"{member.contact.name} {cause.state}: {why}")
+        how = OF_DEPARTURE[cause]
+        self.core.note(f"{member.contact.name} {PEER_STATES.after(member.state, how)}: {why}")
         self.core.do(Forbid(member.contact.key, cut))
         member.gone_because = why
-        self.core.members.lose(member, cause.state)
+        self.core.members.lose(member, how)
 
     # ---- what follows from any event -------------------------------------------------------------------
 
@@ -371,7 +372,7 @@ class RunMachine:
 def _what_counts(member: Member) -> object:
     """All of a member by which a round may open, or a digest be settled."""
     beat = member.beat
-    said = beat and (beat.fragments, beat.phase == STUCK, beat.leaving)
+    said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving)
     return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
 
 

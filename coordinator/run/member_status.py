@@ -14,7 +14,7 @@ from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import root_of
-from farflung.protocol.messages import STUCK
+from farflung.protocol.peer_states import Phase
 
 WHY_CHARS = 200
 
@@ -79,7 +79,7 @@ def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
     lacking = [c for c in conductors if not (c.standing(member).verified or c.is_arriving(member))]
     if lacking:
         return member.told
-    if member.beat.phase == STUCK:
+    if member.beat.phase == Phase.STUCK:
         return "its trainer takes no steps any more"
     return (member.left_out or "it came too late for the last round") if member.missed else ""
 

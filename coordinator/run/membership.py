@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
-from farflung.protocol.messages import STUCK, Beat, Hello
+from farflung.protocol.messages import Beat, Hello
+from farflung.protocol.peer_states import PEER_STATES, PeerEvent, PeerState, Phase
 from farflung.protocol.round_words import Contact
 
 
@@ -45,7 +46,7 @@ class Member:
     out_seq: int = 0
     beat: Beat | None = None
     alive: bool = True
-    state: str = "joining"  # for people: joining, syncing, inner, ready, ..., lost, left, quarantined
+    state: PeerState = PeerState.JOINING  # for people
     admitted_at: float = 0.0
     network: str = ""  # where it comes from: see coordinator/door/networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
@@ -97,7 +98,7 @@ class Member:
     def trains(self) -> bool:
         """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
         beat = self.beat
-        return beat is not None and beat.phase != STUCK and min(f.version for f in beat.fragments) >= 0
+        return beat is not None and beat.phase != Phase.STUCK and min(f.version for f in beat.fragments) >= 0
 
 
 DIAL_AGAIN_S = 60.0
@@ -142,12 +143,12 @@ class Membership:
         self.roster_no += 1
         return member
 
-    def lose(self, member: Member, state: str) -> None:
+    def lose(self, member: Member, how: PeerEvent) -> None:
         """Kept in the list, so that people see who was lost; its session is over."""
         member.alive = False
         for standing in member.standings:
             standing.verified = False
-        member.state = state
+        member.state = PEER_STATES.after(member.state, how)
         self._by_session.pop(member.session, None)
         self.roster_no += 1
         # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
@@ -160,7 +161,7 @@ class Membership:
     def has_left(self, peer: str) -> bool:
         """It said good-bye: its process does not come back."""
         member = self.members.get(peer)
-        return member is not None and not member.alive and member.state == "left"
+        return member is not None and not member.alive and member.state == PeerState.LEFT
 
     def to_dial(self, now: float, among: Iterable[Member] | None = None) -> list[Member]:
         """Members whose address is to be tried now: it was not yet, or in vain some time ago."""

@@ -17,6 +17,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
+from farflung.protocol.peer_states import RunPhase
 from farflung.protocol.verdicts import Counters
 
 
@@ -100,16 +101,17 @@ def _oldest_round(conductors: Sequence[Conductor]) -> InFlight | None:
     return min(flights, key=lambda flight: flight.plan.round_no, default=None)
 
 
-def _phase(core: Core, conductors: Sequence[Conductor]) -> str:
+def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
     if core.finished:
-        return "finished"
+        return RunPhase.FINISHED
     flight = _oldest_round(conductors)
     if flight is not None:
-        return "scatter" if flight.decision is None else "gather"
+        return RunPhase.SCATTER if flight.decision is None else RunPhase.GATHER
     if any(book.version and book.version not in book.digests for book in core.ledger.books):
-        return "apply"
+        return RunPhase.APPLY
     least = core.manifest.run.min_peers
-    return "inner" if all(len(conductor.able) >= least for conductor in conductors) else "waiting"
+    enough = all(len(conductor.able) >= least for conductor in conductors)
+    return RunPhase.INNER if enough else RunPhase.WAITING
 
 
 def _reason(core: Core, conductors: Sequence[Conductor]) -> str:

@@ -15,6 +15,7 @@ from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restor
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Tick
+from farflung.protocol.peer_states import Goal
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
@@ -96,7 +97,7 @@ class Restoring:
             self._empty_since = None
             return []
         self._empty_since = now if self._empty_since is None else self._empty_since
-        starved = tick.goal == "wait" or now - self._empty_since >= STARVED_S
+        starved = tick.goal == Goal.WAIT or now - self._empty_since >= STARVED_S
         if not starved or loading or now < self._again_at:
             return []
         self.busy, self._era = True, tick.era
@@ -131,7 +132,7 @@ class Recalling:
 
     def look(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
         """Asked at every tick."""
-        if not self.enabled or tick.goal == "found":
+        if not self.enabled or tick.goal == Goal.FOUND:
             return []
         self.enabled = False
         empty = all(lane.version == NO_VERSION and not lane.sealing for lane in lanes)

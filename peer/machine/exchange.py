@@ -12,6 +12,7 @@ from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.messages import FragmentTick, Tick
+from farflung.protocol.peer_states import Goal
 
 
 class Exchange:
@@ -101,7 +102,7 @@ class Exchange:
         for lane, word in zip(self._part.lanes, tick.fragments, strict=True):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
-        if tick.goal == "alone" and all(lane.idle for lane in self._part.lanes):
+        if tick.goal == Goal.ALONE and all(lane.idle for lane in self._part.lanes):
             effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
 

@@ -314,6 +314,7 @@ class Lane:
     def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
         """Pieces that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty)."""
         self.catch.recalled(held)
+        self._look_whether_torn()
 
     def go_back(self, version: int, digest: bytes | None) -> None:
         """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""

@@ -77,7 +77,7 @@ STANDS: Transitions[type[Stand], StandEvent] = Transitions(
             StandEvent.KEPT: Whole,
             **_ANEW,
         },
-        Rolling: {StandEvent.MOVED_ON: Rolling, StandEvent.ARRIVED: Sealing, **_ANEW},
+        Rolling: {StandEvent.ARRIVED: Sealing, **_ANEW},
     }
 )
 

@@ -54,6 +54,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.peer_states import Goal
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
 
@@ -173,8 +174,8 @@ class PeerMachine:
             return []
         told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
-        if tick.goal in ("sync", "wait", "alone") and tick.reason != told:
-            if tick.goal != "sync" or part.is_behind(tick.fragments):
+        if tick.goal in (Goal.SYNC, Goal.WAIT, Goal.ALONE) and tick.reason != told:
+            if tick.goal != Goal.SYNC or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
@@ -193,7 +194,7 @@ class PeerMachine:
             effects += self.training.on_leases(tick.leases)
         assert self.exchange is not None
         effects += self.exchange.on_tick(tick)
-        if tick.goal == "finish" and self.exchange.is_complete(tick.fragments):
+        if tick.goal == Goal.FINISH and self.exchange.is_complete(tick.fragments):
             effects += self.exchange.finish()
             if not self.training.attached:
                 effects += self.leave(FINISHED, FINISHED)
@@ -211,7 +212,7 @@ class PeerMachine:
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes)
         founded = all(lane.version != NO_VERSION for lane in part.lanes)
-        if tick.goal != "found" or founded or busy or not self.training.attached:
+        if tick.goal != Goal.FOUND or founded or busy or not self.training.attached:
             return []
         self._providing = True
         return [do.Tell(Provide())]

@@ -20,7 +20,6 @@ from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes
 from farflung.protocol.messages import (
-    STUCK,
     Beat,
     DotProducts,
     FragmentBeat,
@@ -29,6 +28,7 @@ from farflung.protocol.messages import (
     ProgressReport,
     Sent,
 )
+from farflung.protocol.peer_states import Phase
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import sent_part
 
@@ -166,7 +166,7 @@ class Reporter:
                     _fragment_beat(lane, work, self.leaving)
                     for lane, work in zip(part.lanes, training.works, strict=True)
                 ),
-                phase=STUCK if vitals.stuck else "leaving" if self.leaving else phase_of(part, training),
+                phase=self._phase(part, training),
                 step=vitals.step,
                 tokens=vitals.tokens,
                 loss=vitals.loss,
@@ -184,6 +184,11 @@ class Reporter:
                 leaving=self.leaving,
             )
         )
+
+    def _phase(self, part: Participation, training: Training) -> Phase:
+        if self.vitals.stuck:
+            return Phase.STUCK
+        return Phase.LEAVING if self.leaving else phase_of(part, training)
 
     def leave(self, reason: str) -> ToCoordinator:
         return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
@@ -209,12 +214,12 @@ def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
     )
 
 
-def phase_of(part: Participation, training: Training) -> str:
-    """Where this peer is, in one word for people."""
+def phase_of(part: Participation, training: Training) -> Phase:
+    """What this peer is doing, of all its fragments together."""
     flights = [lane.round for lane in part.lanes if lane.round is not None]
     if flights:
-        return "scatter" if any(flight.decision is None for flight in flights) else "gather"
+        return Phase.SCATTER if any(flight.decision is None for flight in flights) else Phase.GATHER
     if any(lane.sealing for lane in part.lanes):
-        return "apply"
+        return Phase.APPLY
     frozen = any(work.frozen is not None and not work.running for work in training.works)
-    return "ready" if frozen and training.rules.waits else "inner"
+    return Phase.READY if frozen and training.rules.waits else Phase.INNER

@@ -203,9 +203,8 @@ class Desk:
         self.part = Participation("ann", TAG, schema(4), manifest(2))
         self.exchange = Exchange(self.part, self.training)
         for lane in self.part.lanes:
-            lane.catch.founded()
+            lane.found()
             lane.catch.on_run_state(0, {}, (), 3)
-            lane.sealing = True
         self.exchange.on_attach()
         for number in (0, 1):
             self.exchange.on_sealed(number, 0, b"d" * 32)
@@ -233,13 +232,23 @@ class Desk:
         lane = self.part.lanes[number]
         version = lane.version + 1
         assert lane.round is not None
-        members, weights = ("ann", "bob"), (float(included), 1.0)
+        members, weights, hashes = ("ann", "bob"), (float(included), 1.0), 2 * hash_bytes(b"result")
         lane.on_commit(
-            Commit(version, lane.round.plan.round_no, members, weights, bytes(64), "fp32", number), 0.0
+            Commit(version, lane.round.plan.round_no, members, weights, hashes, "fp32", number), 0.0
         )
-        lane.catch.versions = [version, version]
-        lane.catch.sealed = version
-        return self.exchange.on_sealed(number, version, b"e" * 32)
+        for chunk in lane.fragment.chunks:
+            assert lane.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
+        rolled = lane.advance(0.0)
+        return [*rolled, *self.exchange.on_sealed(number, version, b"e" * 32)]
+
+    def lose_track(self, number: int, version: int) -> list[PeerEffect]:
+        """The lane hears of a commit far ahead, and gets that version as state."""
+        lane = self.part.lanes[number]
+        lane.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
+        lane.on_tick(m.FragmentTick(version, (), False, ("bob",), 0, False, 0))
+        lane.recalled({chunk: (version, b"") for chunk in lane.fragment.chunks})
+        arrived = lane.advance(0.0)
+        return [*arrived, *self.exchange.on_sealed(number, version, b"e" * 32)]
 
 
 def told(effects: list[PeerEffect], kind: type) -> list[object]:
@@ -296,8 +305,7 @@ def test_P7_who_lost_track_of_a_commit_asks_anew_how_far_its_samples_are_used() 
         desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
         desk.freeze()
         desk.open(number, 1)
-        desk.part.lanes[number].round = None
-        effects = desk.exchange.on_sealed(number, 1, b"e" * 32)
+        effects = desk.lose_track(number, 9)
         [load] = told(effects, Load)
         assert (load.fragment, load.keep) == (number, "drop")  # type: ignore[attr-defined]
         assert desk.training.unsure and told(effects, LeasesNow)[0] == LeasesNow(leases=(), unsure=True)

@@ -72,7 +72,8 @@ class Honest:
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
         self.part = Participation(name, RUN, MODEL, MANIFEST)
         self.lane = self.part.lanes[0]
-        self.lane.version = 0
+        self.lane.found()
+        self.lane.on_sealed(0, b"d" * 32)
         self.reports = Reporter(lambda said: bytes(64))
 
     def open(self, plan: Plan) -> None:

@@ -33,6 +33,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.peer_states import Phase
 from farflung.protocol.round_words import Used
 from farflung.protocol.signed_words import hello_part, sent_part
 from farflung.protocol.signing import statement_of
@@ -392,7 +393,7 @@ def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -
     for guest in quick:
         hall.beat(guest, version=2, digest=digest, ready=True)
     assert hall.machine.conductors[0].round is None, "the third takes its steps"
-    tick = hall.beat(stuck, version=2, digest=digest, phase=m.STUCK)
+    tick = hall.beat(stuck, version=2, digest=digest, phase=Phase.STUCK)
     flight = hall.machine.conductors[0].round
     assert flight is not None and stuck.peer not in flight.plan.members
     assert tick.fragments[0].verified, "it may serve its state all the same"

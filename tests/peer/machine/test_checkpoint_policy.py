@@ -18,6 +18,7 @@ from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.worker import Inbox, Worker, nothing
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.messages import FragmentTick
 from farflung.protocol.signing import statement_of
 from rig.waiting import PATIENCE_S
 
@@ -27,10 +28,15 @@ def lanes(*versions: int) -> list[Lane]:
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
         lane = Lane("ann", b"12345678", fragment, ResultLog(3))
-        lane.version = lane.verified_version = version
-        lane.digest = bytes([version]) * 32
+        lane.restored(version)
+        lane.on_sealed(version, bytes([version]) * 32)
+        confirm(lane)
         found.append(lane)
     return found
+
+
+def confirm(lane: Lane, proof: bytes = b"") -> None:
+    lane.on_tick(FragmentTick(lane.version, (), True, (), 0, False, 0, proof=proof))
 
 
 def saving(every_rounds: int = 2, rounds: int = 9) -> Saving:
@@ -49,7 +55,7 @@ def saving(every_rounds: int = 2, rounds: int = 9) -> Saving:
 def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> None:
     keys, other = load_or_create(tmp_path), bytes(32)
     [lane] = lanes(2)
-    lane.proof = keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest))
+    confirm(lane, keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest)))
     for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
         due = saving()
         due.pinned = pinned
@@ -76,11 +82,13 @@ def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
 
 def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
     due = saving()
-    [lane] = lanes(2)
-    lane.verified_version = 1
-    assert due.look([lane], 0) == []
-    lane.verified_version, lane.sealing = 2, True
-    assert due.look([lane], 0) == []
+    lane = Lane("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
+    lane.restored(2)
+    assert lane.sealing and due.look([lane], 0) == []
+    lane.on_sealed(2, bytes([2]) * 32)
+    assert lane.whole and due.look([lane], 0) == []
+    confirm(lane)
+    assert due.look([lane], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
 
 
 def test_what_can_not_become_whole_is_given_up_and_the_next_one_is_tried() -> None:

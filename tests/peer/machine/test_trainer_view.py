@@ -64,7 +64,7 @@ def test_the_trainer_is_never_sent_to_a_slot_that_is_in_use() -> None:
     for sent in (None, 0, 1, 2):
         for newest in (None, 0, 1, 2):
             training = attached()
-            training.works[0].sent_slot = sent
+            training.works[0].on_slot_sent(sent)
             if newest is not None:
                 training.on_frozen(frozen(slot=newest))
             resume = training.works[0].resume()
