@@ -86,7 +86,7 @@ class PeerEvent(StrEnum):
 
 
 # Beats are looks at a peer: between two of them it may have been anywhere, so any word may follow any other.
-_HERE = {
+_WHILE_HERE = {
     PeerEvent.ADMITTED: PeerState.JOINING,  # again, as a new process or over a new connection
     PeerEvent.MUST_FOUND: PeerState.JOINING,
     PeerEvent.MUST_SYNC: PeerState.SYNCING,
@@ -104,10 +104,11 @@ _HERE = {
     PeerEvent.SENT_AWAY: PeerState.KICKED,
     PeerEvent.SHUT_OUT: PeerState.BANNED,
 }
-GONE = frozenset({PeerState.LOST, PeerState.LEFT, PeerState.KICKED, PeerState.BANNED})
-ARRIVING = frozenset({PeerState.JOINING, PeerState.SYNCING})  # on the way in: nothing is wrong yet
+GONE = (PeerState.LOST, PeerState.LEFT, PeerState.KICKED, PeerState.BANNED)
+HERE = tuple(state for state in PeerState if state not in GONE)
+ARRIVING = (PeerState.JOINING, PeerState.SYNCING)  # on the way in: nothing is wrong yet
 PEER_STATES: Transitions[PeerState, PeerEvent] = Transitions(
-    {state: {PeerEvent.ADMITTED: PeerState.JOINING} if state in GONE else _HERE for state in PeerState}
+    {state: {PeerEvent.ADMITTED: PeerState.JOINING} if state in GONE else _WHILE_HERE for state in PeerState}
 )
 
 OF_DEPARTURE = {

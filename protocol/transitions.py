@@ -6,7 +6,7 @@ Used by whoever has declared states: a fragment's lane (peer/machine/lane_states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 S = TypeVar("S")
@@ -40,30 +40,30 @@ class Transitions(Generic[S, E]):
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
-    def drawn(self, start: S, name: Callable[[S], str], event_name: Callable[[E], str]) -> str:
+    def drawn(
+        self,
+        start: S,
+        name: Callable[[S], str],
+        event_name: Callable[[E], str] = str,
+        boxes: Mapping[str, Sequence[S]] | None = None,
+    ) -> str:
         """As a Mermaid diagram: one arrow for each two states, with all the events that lead along it.
 
-        States with the same row are drawn as one box with several names.
+        `boxes`: states with the same row, drawn as one box; its arrows are those of each state in it.
         """
-        names = {state: name(state) for state in self._alike()}
-        for state, others in self._alike().items():
-            names[state] = "_or_".join(name(each) for each in others)
-        arrows: dict[tuple[S, S], list[str]] = {}
-        first_of = {each: state for state, others in self._alike().items() for each in others}
-        for state in self._alike():
-            for event, after in self.table[state].items():
-                alone = len(self._alike()[first_of[after]]) == 1
-                told = event_name(event) if alone else f"{event_name(event)} ({name(after)})"
-                arrows.setdefault((state, first_of[after]), []).append(told)
-        lines = ["stateDiagram-v2", f"    [*] --> {names[first_of[start]]}"]
-        for (before, after), events in arrows.items():
-            lines.append(f"    {names[before]} --> {names[after]}: {', '.join(events)}")
+        boxes = boxes or {}
+        lines = ["stateDiagram-v2", f"    [*] --> {name(start)}"]
+        boxed: set[S] = set()
+        for box, states in boxes.items():
+            if any(self.table[state] != self.table[states[0]] for state in states):
+                raise ValueError(f"the states of {box} have different rows")
+            boxed |= set(states)
+            lines += [f"    state {box} {{", *(f"        {name(state)}" for state in states), "    }"]
+        rows = [(box, self.table[states[0]]) for box, states in boxes.items()]
+        rows += [(name(state), row) for state, row in self.table.items() if state not in boxed]
+        for before, row in rows:
+            arrows: dict[S, list[str]] = {}
+            for event, after in row.items():
+                arrows.setdefault(after, []).append(event_name(event))
+            lines += [f"    {before} --> {name(after)}: {', '.join(told)}" for after, told in arrows.items()]
         return "\n".join(lines)
-
-    def _alike(self) -> dict[S, list[S]]:
-        """The first of all states with the same row, and the whole list of them."""
-        found: dict[S, list[S]] = {}
-        for state, moves in self.table.items():
-            first = next((each for each in found if self.table[each] == moves), state)
-            found.setdefault(first, []).append(state)
-        return found

@@ -59,7 +59,7 @@ class StandEvent(StrEnum):
     SEALED = "sealed"
     MOVED_ON = "a chunk moved on"
     CONFIRMED = "confirmed"  # by the coordinator
-    FORGOTTEN = "not the run's, or too old"
+    FORGOTTEN = "not the run's or too old"
     WENT_BACK = "the run went back"
     KEPT = "went back to this"  # the run went back to exactly what is held
 
@@ -137,7 +137,7 @@ class RoleEvent(StrEnum):
     CONTRIBUTED = "work was frozen for it"
     WITHDRAWN = "the work is not finite"
     DISOWNED = "the trainer dropped the work"
-    ENDED = "aborted, committed without me, or void"
+    ENDED = "over without my work"
     USED = "a commit used it"
     MISSED = "a later commit came"
     OVERTAKEN = "sealed without its commit"
