@@ -29,14 +29,14 @@ class Transitions(Generic[S, E]):
     def after(self, state: S, event: E) -> S:
         after = self.table[state].get(event)
         if after is None:
-            raise IllegalMove(f"{event} in the state {state}")
+            raise IllegalMove(f"{event} in the state {_name(state)}")
         return after
 
     def check(self, state: S, event: E, after: S) -> None:
         """For states that carry data, which the one who moves makes: is it the state that the table says?"""
         due = self.after(state, event)
         if after != due:
-            raise IllegalMove(f"{event} in the state {state} leads to {due}, not to {after}")
+            raise IllegalMove(f"{event} in the state {_name(state)} leads to {_name(due)}, not to {_name(after)}")
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
@@ -67,3 +67,7 @@ class Transitions(Generic[S, E]):
                 arrows.setdefault(after, []).append(event_name(event))
             lines += [f"    {before} --> {name(after)}: {', '.join(told)}" for after, told in arrows.items()]
         return "\n".join(lines)
+
+
+def _name(state: object) -> str:
+    return state.__name__ if isinstance(state, type) else str(state)

@@ -1,0 +1,406 @@
+"""The conductor of one fragment's rounds, told as transcripts that a person can read; and the rules of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec import structs
+
+from farflung.coordinator.ledger.ledger import FragmentBook, Ledger
+from farflung.coordinator.ledger.records import (
+    AbortedRound,
+    Admitted,
+    CommittedRound,
+    DecidedOn,
+    Genesis,
+    ModelFixed,
+    Opened,
+    Vouched,
+)
+from farflung.coordinator.run.conductor import (
+    PROBATION_WEIGHT,
+    RETRY_S,
+    Conductor,
+    Witness,
+    chosen,
+    rules_for,
+)
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
+from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
+from farflung.protocol.messages import Beat, FragmentBeat, ProgressReport, Sent
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.peer_states import PeerEvent
+from farflung.protocol.round_words import Contact
+from farflung.protocol.signed_words import sent_part
+from rig.guests import Guest
+from rig.machine_transcript import Transcript, line_of, told
+
+RUN_ID = bytes(range(16))
+MANIFEST = Manifest(
+    run=RunSection(name="demo", min_peers=2, max_peers=4, rounds=9),
+    round=RoundSection(codec="fp32", deadline_s=30.0),
+    merge=MergeSection(policy="mean"),
+)
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+BOTH = mask_to_bytes(0b11)
+NAMES = ("ann", "bob", "cyd")
+
+
+@dataclass
+class Stage:
+    """A conductor with members that were all verified at version 0; ids are replaced by names."""
+
+    count: int = 2
+    manifest: Manifest = MANIFEST
+    guests: dict[str, Guest] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.core = Core(self.manifest, RUN_ID, Ledger(lease_samples=8, keep_results=3))
+        self.conductor = Conductor(self.core, 0)
+        self.guests = {name: Guest(number) for number, name in enumerate(NAMES[: self.count])}
+        first = next(iter(self.guests.values()))
+        self.core.write(ModelFixed(model=MODEL, peer=first.peer))
+        self.core.write(Genesis(digest=hash_bytes(b"0"), peer=first.peer))
+        for name, guest in self.guests.items():
+            contact = Contact(guest.peer, name, guest.key, f"{name}:1")
+            member = self.core.members.admit(contact, guest.process, guest.process, 0.0)
+            member.identity = guest.identity
+            self.core.members.on_dialled(guest.peer, guest.process, True)
+            self.core.write(Admitted(peer=guest.peer, name=name, session=guest.process))
+            self.core.write(Vouched(peer=guest.peer))
+            member.standings[0].verified = member.standings[0].vouched = True
+            self.beats(name)
+        self.core.take_effects()
+        self.tells = Transcript(self.state)
+
+    def state(self) -> str:
+        flight = self.conductor.round
+        return f"version {self.conductor.book.version}, " + (
+            f"round {flight.plan.round_no}, epoch {flight.plan.epoch}" if flight is not None else "no round"
+        )
+
+    def member(self, name: str) -> Member:
+        return self.core.members.members[self.guests[name].peer]
+
+    def beats(self, name: str, ready: bool = False, version: int = 0, digest: bytes = b"") -> None:
+        said = FragmentBeat(version, digest or hash_bytes(b"0"), 0, 0, 0, ready, ())
+        member = self.member(name)
+        member.beat = Beat(
+            session=member.session, seq=1, roster_no=0, fragments=(said,), phase="inner", step=0, tokens=0,
+            loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,
+            rough=False, era=0, saved=-1, unsure=False, leaving=False,
+        )  # fmt: skip
+        member.standings[0].ready_since = self.core.now if ready else None
+
+    def tell(self, event: str, after_s: float = 0.0) -> None:
+        """Whatever is due now."""
+        self.core.now += after_s
+        self.conductor.advance()
+        self.conductor.maybe_fix_digest()
+        self.conductor.maybe_open()
+        self.tells(event)
+        self.tells.lines += [f"    {self.line_of(effect)}" for effect in self.core.take_effects()]
+        self.tells.lines.append(f"    says: {self.core.named(self.conductor.reason)}")
+
+    def line_of(self, effect: Effect) -> str:
+        match effect:
+            case Write(record=Opened(plan=plan)):
+                names = [self.core.name(peer) for peer in plan.members]
+                owners = [names[owner] for owner in plan.owners]
+                return f"writes: round {plan.round_no} with {' '.join(names)}, owners {' '.join(owners)}"
+            case Write(record=DecidedOn(decision=decision)):
+                return f"writes: weights {[round(weight, 2) for weight in decision.weights]}"
+            case Write(record=CommittedRound() as record):
+                return f"writes: version {record.commit.version}, {record.tokens} tokens, loss {record.loss}"
+            case Write(record=AbortedRound(round_no=number)):
+                return f"writes: round {number} is aborted"
+            case KeepEvidence(said=said):
+                return (
+                    f"keeps: the signed hash lists of {' '.join(self.core.name(each.peer) for each in said)}"
+                )
+            case Write(record=record):
+                return f"writes: {line_of(record)}"
+            case Tell(peer=peer, message=message):
+                return f"to {self.core.name(peer)}: {type(message).__name__}"
+            case Note(text=text):
+                return f"notes: {text}"
+        return line_of(effect)
+
+    def opens(self) -> None:
+        for name in self.guests:
+            self.beats(name, ready=True)
+        self.tell(f"{', '.join(self.guests)} are ready")
+        self.tells.lines.clear()
+
+    def sends(self, name: str, **changes: object) -> None:
+        guest = self.guests[name]
+        plain = {
+            "session": guest.process, "seq": 1, "round_no": 1, "hashes": hashes_of(name), "tokens": 100, "steps": 4,
+            "loss": 2.0, "used": (), "signature": b"",
+        }  # fmt: skip
+        sent = Sent(**{**plain, **changes})  # type: ignore[arg-type]
+        if not sent.signature:
+            signature = guest.signer.sign(sent_part(RUN_ID, sent))
+            sent = structs.replace(sent, signature=signature)
+        self.conductor.on_sent(self.member(name), sent)
+
+    def reports(self, name: str, merged: int = 0, got: int = 0, decision_no: int = 0) -> None:
+        """It holds both members' chunks of its share; `merged` of its own are merged, `got` of all are here."""
+        flight = self.conductor.round
+        assert flight is not None
+        mine = flight.plan.members.index(self.guests[name].peer)
+        share = [chunk for chunk, owner in enumerate(flight.plan.owners) if owner == mine]
+        mask = sum(1 << chunk for chunk in share)
+        held = {
+            guest.peer: (
+                mask_to_bytes(mask),
+                combined((c, hashes_of(each)[32 * c : 32 * c + 32]) for c in share),
+            )
+            for each, guest in self.guests.items()
+            if guest.peer in flight.plan.members and guest.peer in flight.sent
+        }
+        results = [hash_bytes(b"result", bytes([chunk])) for chunk in range(2)]
+        self.conductor.on_progress(
+            self.member(name),
+            ProgressReport(
+                session=self.member(name).session, seq=2, round_no=flight.plan.round_no, decision_no=decision_no,
+                held=held, refused={}, cut_off=(), merged=mask_to_bytes(merged),
+                merged_hashes=b"".join(results[chunk] for chunk in range(2) if merged >> chunk & 1),
+                got=mask_to_bytes(got),
+                got_hash=combined((chunk, results[chunk]) for chunk in range(2) if got >> chunk & 1),
+                dots=None,
+            ),
+        )  # fmt: skip
+
+
+def hashes_of(name: str) -> bytes:
+    return b"".join(hash_bytes(name.encode(), bytes([chunk])) for chunk in range(2))
+
+
+def test_a_round_from_readiness_to_the_next_versions_digest() -> None:
+    stage = Stage()
+    stage.tell("nobody is ready")
+    stage.beats("ann", ready=True)
+    stage.tell("ann is ready")
+    stage.beats("bob", ready=True)
+    stage.tell("bob is ready too")
+    for name in stage.guests:
+        stage.sends(name)
+    stage.tell("both have named what they send")
+    for name in stage.guests:
+        stage.reports(name)
+    stage.tell("owners hold all that was sent")
+    assert stage.conductor.round is not None
+    shares = {stage.guests[name].peer: name for name in stage.guests}
+    for place, owner in enumerate(stage.conductor.round.plan.owners):
+        stage.reports(shares[stage.conductor.round.plan.members[owner]], merged=1 << place, decision_no=1)
+    stage.tell("owners have merged their chunks")
+    for place, owner in enumerate(stage.conductor.round.plan.owners):
+        stage.reports(
+            shares[stage.conductor.round.plan.members[owner]], merged=1 << place, got=0b11, decision_no=1
+        )
+    stage.tell("everybody has all results")
+    for name in stage.guests:
+        stage.beats(name, version=1, digest=hash_bytes(b"1"))
+    stage.tell("both show the same digest of version 1")
+    assert stage.tells.text == told("""
+        nobody is ready
+            says: inner steps: 0 of at least 2 peers are ready
+        ann is ready
+            says: inner steps: 1 of at least 2 peers are ready
+        bob is ready too
+            version 0, no round -> version 0, round 1, epoch 1
+            writes: round 1 with bob ann, owners bob ann
+            notes: round 1 opened from version 0 with 2 peers
+            to bob: OpenRound
+            to ann: OpenRound
+            says: inner steps: 1 of at least 2 peers are ready
+        both have named what they send
+            says: scatter: waiting for bob, ann
+        owners hold all that was sent
+            writes: weights [0.5, 0.5]
+            to bob: Decided
+            to ann: Decided
+            says: gather: 2 of 2 chunks not merged yet
+        owners have merged their chunks
+            says: gather: 2 of 2 results not yet held by 2 peers
+        everybody has all results
+            version 0, round 1, epoch 1 -> version 1, no round
+            writes: version 1, 200 tokens, loss 2.0
+            keeps: the signed hash lists of ann bob
+            notes: version 1 committed by round 1 with 2 peers
+            to ann: Committed
+            to bob: Committed
+            says: 0 of at least 2 peers hold version 1
+        both show the same digest of version 1
+            writes: DigestFixed version 1, digest d63bd9a8, fragment 0
+            says: 0 of at least 2 peers hold version 1
+    """)
+
+
+def test_P3_a_round_whose_owner_is_lost_goes_on_without_it() -> None:
+    stage = Stage(3)
+    stage.opens()
+    for name in stage.guests:
+        stage.sends(name)
+    stage.core.members.lose(stage.member("bob"), PeerEvent.FELL_SILENT)
+    stage.tell("bob falls silent")
+    assert stage.tells.text == told("""
+        bob falls silent
+            version 0, round 1, epoch 1 -> version 0, round 1, epoch 2
+            notes: round 1, epoch 2: owner bob is lost; its chunks moved
+            writes: round 1 with bob ann cyd, owners cyd ann
+            to ann: OpenRound
+            to cyd: OpenRound
+            says: scatter: waiting for ann, cyd
+    """)
+
+
+def test_P6_a_round_that_is_too_few_is_aborted_and_tried_again_after_a_pause() -> None:
+    stage = Stage()
+    stage.opens()
+    stage.core.members.lose(stage.member("bob"), PeerEvent.FELL_SILENT)
+    stage.tell("bob falls silent")
+    stage.tell("time passes", after_s=MANIFEST.round.round_timeout_s)
+    assert stage.tells.text == told("""
+        bob falls silent
+            version 0, round 1, epoch 1 -> version 0, round 1, epoch 2
+            notes: round 1, epoch 2: owner bob is lost; its chunks moved
+            writes: round 1 with bob ann, owners ann ann
+            to ann: OpenRound
+            says: scatter: waiting for ann
+        time passes
+            version 0, round 1, epoch 2 -> version 0, no round
+            writes: round 1 is aborted
+            notes: round 1 aborted: not finished after 120 s: late: ann; lost: bob; local work is kept
+            to ann: Aborted
+            says: 1 of at least 2 peers hold version 0
+    """)
+
+
+def test_a_hash_list_that_is_not_signed_by_its_sender_counts_for_nothing() -> None:
+    stage = Stage()
+    stage.opens()
+    stage.sends("ann", signature=bytes(64))
+    assert stage.conductor.round is not None
+    assert stage.conductor.round.barred == {stage.guests["ann"].peer: "its hash list is not signed by it"}
+    assert not stage.conductor.may_use_work_of(stage.guests["ann"].peer)
+    assert stage.conductor.may_use_work_of(stage.guests["bob"].peer)
+
+
+def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
+    stage = Stage()
+    stage.opens()
+    stage.conductor.on_restart(stage.guests["bob"].peer)
+    assert stage.conductor.round is not None
+    assert stage.conductor.round.barred == {stage.guests["bob"].peer: "it restarted during the round"}
+
+
+def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:
+    stage = Stage(3)
+    for name in ("ann", "bob"):
+        stage.beats(name, ready=True)
+    stage.tell("ann and bob are ready")
+    assert stage.conductor.round is None and stage.conductor.opens_in_s == MANIFEST.round.deadline_s
+    stage.tell("the deadline is over", after_s=MANIFEST.round.deadline_s)
+    assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
+    assert stage.member("cyd").left_out == "round 1: it was not ready in time"
+
+
+def test_a_pause_of_the_host_holds_all_rounds() -> None:
+    stage = Stage()
+    stage.core.draining = True
+    for name in stage.guests:
+        stage.beats(name, ready=True)
+    stage.conductor.maybe_open()
+    assert stage.conductor.round is None and "the coordinator is about to end" in stage.conductor.reason
+
+
+# ---- the digest of a version ------------------------------------------------------------------------------------
+
+
+def at_version_1(stage: Stage, **digests: bytes) -> bool:
+    stage.conductor.book.version = 1
+    for name, digest in digests.items():
+        stage.beats(name, version=1, digest=digest)
+    return stage.conductor.maybe_fix_digest()
+
+
+def test_P4_one_voice_alone_settles_a_digest_only_when_no_other_will_be_heard_soon() -> None:
+    stage = Stage()
+    assert not at_version_1(stage, ann=b"a" * 32), "bob is just applying it"
+    stage.core.now += 2 * MANIFEST.net.dead_after_s
+    assert at_version_1(stage, ann=b"a" * 32)
+    assert stage.conductor.book.digests[1] == b"a" * 32
+
+
+def test_P4_most_voices_settle_a_digest() -> None:
+    stage = Stage(3)
+    assert at_version_1(stage, ann=b"x" * 32, bob=b"b" * 32, cyd=b"b" * 32)
+    assert stage.conductor.book.digests[1] == b"b" * 32
+
+
+def test_P4_who_never_showed_the_runs_state_has_no_voice() -> None:
+    stage = Stage()
+    stage.conductor.book.vouched.clear()
+    assert not at_version_1(stage, ann=b"a" * 32, bob=b"a" * 32)
+
+
+# ---- its parts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ready", "can_own", "most", "taken"),
+    [
+        (["a", "b", "c"], {"a"}, 3, ["a", "b", "c"]),
+        (["a", "b", "c"], {"c"}, 2, ["a", "c"]),  # the last one that can own nothing gives up its place
+        (["a", "b", "c"], set(), 2, ["a", "b"]),
+    ],
+)
+def test_where_not_all_fit_some_can_own(
+    ready: list[str], can_own: set[str], most: int, taken: list[str]
+) -> None:
+    assert chosen(ready, can_own, most) == taken
+
+
+def test_P9_trust_grows_from_probation_by_a_ramp() -> None:
+    manifest = Manifest(
+        run=MANIFEST.run, round=RoundSection(ramp_rounds=3), admission=AdmissionSection(probation_rounds=2)
+    )
+    book = FragmentBook()
+    trust = []
+    for commits in range(7):
+        book.trust["ann"] = commits
+        trust.append(rules_for(manifest, book, ["ann"]).merge.trust["ann"])
+    assert trust == [PROBATION_WEIGHT, PROBATION_WEIGHT, 0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_the_first_hash_list_of_a_round_counts() -> None:
+    stage = Stage()
+    witness, ann = Witness(stage.core), stage.guests["ann"]
+    blank = Sent(
+        session=ann.process, seq=1, round_no=1, hashes=hashes_of("ann"), tokens=1, steps=1, loss=None, used=(),
+        signature=b"",
+    )  # fmt: skip
+    assert witness.problem(stage.member("ann"), blank) == "its hash list is not signed by it"
+    signed = structs.replace(blank, signature=ann.signer.sign(sent_part(RUN_ID, blank)))
+    assert witness.problem(stage.member("ann"), signed) == ""
+    assert witness.problem(stage.member("ann"), blank) == "", "a repeated one is not checked again"
+
+
+def test_after_each_abort_the_next_round_waits_longer() -> None:
+    stage, pauses = Stage(), []
+    for name in stage.guests:
+        stage.beats(name, ready=True)
+    for _ in range(7):
+        stage.conductor.maybe_open()
+        stage.conductor.abort("a test")
+        over_at = stage.core.now
+        while stage.conductor._why_not_open(stage.conductor.able, stage.conductor.able):
+            stage.core.now += RETRY_S
+        pauses.append(stage.core.now - over_at)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]

@@ -1,0 +1,395 @@
+"""A lane: its states, told as transcripts that a person can read, and the rules that hold in each of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.collectives.round.effects import Merge, SendFrame
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lane_states import (
+    ROLES,
+    STANDS,
+    Contributing,
+    Empty,
+    Idle,
+    Merged,
+    Rolling,
+    Sealing,
+    Unsure,
+    VoidSealing,
+    Whole,
+)
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.world import simulate
+from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.messages import FragmentTick
+from farflung.protocol.round_words import Commit, Decision, Plan
+from farflung.protocol.transitions import IllegalMove
+from farflung.protocol.verdicts import Verdict
+from rig.machine_transcript import Transcript, told
+
+PRODUCT = Path(__file__).resolve().parents[3]
+TAG = bytes(8)
+MEMBERS = ("ann", "bob")
+PLAN = Plan(1, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0)  # ann owns chunk 0, bob chunk 1
+DECISION = Decision(1, 1, (0.5, 0.5), {})
+RESULTS = [b"new zero", b"new one "]
+COMMIT = Commit(1, 1, MEMBERS, (0.5, 0.5), b"".join(map(hash_bytes, RESULTS)), "fp32", 0)
+WITHOUT_ANN = Commit(1, 1, MEMBERS, (0.0, 1.0), COMMIT.hashes, "fp32", 0)
+FROZEN = Frozen(slot=2, tokens=100, steps=4, used=(), loss=None)
+
+
+def tick(version: int, verified: bool = False, round_no: int = 0, **more: object) -> FragmentTick:
+    plain = {"digests": (), "donors": (), "sent_seen": False, "progress_seen": 0}
+    return FragmentTick(version=version, verified=verified, round_no=round_no, **{**plain, **more})  # type: ignore[arg-type]
+
+
+def contribution(sender: str, chunk: int) -> Frame:
+    header = Header(Kind.CONTRIBUTION, TAG, round_no=1, decision_no=0, version=0, chunk=chunk)
+    return with_payload(header, f"{sender}'s {chunk}".encode())
+
+
+def result(chunk: int) -> Frame:
+    header = Header(Kind.RESULT, TAG, round_no=1, decision_no=1, version=0, chunk=chunk)
+    return with_payload(header, RESULTS[chunk])
+
+
+class Ann:
+    """Her lane of two chunks, and the transcript of what happened to it."""
+
+    def __init__(self) -> None:
+        self.lane = Lane("ann", TAG, Fragment(0, 0, 2), ResultLog(keep_versions=3))
+        self.tells = Transcript(lambda: f"{type(self.lane.stand).__name__}/{type(self.lane.role).__name__}")
+
+    def moves_on(self) -> list[Effect]:
+        return self.lane.advance(0.0)
+
+    def founds(self) -> None:
+        self.tells("the trainer writes version 0", self.lane.found())
+        self.seals(0, b"digest 0")
+        self.lane.on_tick(tick(0, verified=True))
+        self.tells("the coordinator confirms it")
+
+    def contributes(self) -> None:
+        self.tells("round 1 opens, and her work is frozen", self.lane.on_plan(PLAN, FROZEN, 0.0))
+        assert self.lane.round is not None
+        made = self.lane.round.on_encoded({0: b"ann's 0", 1: b"ann's 1"})
+        self.tells("her work is encoded", made)
+
+    def merges(self) -> None:
+        _, effects = self.lane.on_round_frame("bob", contribution("bob", 0), 0.0)
+        self.tells("bob's chunk comes", effects)
+        effects = self.lane.on_decision(DECISION, 0.0)
+        self.tells("both are to be merged", effects)
+        [merge] = [effect for effect in effects if isinstance(effect, Merge)]
+        assert self.lane.round is not None
+        self.tells("her chunk is merged", self.lane.round.on_calculated(merge, RESULTS[0]))
+        _, effects = self.lane.on_round_frame("bob", result(1), 0.0)
+        self.tells("bob's result comes", effects)
+
+    def commits(self, commit: Commit = COMMIT) -> None:
+        self.lane.on_commit(commit, 0.0)
+        self.tells(f"version {commit.version} is committed", self.moves_on())
+
+    def seals(self, version: int, digest: bytes = b"a digest") -> None:
+        settled = self.lane.on_sealed(version, digest)
+        work = "" if settled is None or settled.consumed is None else "; her work is in it"
+        lost = "; she lost track" if settled is not None and settled.lost_track else ""
+        self.tells(f"version {version} is hashed{work}{lost}", self.lane.take_resolved())
+
+
+def ann_in_the_round() -> Ann:
+    ann = Ann()
+    ann.founds()
+    ann.contributes()
+    ann.tells.lines.clear()
+    return ann
+
+
+def test_a_round_that_commits() -> None:
+    ann = Ann()
+    ann.founds()
+    ann.contributes()
+    ann.merges()
+    ann.commits()
+    ann.seals(1)
+    assert ann.tells.text == told("""
+        the trainer writes version 0
+            Empty/Idle -> Sealing/Idle
+            Seal version 0, fragment 0
+        version 0 is hashed
+            Sealing/Idle -> Whole/Idle
+        the coordinator confirms it
+        round 1 opens, and her work is frozen
+            Whole/Idle -> Whole/Contributing
+            Encode round_no 1, slot 2, codec fp32, order [1 0], fragment 0
+        her work is encoded
+            to bob: CONTRIBUTION chunk 1
+        bob's chunk comes
+        both are to be merged
+            Merge round_no 1, decision_no 1, chunk 0, payloads [ann's 0 bob's 0], weights [0.5 0.5]
+        her chunk is merged
+            to bob: RESULT chunk 0
+        bob's result comes
+        version 1 is committed
+            Whole/Contributing -> Sealing/Merged
+            Resolve slot 2, used, fragment 0
+            Roll chunk 0, version 1, payload new zero
+            Roll chunk 1, version 1, payload new one
+            Seal version 1, fragment 0
+        version 1 is hashed; her work is in it
+            Sealing/Merged -> Whole/Idle
+    """)
+
+
+def test_P6_an_aborted_round_keeps_the_work() -> None:
+    ann = ann_in_the_round()
+    ann.lane.on_aborted(1)
+    ann.tells("round 1 is aborted", ann.moves_on())
+    again = Plan(2, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0)
+    ann.tells("round 2 opens from the same version", ann.lane.on_plan(again, FROZEN, 1.0))
+    assert ann.tells.text == told("""
+        round 1 is aborted
+            Whole/Contributing -> Whole/Idle
+            Resolve slot 2, not used, fragment 0
+        round 2 opens from the same version
+            Whole/Idle -> Whole/Contributing
+            Encode round_no 2, slot 2, codec fp32, order [1 0], fragment 0
+    """)
+
+
+def test_P6_a_commit_without_her_work_leaves_it_to_her() -> None:
+    ann = ann_in_the_round()
+    ann.merges()
+    ann.tells.lines.clear()
+    ann.commits(WITHOUT_ANN)
+    ann.seals(1)
+    assert ann.tells.text == told("""
+        version 1 is committed
+            Whole/Contributing -> Sealing/Idle
+            Resolve slot 2, not used, fragment 0
+            Roll chunk 0, version 1, payload new zero
+            Roll chunk 1, version 1, payload new one
+            Seal version 1, fragment 0
+        version 1 is hashed
+            Sealing/Idle -> Whole/Idle
+    """)
+
+
+def test_P7_who_missed_a_commit_does_not_know_whether_it_used_the_work() -> None:
+    ann = ann_in_the_round()
+    ann.commits(Commit(3, 3, ("bob",), (1.0,), COMMIT.hashes, "fp32", 0))
+    ann.lane.on_tick(tick(9, donors=("bob",)))
+    ann.tells("the run is far ahead", ann.moves_on())
+    ann.lane.recalled({0: (9, b""), 1: (9, b"")})
+    ann.tells("pieces of version 9 stand in the state", ann.moves_on())
+    ann.seals(9)
+    assert ann.tells.text == told("""
+        version 3 is committed
+            Whole/Contributing -> Whole/Unsure
+        the run is far ahead
+            Whole/Unsure -> Empty/Unsure
+        pieces of version 9 stand in the state
+            Empty/Unsure -> Sealing/Unsure
+            Seal version 9, fragment 0
+        version 9 is hashed; she lost track
+            Sealing/Unsure -> Whole/Idle
+            Resolve slot 2, not used, fragment 0
+    """)
+
+
+def test_work_that_is_not_finite_is_withdrawn_and_she_stays_an_owner() -> None:
+    ann = Ann()
+    ann.founds()
+    ann.tells.lines.clear()
+    ann.tells("round 1 opens, and her work is frozen", ann.lane.on_plan(PLAN, FROZEN, 0.0))
+    ann.lane.on_unusable()
+    ann.tells("it holds a NaN", ann.moves_on())
+    ann.commits()
+    assert ann.tells.text == told("""
+        round 1 opens, and her work is frozen
+            Whole/Idle -> Whole/Contributing
+            Encode round_no 1, slot 2, codec fp32, order [1 0], fragment 0
+        it holds a NaN
+            Whole/Contributing -> Whole/Owning
+        version 1 is committed
+            Whole/Owning -> Whole/Idle
+    """)
+
+
+def test_P2_the_run_goes_back_while_a_version_is_hashed() -> None:
+    ann = ann_in_the_round()
+    ann.merges()
+    ann.commits()
+    ann.tells.lines.clear()
+    ann.lane.go_back(0, b"digest 0")
+    ann.tells("the run is at version 0 again", ann.moves_on())
+    ann.lane.on_sealed(1, b"digest 1")
+    ann.tells("version 1 is hashed", ann.moves_on())
+    assert ann.tells.text == told("""
+        the run is at version 0 again
+            Sealing/Merged -> VoidSealing/Idle
+        version 1 is hashed
+            VoidSealing/Idle -> Empty/Idle
+    """)
+
+
+def test_the_run_goes_back_to_exactly_what_she_holds() -> None:
+    ann = ann_in_the_round()
+    ann.lane.go_back(0, b"digest 0")
+    ann.tells("the run is at version 0 again", ann.moves_on())
+    assert ann.tells.text == told("""
+        the run is at version 0 again
+            Whole/Contributing -> Whole/Idle
+            Resolve slot 2, not used, fragment 0
+    """)
+    assert not ann.lane.serves, "it is confirmed anew, in the new era"
+
+
+def test_P4_a_state_that_is_not_the_runs_is_forgotten_and_fetched() -> None:
+    ann = Ann()
+    ann.founds()
+    ann.tells.lines.clear()
+    theirs = [hash_bytes(piece) for piece in (b"their 0", b"their 1")]
+    differs = ann.lane.on_tick(tick(0, digests=((0, root_of(theirs)),), donors=("bob",)))
+    assert differs
+    ann.tells("the run's digest is another one", ann.moves_on())
+    hashes = with_payload(Header(Kind.MANIFEST, TAG, version=0, chunk=0), b"".join(theirs))
+    ann.tells("the list of hashes comes", [*ann.lane.on_piece("bob", hashes)[1], *ann.moves_on()])
+    for chunk, piece in enumerate((b"their 0", b"their 1")):
+        state = with_payload(Header(Kind.STATE, TAG, version=0, chunk=chunk), piece)
+        ann.tells(f"bob's chunk {chunk} comes", [*ann.lane.on_piece("bob", state)[1], *ann.moves_on()])
+    ann.seals(0, root_of(theirs))
+    assert ann.tells.text == told("""
+        the run's digest is another one
+            Whole/Idle -> Empty/Idle
+            to bob: WANT_MANIFEST chunk 0, version 0
+            to bob: WANT_STATE chunk 0, version 0
+        the list of hashes comes
+            to bob: WANT_STATE chunk 1, version 0
+        bob's chunk 0 comes
+            Install chunk 0, version 0, payload their 0
+        bob's chunk 1 comes
+            Empty/Idle -> Sealing/Idle
+            Install chunk 1, version 0, payload their 1
+            Seal version 0, fragment 0
+        version 0 is hashed
+            Sealing/Idle -> Whole/Idle
+    """)
+
+
+def test_P4_a_chunk_that_came_as_the_state_of_a_newer_version_is_served_as_no_older_one() -> None:
+    """One result was kept by nobody, so that chunk comes whole: until all are there, nothing is served."""
+    ann = Ann()
+    ann.founds()
+    [served] = ann.lane.serve("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    assert not isinstance(served, SendFrame)
+    ann.lane.recalled({0: (0, b""), 1: (0, b"")})
+    assert ann.lane.serves
+    ann.lane.on_commit(COMMIT, 0.0)
+    ann.lane.recalled({1: (1, b"")})
+    assert isinstance(ann.lane.stand, Rolling) and not ann.lane.serves and ann.lane.version == 0
+    [answer] = ann.lane.serve("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    assert isinstance(answer, SendFrame) and answer.frame.header.kind == Kind.MISSING
+
+
+def test_what_the_trainer_dropped_is_disowned_wherever_it_stands() -> None:
+    ann = ann_in_the_round()
+    ann.lane.disown()
+    assert isinstance(ann.lane.role, Contributing) and ann.lane.role.contribution.disowned
+    ann.merges()
+    ann.lane.on_commit(COMMIT, 0.0)
+    assert isinstance(ann.lane.role, Merged) and ann.lane.role.contribution.disowned
+    unsure = ann_in_the_round()
+    unsure.lane.on_commit(Commit(3, 3, ("bob",), (1.0,), COMMIT.hashes, "fp32", 0), 0.0)
+    unsure.lane.disown()
+    assert isinstance(unsure.lane.role, Unsure) and unsure.lane.role.contribution.disowned
+
+
+def test_no_round_opens_over_work_that_a_commit_used() -> None:
+    ann = ann_in_the_round()
+    ann.lane.on_commit(COMMIT, 0.0)
+    assert ann.lane.on_plan(Plan(2, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0), FROZEN, 0.0) == []
+    assert isinstance(ann.lane.role, Merged) and ann.lane.sent_slot == FROZEN.slot
+
+
+def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
+    ann = Ann()
+    ann.lane.on_tick(tick(0, digests=((0, b"d" * 32),), donors=("bob", "cyd")))
+    sent = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
+    first = next(send for send in sent if send.frame.header.kind == Kind.WANT_MANIFEST)
+    ann.lane.on_spoiled_piece(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
+    again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
+    assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
+
+
+# ---- the tables -------------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_the_table_does_not_have_is_a_mistake_of_the_program() -> None:
+    lane = Ann().lane
+    with pytest.raises(IllegalMove, match="sealed in the state Empty"):
+        lane.on_sealed(0, b"digest")  # nothing was to be hashed
+    lane.found()
+    with pytest.raises(IllegalMove, match="written in the state Sealing"):
+        lane.found()  # the values of before are just being hashed
+    assert isinstance(lane.stand, Sealing) and isinstance(lane.role, Idle)
+
+
+def test_every_state_of_a_lane_can_be_reached_and_left() -> None:
+    for table, start in ((STANDS, Empty), (ROLES, Idle)):
+        reached, news = {start}, {start}
+        while news:
+            news = {after for state in news for after in table.table[state].values()} - reached
+            reached |= news
+        assert reached == set(table.table)
+        assert all(any(after != state for after in row.values()) for state, row in table.table.items())
+
+
+def test_nobody_else_writes_what_a_lane_holds() -> None:
+    """`lane.x = ...` stands in no file of the product."""
+    found = []
+    for path in [*PRODUCT.glob("peer/**/*.py"), *PRODUCT.glob("checkpoints/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                owner = node.value
+                name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+                if "lane" in name:
+                    found.append(f"{path.relative_to(PRODUCT)}:{node.lineno}")
+    assert found == []
+
+
+class Watched(PeerMachine):
+    """After every event each lane's stand says what its catch-up holds."""
+
+    def _move_on(self, *arguments):  # type: ignore[no-untyped-def]
+        effects = super()._move_on(*arguments)
+        for lane in self.part.lanes if self.part is not None else ():
+            versions, stand = set(lane.catch.versions), lane.stand
+            match stand:
+                case Whole():
+                    assert versions == {stand.version}
+                case Rolling():
+                    assert versions != {stand.version} and stand.version >= 0
+                case VoidSealing() | Empty():
+                    assert (stand.version, stand.digest) == (-1, b"")
+        return effects
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_the_stand_says_what_is_held_at_every_event_of_a_hostile_run(seed: int) -> None:
+    simulate(seed, machine=Watched)
+
+
+def test_a_frame_of_a_round_that_is_over_is_stale() -> None:
+    ann = ann_in_the_round()
+    ann.lane.on_aborted(1)
+    assert ann.lane.on_round_frame("bob", contribution("bob", 0), 0.0) == (Verdict.STALE, [])
