@@ -14,11 +14,15 @@ from farflung.protocol.frames import Payload
 
 
 class ResultLog:
-    def __init__(self, keep_versions: int = 1, limit_bytes: int = RESULTS_BYTES) -> None:
+    def __init__(
+        self, keep_versions: int = 1, limit_bytes: int = RESULTS_BYTES, on_disk: bool = False
+    ) -> None:
         self.keep_versions = keep_versions  # of each fragment
-        self.limit_bytes = limit_bytes  # the newest version of each fragment stays, however large it is
-        self.on_disk = False
-        self.found: dict[int, set[int]] = {}  # version -> chunks whose results lie on disk from a former life
+        self.on_disk = on_disk
+        self._limit_bytes = limit_bytes  # the newest version of each fragment stays, however large it is
+        self._found: dict[
+            int, set[int]
+        ] = {}  # version -> chunks whose results lie on disk from a former life
         self._cut = self._told = False  # something went because of the limit alone, and that was told
         self.bytes = 0
         self._results: dict[tuple[int, int], dict[int, Payload]] = {}  # (fragment, version), the oldest first
@@ -29,7 +33,7 @@ class ResultLog:
         group[chunk] = payload
         for oldest in outgrown(list(self._results), 1 if self.on_disk else self.keep_versions):
             self._drop(oldest)
-        while self.bytes > self.limit_bytes and (spare := outgrown(list(self._results), 1)):
+        while self.bytes > self._limit_bytes and (spare := outgrown(list(self._results), 1)):
             self._drop(spare[0])
             self._cut = self._cut or not self.on_disk
 
@@ -44,9 +48,18 @@ class ResultLog:
         for key in [key for key in self._results if key[0] == fragment]:
             self._drop(key)
 
+    def on_found(self, found: dict[int, set[int]]) -> None:
+        """By version, the chunks whose results lie on disk from a former life."""
+        self._found.update(found)
+
+    def on_disk_lost(self) -> bool:
+        """The disk failed, or does not keep up.  True: that is news."""
+        news, self.on_disk = self.on_disk, False
+        return news
+
     def take_found(self, version: int, chunks: range) -> list[int]:
         """Chunks whose result of this version can be read from disk; each is named once."""
-        there = self.found.get(version, set())
+        there = self._found.get(version, set())
         mine = sorted(there & set(chunks))
         there.difference_update(mine)
         return mine
@@ -56,7 +69,7 @@ class ResultLog:
         if self._told or not self._cut:
             return ""
         self._told = True
-        limit = f"{self.limit_bytes / 1e6:.0f} MB"
+        limit = f"{self._limit_bytes / 1e6:.0f} MB"
         return f"the results of {self.keep_versions} rounds are more than {limit} (results_limit): fewer are kept"
 
     def _drop(self, key: tuple[int, int]) -> None:

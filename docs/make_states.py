@@ -20,14 +20,14 @@ WORDS = """## States
 Three tables say which event leads from which state to which; any other event in a state is a mistake in the program
 and raises `IllegalMove` (`protocol/transitions.py`). An arrow carries the events that lead along it.
 """
-STAND_WORDS = """What a lane holds of its fragment's outer state (`Stand`, `peer/machine/lane_states.py`). Chunks are served
-and saved in `Whole` alone, and there only once the coordinator has confirmed the digest (P4).
+STAND_WORDS = """What a lane holds of its fragment's outer state (`Stand`, `peer/machine/lane_states.py`). Chunks are
+served and saved in `Whole` alone, and there only once the coordinator has confirmed the digest (P4).
 """
 ROLE_WORDS = """What part the lane has in a round, and what became of the work that it sent (`Role`, in the same file).
 `Unsure` and `Merged` are why a peer that missed a commit loses no step, and counts none twice (P6, P7).
 """
-PEER_WORDS = """Where a peer is, as the status shows it (`protocol/peer_states.py`). Beats are looks at a peer, and between two
-of them it may have been anywhere: any word may follow any other, until it is gone.
+PEER_WORDS = """Where a peer is, as the status shows it (`protocol/peer_states.py`). Beats are looks at a peer, and
+between two of them it may have been anywhere: any word may follow any other, until it is gone.
 """
 
 

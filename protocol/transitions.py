@@ -36,7 +36,9 @@ class Transitions(Generic[S, E]):
         """For states that carry data, which the one who moves makes: is it the state that the table says?"""
         due = self.after(state, event)
         if after != due:
-            raise IllegalMove(f"{event} in the state {_name(state)} leads to {_name(due)}, not to {_name(after)}")
+            raise IllegalMove(
+                f"{event} in the state {_name(state)} leads to {_name(due)}, not to {_name(after)}"
+            )
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import zmq
 
+from farflung.checkpoints.arrivals import Arrived
+from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
-from farflung.compression.native import outer_step
-from farflung.optim.outer import checked
-from farflung.optim.recipes import outer_of
-from farflung.peer.agent.answers import Answering
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
+from farflung.peer.agent.hands import Hands, Tools
 from farflung.peer.agent.journal_writer import RoundEvents, counts_of, open_journal, use_of
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
@@ -33,20 +32,18 @@ from farflung.peer.local.channel import Greeting, LocalServer
 from farflung.peer.local.memory import SharedState, let_go_of_text, remove_folder, unmap_pages
 from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import me_of
+from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
 from farflung.peer.settings import OwnConfig
-from farflung.peer.state.arrived_pieces import Arriving
-from farflung.peer.state.checkpoint_thread import Checkpointing
-from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState, payload_bytes_most
-from farflung.peer.state.results_on_disk import KeepingResults
-from farflung.peer.worker import Inbox, Worker, nothing
+from farflung.peer.state.checkpoint_writer import RunFacts
+from farflung.peer.state.outer_state import CHUNKS_AT_ONCE
+from farflung.peer.worker import Inbox, Job, Worker, nothing
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import DOOR_OUT
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
 from farflung.protocol.process.sockets import curve_raw
@@ -72,25 +69,29 @@ class Agent:
         self._identity = Identity.load_or_create(options.own.identity)
         self._inbox = Inbox()
         self._arithmetic = Worker("arithmetic", self._inbox.submit)
-        self._checkpoints = Checkpointing(
-            options.own.checkpoints, self._identity, self._arithmetic.submit, self._carry_out
-        )
-        folder = (options.own.identity or default_path()).parent / "state"
-        self._arriving = Arriving(folder, self._arithmetic.submit, self._carry_out)
-        self._results = KeepingResults(folder, self._arithmetic.submit, self._carry_out)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = zmq.curve_keypair()
         self._line = DataLine(keys, options.own)
         self._link = self._line.link
-        self._answering = Answering(self._line, self._arithmetic.submit, self._carry_out)
+        folder = (options.own.identity or default_path()).parent / "state"
+        store = Store(options.own.checkpoints) if options.own.checkpoints else None
+        submit = self._arithmetic.submit
+        self._tools = Tools(self._identity, options.own, folder, store, self._line, submit, self._carry_out)
+        self._hands: Hands | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
-        self._machine = machine = PeerMachine(me, options.url.run, random.random)
-        self._checkpoints.begin(self._machine, options.url.key)
-        machine.log.limit_bytes, machine.log.on_disk = options.own.results_limit, options.own.results_on_disk
-        self._shared: SharedState | None = None
-        self._state: OuterState | None = None
+        config = PeerConfig(
+            me,
+            options.url.run,
+            results_on_disk=options.own.results_on_disk,
+            results_limit_bytes=options.own.results_limit,
+            saves=store is not None,
+            recalls=True,
+            pinned=options.url.key,
+        )
+        self._machine = machine = PeerMachine(config, random.random)
+        self._address = ""  # where other peers dial this one, once it listens
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
@@ -99,7 +100,7 @@ class Agent:
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
             lambda: use_of(self._link.counts, self._arithmetic),
-            lambda: counts_of(self._link.counts, machine, self._answering.held),
+            lambda: counts_of(self._link.counts, machine, self._held_back),
         )
         self._events.begin(machine.me, options.url.run, options.own.upload_limits)
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
@@ -136,7 +137,9 @@ class Agent:
             poller.register(quiet, zmq.POLLIN)
         for bulk, events in self._link.sockets():
             poller.register(bulk, events)
-        wait_s = min(until - time.monotonic(), self._link.idle_s(), self._answering.idle_s())
+        wait_s = min(until - time.monotonic(), self._link.idle_s())
+        if self._hands is not None:
+            wait_s = min(wait_s, self._hands.answering.idle_s())
         poller.poll(max(0, math.ceil(1000 * wait_s)))
 
     def _take_what_came(self) -> None:
@@ -158,7 +161,8 @@ class Agent:
             if isinstance(came, Frame):
                 if came.header.kind == Kind.STATE:
                     self._fetching.came(sender, came.header.chunk, len(came.payload))
-                if not self._answering.takes(sender, came, machine, now):
+                hands = self._hands
+                if hands is None or not hands.answering.takes(sender, came, machine, now):
                     self._carry_out(machine.on_frame(sender, came, now))
             else:
                 self._carry_out(machine.on_spoiled(sender, came, now))
@@ -166,7 +170,13 @@ class Agent:
         if machine.part is not None:
             self._events.on_progress(lane.round for lane in machine.part.lanes)
         self._link.flush()
-        self._answering.turn(machine, time.monotonic())
+        if self._hands is not None:
+            self._hands.answering.turn(machine, time.monotonic())
+
+    @property
+    def _held_back(self) -> int:
+        """Questions that wait for their turn."""
+        return self._hands.answering.held if self._hands is not None else 0
 
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
@@ -181,8 +191,8 @@ class Agent:
         if self._asked_to_leave:
             go = machine.take_leave(ASKED, now) if self._asked_to_leave == 1 else machine.leave(ASKED)
             self._carry_out(go)
-        if self._shared is not None:
-            vitals.step, vitals.tokens, vitals.loss = self._shared.read_progress()
+        if self._hands is not None:
+            vitals.step, vitals.tokens, vitals.loss = self._hands.shared.read_progress()
             self._look_at_trainer(now, vitals.step)
         part = machine.part
         expected = (
@@ -212,37 +222,38 @@ class Agent:
             self._carry_out(self._machine.on_trainer_waiting())
             return
         if isinstance(message, Attach):
-            self._share_memory(message.model)
-            self._pulse.on_new_trainer()
-        elif isinstance(message, Provided) and self._state is not None:
-            self._state.restart_momentum()
+            self._on_attach(message, now)
+            return
+        if isinstance(message, Provided) and self._hands is not None:
+            self._hands.state.restart_momentum()
         elif isinstance(message, Bye) and self._exit is not None:
             return
         self._events.on_local(message, self._machine)
         on_word(message)
         self._carry_out(self._machine.on_local(message, now))
 
-    def _share_memory(self, model: ModelSchema) -> None:
+    def _on_attach(self, message: Attach, now: float) -> None:
+        machine = self._machine
+        if machine.known is None:
+            return  # it can't know what the run is
+        hands = self._hands or self._share_memory(Attached(machine.known, message.model))
+        self._local.send(hands.shared.as_message())
+        self._pulse.on_new_trainer()
+        self._events.on_local(message, machine)
+        on_word(message)
+        self._carry_out(machine.on_attach(message.model, self._address, now))
+
+    def _share_memory(self, attached: Attached) -> Hands:
         """The first trainer's model says how large everything is; later ones find it made."""
-        manifest = self._machine.manifest
-        assert manifest is not None
-        if self._shared is None:
-            self._shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
-            elements = model.chunk_elements
-            self._arriving.begin(self._machine)
-            self._fetching.expect(model.chunk_count)
-            self._answering.begin(manifest.round.fragments, 8 * elements)
-            outer = outer_of(manifest, checked(outer_step()))
-            mark = self._shared.mark_torn
-            anchor, momentum = self._shared.anchor, self._shared.momentum
-            self._state = state = OuterState(anchor, model, manifest.round, outer, mark, momentum)
-            self._arithmetic.submit(state.choose_paths, nothing)
-            self._arithmetic.submit(let_go_of_text, nothing)
-            largest = max(8 * elements, 32 * model.chunk_count, payload_bytes_most(manifest.round, elements))
-            self._results.begin(self._machine, model.hash, largest)
-            self._link.expect(self._identity.peer_id, self._machine.doorway.run_id[:8], largest)
-            self._machine.doorway.address = self._line.open(self._options.url, manifest.net)
-        self._local.send(self._shared.as_message())
+        model, net = attached.model, attached.known.manifest.net
+        shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
+        self._hands = hands = Hands.of(attached, shared, self._machine, self._tools)
+        self._fetching.expect(model.chunk_count)
+        self._arithmetic.submit(hands.state.choose_paths, nothing)
+        self._arithmetic.submit(let_go_of_text, nothing)
+        self._link.expect(self._identity.peer_id, attached.known.tag, hands.largest_payload_bytes)
+        self._address = self._line.open(self._options.url, net)
+        return hands
 
     # ---- effects ---------------------------------------------------------------------------------------------
 
@@ -279,16 +290,14 @@ class Agent:
                 self._say(text)
             case do.Exit():
                 self._exit = effect
-            case do.ServeLogged():
-                self._results.serve(effect)
-            case do.SaveFragment() | do.DropSave() | do.Restore():
-                assert self._state is not None, "a state before a trainer attached"
-                self._checkpoints.carry_out(effect, self._machine, self._state, time.monotonic)
+            case _ if self._hands is None:
+                raise RuntimeError(f"before a trainer attached: {type(effect).__name__}")
             case _:
-                self._calculate(effect)
+                self._use(self._hands, effect)
 
-    def _calculate(
+    def _use(
         self,
+        hands: Hands,
         effect: Install
         | Roll
         | Seal
@@ -298,43 +307,54 @@ class Agent:
         | do.Resolve
         | do.ServeState
         | do.ServeManifest
+        | do.ServeLogged
+        | do.SaveFragment
+        | do.DropSave
+        | do.Restore
         | do.Recall,
     ) -> None:
-        state, shared = self._state, self._shared
-        assert state is not None and shared is not None, "arithmetic before a trainer attached"
-        submit, change = self._arithmetic.submit, self._checkpoints.change
+        machine, state, submit = self._machine, hands.state, self._arithmetic.submit
         match effect:
             case Install():
                 self._events.on_piece(effect.chunk, effect.version)
                 self._fetching.taken(effect.chunk, time.monotonic())
-                job = self._arriving.after(effect, state, lambda: state.install(effect))
-                submit(lambda: change(effect.chunk, job), nothing)
+                self._change(hands, effect, lambda: state.install(effect))
             case Roll():
-                self._results.rolled(effect)
-                job = self._arriving.after(effect, state, lambda: state.roll(effect))
-                submit(lambda: change(effect.chunk, job), nothing)
+                if hands.results is not None:
+                    hands.results.rolled(effect, machine.era, machine.logged_bytes)
+                self._change(hands, effect, lambda: state.roll(effect))
             case Seal(version=version, fragment=fragment):
-                seal, era = self._events.sealing, self._machine.reports.era
+                seal, era = self._events.sealing, machine.era
                 submit(
-                    self._arriving.after_seal(
+                    hands.arriving.after_seal(
                         effect, lambda: seal(version, fragment, era, lambda: state.seal(fragment))
                     ),
                     lambda digest: self._sealed(effect, digest),
                 )
             case do.Recall():
-                self._arriving.recall(effect, state, time.monotonic)
+                hands.arriving.recall(effect, state, machine, time.monotonic)
             case Merge() | Weigh():
                 submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
-                assert self._machine.part is not None
-                self._link.forget_rounds_before(self._machine.part.oldest_round_no)
-                encoding = state.encode(shared.slots[effect.slot], effect, unmap_pages)
+                self._link.forget_rounds_before(machine.oldest_round_no)
+                encoding = state.encode(hands.shared.slots[effect.slot], effect, unmap_pages)
                 for _ in range(0, len(effect.order), CHUNKS_AT_ONCE):
                     submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
-                submit(lambda: state.resolve(shared.slots[slot], used, fragment), nothing)
+                submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
             case do.ServeState() | do.ServeManifest():
-                self._answering.serve(effect, self._machine.doorway.run_id[:8], state)
+                hands.answering.serve(effect, state)
+            case do.ServeLogged() if hands.results is not None:
+                hands.results.serve(effect, machine.era)
+            case do.SaveFragment() | do.DropSave() | do.Restore() if hands.checkpoints is not None:
+                facts = RunFacts(hands.attached, machine.doorway.incarnation)
+                hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
+
+    def _change(self, hands: Hands, effect: Install | Roll, job: Job) -> None:
+        digest = self._machine.digest_of(effect.chunk, effect.version)
+        arrived = Arrived(effect.version, self._machine.era, digest)
+        kept = hands.arriving.after(effect, arrived, hands.state, job)
+        self._arithmetic.submit(lambda: hands.change(effect.chunk, kept), nothing)
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
@@ -357,15 +377,19 @@ class Agent:
         self._metrics.close()
         self._events.close(self._exit)
         finished = self._exit is not None and self._exit.code == "finished"
-        self._checkpoints.close(finished)
-        self._results.close(finished)
+        hands = self._hands
+        if hands is not None and hands.checkpoints is not None:
+            hands.checkpoints.close(finished)
+        if hands is not None and hands.results is not None:
+            hands.results.close(finished)
         self._arithmetic.close()
         self._inbox.close()
-        self._arriving.close()
+        if hands is not None:
+            hands.arriving.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()
         self._link.close()
         self._context.destroy(linger=0)
-        if self._shared is not None:
-            remove_folder(self._shared.place)
+        if hands is not None:
+            remove_folder(hands.shared.place)

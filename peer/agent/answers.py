@@ -16,6 +16,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Submit
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
+from farflung.protocol.moments import Attached
 from farflung.protocol.verdicts import Verdict
 
 LOOK_AGAIN_S = 0.01  # while questions wait
@@ -24,13 +25,16 @@ _HELD_BACK = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST})
 
 
 class Answering:
-    def __init__(self, line: DataLine, submit: Submit, carry_out: Callable[[list[do.Effect]], None]) -> None:
+    def __init__(
+        self,
+        line: DataLine,
+        attached: Attached,
+        submit: Submit,
+        carry_out: Callable[[list[do.Effect]], None],
+    ) -> None:
         self._line, self._submit, self._carry_out = line, submit, carry_out
-        self._serving = Serving(1)
-        self._piece_bytes = 0
-
-    def begin(self, fragments: int, piece_bytes: int) -> None:
-        self._serving, self._piece_bytes = Serving(fragments), piece_bytes
+        self._serving = Serving(attached.known.manifest.round.fragments)
+        self._tag, self._piece_bytes = attached.known.tag, attached.piece_bytes
 
     def idle_s(self) -> float:
         return LOOK_AGAIN_S if self._serving.held else 60.0
@@ -83,7 +87,7 @@ class Answering:
 
     # ---- answers -------------------------------------------------------------------------------------------
 
-    def serve(self, effect: do.ServeState | do.ServeManifest, run_tag: bytes, state: OuterState) -> None:
+    def serve(self, effect: do.ServeState | do.ServeManifest, state: OuterState) -> None:
         """Read beside the agent's loop: what was asked first is read before anything that changes it."""
 
         def make() -> Payload:
@@ -92,7 +96,7 @@ class Answering:
             return state.manifest_bytes(effect.fragment)
 
         kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST
-        header = Header(kind, run_tag, version=effect.version, chunk=effect.chunk)
+        header = Header(kind, self._tag, version=effect.version, chunk=effect.chunk)
         what = (kind, effect.chunk)
         if self._serving.begin(effect.to, what, self._line.link.answers_waiting(effect.to)):
             self._submit(

@@ -106,7 +106,7 @@ class RoundEvents:
         lane = machine.part.lane_of_round(sent.round_no) if machine.part is not None else None
         if lane is None or not sent.hashes:
             return  # it has nothing to contribute
-        where = {"version": lane.version, "fragment": lane.fragment.number, "era": machine.reports.era}
+        where = {"version": lane.version, "fragment": lane.fragment.number, "era": machine.era}
         what = {"digest": lane.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
         self._log.write("sent", round=sent.round_no, **where, **what)
 
@@ -116,7 +116,7 @@ class RoundEvents:
             return
         self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
         digest = machine.part.lanes[fragment].digest.hex()
-        where = {"version": version, "fragment": fragment, "era": machine.reports.era}
+        where = {"version": version, "fragment": fragment, "era": machine.era}
         self._log.write("serves", to=to, **where, digest=digest)
 
     def on_failpoint(self, point: str, action: str) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Tick
+from farflung.protocol.moments import Known
 from farflung.protocol.peer_states import Goal
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 
@@ -23,26 +23,22 @@ STARVED_S = 20.0  # holding nothing, and no donor gave anything
 
 
 class Saving:
-    def __init__(self) -> None:
-        self.enabled = False  # the shell has a place to write to
+    def __init__(self, known: Known, enabled: bool, pinned: bytes = b"") -> None:
+        """`enabled`: the shell has a place to write to; `pinned`: the coordinator's key, as the join URL has it."""
         self.saved = NO_VERSION
-        self.pinned = b""  # the coordinator's key, as the join URL has it
-        self._run_id = b""
-        self._every = self._rounds = 0
+        self._enabled, self._pinned = enabled, pinned
+        self._run_id = known.run_id
+        self._every, self._rounds = known.manifest.checkpoint.every_rounds, known.manifest.run.rounds
         self._tried = NO_VERSION
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
-
-    def begin(self, manifest: Manifest, run_id: bytes) -> None:
-        self._run_id = run_id
-        self._every, self._rounds = manifest.checkpoint.every_rounds, manifest.run.rounds
 
     def forget(self) -> None:
         """The run went back: its versions are made again."""
         self._tried = NO_VERSION
 
     def is_due(self, version: int) -> bool:
-        if not self.enabled or not self._every or version <= 0:
+        if not self._enabled or not self._every or version <= 0:
             return False
         return version % self._every == 0 or version == self._rounds
 
@@ -69,7 +65,7 @@ class Saving:
         return effects
 
     def _fits(self, proof: bytes, statement: bytes) -> bool:
-        return proves(proof, statement) and (not self.pinned or curve_key_of(proof[:32]) == self.pinned)
+        return proves(proof, statement) and (not self._pinned or curve_key_of(proof[:32]) == self._pinned)
 
     def on_saved(self, version: int, problem: str) -> list[Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
@@ -83,8 +79,9 @@ class Saving:
 
 
 class Restoring:
-    def __init__(self) -> None:
-        self.enabled = False  # the shell has a place to read from
+    def __init__(self, enabled: bool) -> None:
+        """`enabled`: the shell has a place to read from."""
+        self._enabled = enabled
         self.busy = False  # the state is being written
         self._era = 0
         self._again_at = 0.0
@@ -93,7 +90,7 @@ class Restoring:
     def look(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
         """Asked at every tick: read a checkpoint if I hold nothing and nobody gives me anything."""
         learned = any(word.version > 0 for word in tick.fragments)
-        if not self.enabled or self.busy or not learned or not all(map(_is_empty, lanes)):
+        if not self._enabled or self.busy or not learned or not all(map(_is_empty, lanes)):
             self._empty_since = None
             return []
         self._empty_since = now if self._empty_since is None else self._empty_since
@@ -125,16 +122,17 @@ Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version
 
 
 class Recalling:
-    def __init__(self) -> None:
-        self.enabled = False  # the shell has a place where pieces may lie
+    def __init__(self, enabled: bool) -> None:
+        """`enabled`: the shell has a place where pieces may lie."""
+        self._due = enabled
         self.busy = False  # they are being read into the state
         self._era = 0
 
     def look(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
         """Asked at every tick."""
-        if not self.enabled or tick.goal == Goal.FOUND:
+        if not self._due or tick.goal == Goal.FOUND:
             return []
-        self.enabled = False
+        self._due = False
         empty = all(lane.version == NO_VERSION and not lane.sealing for lane in lanes)
         if not empty or any(v != NO_VERSION for lane in lanes for v in lane.catch.versions):
             return []

@@ -14,9 +14,10 @@ import msgspec
 
 from farflung import __version__
 from farflung.peer.machine.effects import Effect, Note
+from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached
 from farflung.protocol.signed_words import hello_part
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
@@ -24,6 +25,7 @@ UNREACHABLE_HINT = (
     "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
     "it printed last"
 )
+KEY_BYTES = 32
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
@@ -63,14 +65,30 @@ class Me:
     token: str = field(default="", repr=False)  # of an invitation
 
 
+@dataclass(frozen=True)
+class PeerConfig:
+    """All that the machine is told when it is made; nothing of it changes later."""
+
+    me: Me
+    run: str
+    results_on_disk: bool = False  # the shell keeps older results there
+    results_limit_bytes: int = RESULTS_BYTES
+    saves: bool = False  # the shell has a place for checkpoints: to write them, and to read them back
+    recalls: bool = False  # the shell keeps what arrives of the state, and may have some of a former life
+    pinned: bytes = b""  # the coordinator's key, as the join URL has it; empty: not known
+
+    def __post_init__(self) -> None:
+        if not self.me.peer or not self.run:
+            raise ValueError("a peer has an id and names its run")
+        if self.results_limit_bytes < 0 or len(self.pinned) not in (0, KEY_BYTES):
+            raise ValueError("a limit is not negative, and a key has 32 bytes")
+
+
 class Doorway:
     def __init__(self, me: Me, run: str) -> None:
         self.stand = Stand.KNOCKING
-        self.manifest: bytes | None = None
-        self.manifest_digest = b""
-        self.run_id = b""
         self.incarnation = 0  # of the coordinator that let me in
-        self.address = ""  # where other peers dial me; the shell knows it once it listens, before the hello
+        self._answered = False  # somebody did, ever
         self._me = me
         self._run = run
         self._nonce = b""
@@ -85,7 +103,7 @@ class Doorway:
 
     def unreachable(self, now: float) -> str:
         """Why to give up: nobody has answered for too long, and nobody ever did.  Else empty."""
-        if self.manifest is not None or self._knocking_since is None:
+        if self._answered or self._knocking_since is None:
             return ""
         if now - self._knocking_since < UNREACHABLE_AFTER_S:
             return ""
@@ -118,23 +136,24 @@ class Doorway:
         """True when it was expected."""
         if self.stand != Stand.KNOCKING:
             return False
-        self._nonce, self.run_id, self.manifest = challenge.nonce, challenge.run_id, challenge.manifest
+        self._nonce, self._answered = challenge.nonce, True
         self.stand = Stand.READING
         return True
 
-    def greet(self, model: ModelSchema, version: int, digest: bytes, now: float) -> Hello:
+    def greet(self, attached: Attached, address: str, version: int, digest: bytes, now: float) -> Hello:
+        """`address`: where other peers dial me, if they can."""
         self.stand, self._awaits_welcome = Stand.GREETING, True
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me = self._me
         hello = Hello(
             protocol=PROTOCOL_VERSION,
-            run_id=self.run_id,
+            run_id=attached.known.run_id,
             identity=me.identity,
             key=me.key,
-            address=self.address,
+            address=address,
             software=me.software,
-            manifest=self.manifest_digest,
-            model=model,
+            manifest=attached.known.manifest.digest,
+            model=attached.model,
             version=version,
             digest=digest,
             process=me.process,

@@ -14,12 +14,10 @@ from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.errors import FrameError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import ANSWERS, Frame, Kind, Spoiled
 from farflung.protocol.limits import BULK_HEADER_BYTES
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Counters, Verdict
 
@@ -29,17 +27,13 @@ _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION
 
 
 class Participation:
-    def __init__(
-        self, me: str, run_tag: bytes, model: ModelSchema, manifest: Manifest, log: ResultLog | None = None
-    ) -> None:
+    def __init__(self, me: str, attached: Attached, log: ResultLog) -> None:
         """UserError if the model has fewer chunks than the run has fragments."""
-        fragments = fragments_of(model.chunk_count, manifest.round.fragments)
+        manifest, tag = attached.known.manifest, attached.known.tag
         compare = manifest.merge.policy == "robust"
-        log = log or ResultLog()
-        log.keep_versions = manifest.round.keep_results
-        self.lanes = [Lane(me, run_tag, each, log, compare) for each in fragments]
+        self.lanes = [Lane(me, tag, each, log, compare) for each in attached.fragments]
         self.counters = Counters()
-        self._elements = model.chunk_elements
+        self._elements = attached.model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
         self._gather = codec_named(manifest.round.gather_codec)
         self._early: deque[tuple[str, Frame]] = deque()

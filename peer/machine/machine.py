@@ -5,6 +5,9 @@
     on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
     on_timer     time passed                 take_leave   the user wants to go; `leave`: at once
 
+    on_attach    the first trainer's model, or that of a later one
+    on_saved, on_results_found, on_results_lost         what the disk has to say
+
 It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
 rounds and state for each fragment) and the exchange between the last two.  Pure: no clock, no sockets, no tensors.
 Effects must be carried out in order.
@@ -13,6 +16,7 @@ Effects must be carried out in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
@@ -32,13 +36,13 @@ from farflung.peer.local.words import (
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
 from farflung.peer.machine.exchange import Exchange
-from farflung.peer.machine.getting_in import Doorway, Me, Stand
+from farflung.peer.machine.getting_in import Doorway, PeerConfig, Stand
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Frame, Payload, Spoiled
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.messages import (
     FINISHED,
     Aborted,
@@ -54,37 +58,100 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.peer_states import Goal
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
 
 
+@dataclass(frozen=True)
+class Joined:
+    """The machine's parts from the moment on when a trainer has said what its model is."""
+
+    attached: Attached
+    address: str  # where other peers dial me, if they can
+    part: Participation
+    exchange: Exchange
+    log: ResultLog
+    saving: Saving
+    restoring: Restoring
+    recalling: Recalling
+
+    @staticmethod
+    def of(attached: Attached, address: str, training: Training, config: PeerConfig) -> Joined:
+        known = attached.known
+        log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
+        part = Participation(config.me.peer, attached, log)
+        return Joined(
+            attached,
+            address,
+            part,
+            Exchange(part, training),
+            log,
+            Saving(known, config.saves, config.pinned),
+            Restoring(config.saves),
+            Recalling(config.recalls),
+        )
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return self.part.lanes
+
+    @property
+    def net(self) -> NetSection:
+        return self.attached.known.manifest.net
+
+
 class PeerMachine:
-    def __init__(self, me: Me, run: str, jitter: Callable[[], float]) -> None:
-        self.me = me
-        self.reports = Reporter(me.sign)
-        self.doorway = Doorway(me, run)
+    """Three moments: it knocks; it knows the run (`known`); a trainer came, and it has a part in it (`joined`)."""
+
+    def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
+        self.me = config.me
+        self.reports = Reporter(config.me.sign)
+        self.doorway = Doorway(config.me, config.run)
         self.training = Training()
-        self.part: Participation | None = None
-        self.exchange: Exchange | None = None
-        self.manifest: Manifest | None = None
-        self.model: ModelSchema | None = None
+        self.leaving = Leaving()
+        self.known: Known | None = None
+        self.joined: Joined | None = None
         self.tick: Tick | None = None
-        self.saving, self.restoring = Saving(), Restoring()
-        self.recalling, self.leaving, self.log = Recalling(), Leaving(), ResultLog()
+        self._config = config
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._heard_at = self._beat_at = self._now = 0.0
         self._in_seq, self._providing, self.exited = 0, False, False
 
+    @property
+    def part(self) -> Participation | None:
+        return self.joined.part if self.joined is not None else None
+
+    @property
+    def era(self) -> int:
+        """What is asked for now is meant in it: the run may go back while the shell is at it."""
+        return self.reports.era
+
+    @property
+    def logged_bytes(self) -> int:
+        """Of results that are kept in memory."""
+        return self.joined.log.bytes if self.joined is not None else 0
+
+    @property
+    def oldest_round_no(self) -> int:
+        """Rounds before it are over in every fragment."""
+        return self.joined.part.oldest_round_no if self.joined is not None else 0
+
+    def digest_of(self, chunk: int, version: int) -> bytes:
+        """The run's digest of this version of the chunk's fragment, as far as it is known."""
+        lane = self.joined.part.lane_of_chunk(chunk) if self.joined is not None else None
+        return lane.catch.digests.get(version, b"") if lane is not None else b""
+
     # ---- the door ------------------------------------------------------------------------------------------
 
     def on_door(self, message: ToDoor, now: float) -> list[do.Effect]:
-        self._now = now
+        self._now, joined = now, self.joined
         match message:
             case Challenge():
                 return self._on_challenge(message)
-            case Welcome() if self.doorway.on_welcome(message):
-                return self._enter(message)
+            case Welcome() if joined is not None and self.doorway.on_welcome(message):
+                return self._enter(joined, message)
             case Refuse() if not self.doorway.inside:
                 if self.doorway.on_refuse(message, now):
                     return self._exit(message.code, message.reason)
@@ -96,33 +163,28 @@ class PeerMachine:
         if not self.doorway.on_challenge(challenge):
             return []
         effects: list[do.Effect] = []
-        if self.manifest is None:
-            self.manifest = Manifest.from_canonical(challenge.manifest)
-            self.training = Training.of(self.manifest)
-            self.doorway.manifest_digest = self.manifest.digest
-            self.saving.begin(self.manifest, self.doorway.run_id)
-            effects = self._begin()
+        if self.known is None:
+            manifest = Manifest.from_canonical(challenge.manifest)
+            self.known = Known(manifest, challenge.run_id)
+            self.training = Training.of(manifest)
+            effects = self.on_trainer_waiting()
         return effects + self._greet()
 
-    def _begin(self) -> list[do.Effect]:
-        """Tell a waiting trainer what the run is, so that it can say what its model is."""
-        assert self.manifest is not None
-        return [do.Tell(Begin(manifest=self.manifest.canonical(), peer=self.me.peer, name=self.me.name))]
-
     def _greet(self) -> list[do.Effect]:
-        if self.doorway.stand != Stand.READING or self.part is None or self.model is None:
+        joined = self.joined
+        if self.doorway.stand != Stand.READING or joined is None:
             return []
-        first = self.part.lanes[0]
-        return [do.ToDoor(self.doorway.greet(self.model, first.version, first.digest, self._now))]
+        first = joined.lanes[0]
+        hello = self.doorway.greet(joined.attached, joined.address, first.version, first.digest, self._now)
+        return [do.ToDoor(hello)]
 
-    def _enter(self, welcome: Welcome) -> list[do.Effect]:
-        self.reports.begin_session(welcome.session, self.doorway.run_id)
+    def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
+        self.reports.begin_session(welcome.session, joined.attached.known.run_id)
         self._in_seq, self._heard_at = 0, self._now
         return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 
-    def _lose_contact(self, why: str) -> list[do.Effect]:
-        assert self.manifest is not None
-        self.doorway.leave(self._now, self._jitter() * self.manifest.net.heartbeat_s)
+    def _lose_contact(self, joined: Joined, why: str) -> list[do.Effect]:
+        self.doorway.leave(self._now, self._jitter() * joined.net.heartbeat_s)
         self.tick = None
         return [do.LeaveMembers(), do.Note(f"out of contact with the coordinator ({why}); training goes on")]
 
@@ -130,19 +192,20 @@ class PeerMachine:
 
     def on_control(self, message: ToMember, now: float) -> list[do.Effect]:
         self._now = now
-        part = self.part
-        if part is None or not self.doorway.inside or message.session != self.reports.session:
+        joined = self.joined
+        if joined is None or not self.doorway.inside or message.session != self.reports.session:
             return []
         if isinstance(message, Gone):
             why = message.reason
-            return self._exit("refused", why) if message.final else self._lose_contact(why)
+            return self._exit("refused", why) if message.final else self._lose_contact(joined, why)
+        part = joined.part
         if message.seq <= self._in_seq:
             part.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
         self._in_seq, self._heard_at = message.seq, now
         match message:
             case Tick():
-                effects = self._on_tick(message, part)
+                effects = self._on_tick(message, joined)
             case OpenRound(plan=plan):
                 effects = self._on_plan(plan, part)
             case Decided(decision=decision):
@@ -169,7 +232,8 @@ class PeerMachine:
             effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
         return effects
 
-    def _on_tick(self, tick: Tick, part: Participation) -> list[do.Effect]:
+    def _on_tick(self, tick: Tick, joined: Joined) -> list[do.Effect]:
+        part, exchange = joined.part, joined.exchange
         if len(tick.fragments) != len(part.lanes):
             return []
         told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
@@ -181,33 +245,31 @@ class PeerMachine:
             self.reports.roster_no = tick.roster_no
             effects.append(do.Contacts(tick.roster))
         if tick.era > self.reports.era:
-            effects += self._go_back(tick)
+            effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.
         if any([lane.on_tick(word) for lane, word in zip(part.lanes, tick.fragments, strict=True)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
-        effects += self.saving.look(part.lanes, tick.era)
-        effects += self.recalling.look(tick, part.lanes)
-        if not self.recalling.busy:
-            effects += self.restoring.look(tick, part.lanes, self.training.loading, self._now)
+        effects += joined.saving.look(part.lanes, tick.era)
+        effects += joined.recalling.look(tick, part.lanes)
+        if not joined.recalling.busy:
+            effects += joined.restoring.look(tick, part.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
-        assert self.exchange is not None
-        effects += self.exchange.on_tick(tick)
-        if tick.goal == Goal.FINISH and self.exchange.is_complete(tick.fragments):
-            effects += self.exchange.finish()
+        effects += exchange.on_tick(tick)
+        if tick.goal == Goal.FINISH and exchange.is_complete(tick.fragments):
+            effects += exchange.finish()
             if not self.training.attached:
                 effects += self.leave(FINISHED, FINISHED)
         for lane, word in zip(part.lanes, tick.fragments, strict=True):
             effects += self.reports.repeat(word, lane.round)
         return effects
 
-    def _go_back(self, tick: Tick) -> list[do.Effect]:
+    def _go_back(self, tick: Tick, joined: Joined) -> list[do.Effect]:
         """The run lost its newest state: what I hold of later versions, and learned from them, is void."""
-        assert self.exchange is not None
         self.reports.era = tick.era
-        self.saving.forget()
-        return [*self.exchange.go_back(tick.fragments), *self._beat()]
+        joined.saving.forget()
+        return [*joined.exchange.go_back(tick.fragments), *self._beat()]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes)
@@ -218,10 +280,10 @@ class PeerMachine:
         return [do.Tell(Provide())]
 
     def _on_provided(self) -> list[do.Effect]:
-        if self.exchange is None or not self._providing:
+        if self.joined is None or not self._providing:
             return []  # the word of a trainer that is gone
         self._providing = False
-        return self.exchange.on_provided()
+        return self.joined.exchange.on_provided()
 
     # ---- other peers ---------------------------------------------------------------------------------------
 
@@ -249,15 +311,16 @@ class PeerMachine:
     ) -> list[do.Effect]:
         """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty."""
         self._now = now
-        lane = self.part.lane_of_round(round_no) if self.part is not None else None
-        if lane is None or lane.round is None or lane.contribution is None or self.exchange is None:
+        joined = self.joined
+        lane = joined.part.lane_of_round(round_no) if joined is not None else None
+        if joined is None or lane is None or lane.round is None or lane.contribution is None:
             return []
         plan, frozen = lane.round.plan, lane.contribution.frozen
         if problem:
             return [
                 do.Note(f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"),
                 self.reports.sent(plan, b"", None),
-                *self.exchange.on_unusable(lane),
+                *joined.exchange.on_unusable(lane),
             ]
         moved = lane.round.on_encoded(payloads)
         # The hash list first: owners' reports can only be checked against it.
@@ -272,25 +335,48 @@ class PeerMachine:
         return [*lane.round.on_calculated(effect, made), *self._move_on(lane)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
-        self._now = now
-        assert self.exchange is not None
-        return self.exchange.on_sealed(fragment, version, digest) + self._beat() + self._move_on()
+        self._now, joined = now, self.joined
+        if joined is None:
+            return []
+        return joined.exchange.on_sealed(fragment, version, digest) + self._beat() + self._move_on()
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
     def on_restored(self, version: int, problems: list[str], now: float) -> list[do.Effect]:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
-        self._now = now
-        assert self.exchange is not None
+        self._now, joined = now, self.joined
+        if joined is None:
+            return []
         notes: list[do.Effect] = [do.Note(each) for each in problems]
-        good = self.restoring.on_end(version, now, self.reports.era)
-        return notes + (self.exchange.on_restored(version) if good else []) + self._move_on()
+        good = joined.restoring.on_end(version, now, self.era)
+        return notes + (joined.exchange.on_restored(version) if good else []) + self._move_on()
+
+    def on_saved(self, version: int, problem: str) -> list[do.Effect]:
+        """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
+        if self.joined is None:
+            return []
+        effects = self.joined.saving.on_saved(version, problem)
+        self.reports.vitals.saved = self.joined.saving.saved
+        return effects
 
     def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""
-        self._now = now
-        assert self.part is not None
-        return self.recalling.on_end(held, self.part.lanes, self.reports.era) + self._move_on()
+        self._now, joined = now, self.joined
+        if joined is None:
+            return []
+        return joined.recalling.on_end(held, joined.lanes, self.era) + self._move_on()
+
+    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
+        """By version, chunks whose results lie on disk from a former life of mine."""
+        if self.joined is not None:
+            self.joined.log.on_found(found)
+        return []
+
+    def on_results_lost(self, why: str) -> list[do.Effect]:
+        """The disk can't keep results any more: the memory does."""
+        if self.joined is None or not self.joined.log.on_disk_lost():
+            return []
+        return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -298,7 +384,7 @@ class PeerMachine:
         self._now = now
         match message:
             case Attach(model=model):
-                return self._on_attach(model)
+                return self.on_attach(model, "", now)
             case Provided():
                 return self._on_provided()
             case Loaded(fragment=fragment):
@@ -316,18 +402,23 @@ class PeerMachine:
 
     def on_trainer_waiting(self) -> list[do.Effect]:
         """A trainer process connected and wants to know what the run is."""
-        return self._begin() if self.manifest is not None else []
+        if self.known is None:
+            return []
+        run = self.known.manifest.canonical()
+        return [do.Tell(Begin(manifest=run, peer=self.me.peer, name=self.me.name))]
 
-    def _on_attach(self, model: ModelSchema) -> list[do.Effect]:
-        assert self.manifest is not None
-        if self.model is not None and model != self.model:
+    def on_attach(self, model: ModelSchema, address: str, now: float) -> list[do.Effect]:
+        """`address`: where other peers dial me, if they can; the first one stays."""
+        self._now, joined = now, self.joined
+        if self.known is None:
+            return []  # it can't know what the run is
+        if joined is None:
+            attached = Attached(self.known, model)
+            self.joined = joined = Joined.of(attached, address, self.training, self._config)
+        elif model != joined.attached.model:
             return [do.Tell(Stop(code="model", reason="the trainer came back with another model"))]
-        if self.part is None or self.exchange is None:
-            self.model = model
-            self.part = Participation(self.me.peer, self.doorway.run_id[:8], model, self.manifest, self.log)
-            self.exchange = Exchange(self.part, self.training)
         self._providing = False
-        return [*self.exchange.on_attach(), *self._greet()]
+        return [*joined.exchange.on_attach(), *self._greet()]
 
     def on_trainer_gone(self, now: float) -> list[do.Effect]:
         self._now = now
@@ -364,18 +455,18 @@ class PeerMachine:
             return []
         if self.leaving.may_go(self.part, self.doorway.inside, now):
             return self.leave(self.leaving.reason, self.leaving.code)
-        if not self.doorway.inside:
+        joined = self.joined
+        if joined is None or not self.doorway.inside:
             if gave_up := self.doorway.unreachable(now):
                 return self._exit("unreachable", gave_up)
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
-            if self.part is not None and self.exchange is not None:
-                effects += [*self.exchange.go_on_alone(), *self.part.on_timer(now)]
+            if joined is not None:
+                effects += [*joined.exchange.go_on_alone(), *joined.part.on_timer(now)]
             return effects
-        assert self.manifest is not None and self.part is not None
-        if now - self._heard_at >= self.manifest.net.dead_after_s:
-            return self._lose_contact(f"silent for {self.manifest.net.dead_after_s:g} s")
-        effects = self.part.on_timer(now)
+        if now - self._heard_at >= joined.net.dead_after_s:
+            return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
+        effects = joined.part.on_timer(now)
         if now >= self._beat_at:
             effects += self._beat()
         return effects + self._move_on()
@@ -384,24 +475,24 @@ class PeerMachine:
 
     def _move_on(self, only: Lane | None = None) -> list[do.Effect]:
         """`only`: nothing has changed in the other lanes."""
-        if (part := self.part) is None or self.exited:
+        if (joined := self.joined) is None or self.exited:
             return []
         effects: list[do.Effect] = []
-        for lane in part.lanes if only is None else [only]:
-            busy = self._providing or self.restoring.busy or self.recalling.busy
+        for lane in joined.lanes if only is None else [only]:
+            busy = self._providing or joined.restoring.busy or joined.recalling.busy
             if not self.training.works[lane.fragment.number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)
-        if self.doorway.inside and only is None and self.exchange is not None:
-            effects += self.exchange.go_on()
+        if self.doorway.inside and only is None:
+            effects += joined.exchange.go_on()
         return effects
 
     def _beat(self) -> list[do.Effect]:
-        if not self.doorway.inside or self.part is None or self.manifest is None:
+        if not self.doorway.inside or self.joined is None:
             return []
-        self._beat_at = self._now + self.manifest.net.heartbeat_s
-        return [self.reports.beat(self.part, self.training)]
+        self._beat_at = self._now + self.joined.net.heartbeat_s
+        return [self.reports.beat(self.joined.part, self.training)]
 
 
 # ---- taking one's leave -------------------------------------------------------------------------------

@@ -76,7 +76,6 @@ class VirtualCheckpoints:
         self._peer, self._disk = peer, disk
         self._key = (0, NO_VERSION)
         self._parts: dict[int, Part] = {}
-        peer.machine.saving.enabled = peer.machine.restoring.enabled = True
 
     def save(self, effect: SaveFragment) -> None:
         """In the peer's arithmetic: what changes a chunk comes before this or after it."""
@@ -94,7 +93,7 @@ class VirtualCheckpoints:
         peer = self._peer
         if peer.alive:
             problem = self._disk.write(whole)
-            peer.carry_out(peer.machine.saving.on_saved(whole.version, problem))
+            peer.carry_out(peer.machine.on_saved(whole.version, problem))
 
     def restore(self, effect: Restore) -> None:
         peer = self._peer

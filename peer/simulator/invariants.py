@@ -198,7 +198,7 @@ class Invariants:
         peer, message = details
         if isinstance(message, Sent) and peer.machine.part is not None:
             lane = peer.machine.part.lane_of_round(message.round_no)
-            era = peer.machine.reports.era
+            era = peer.machine.era
             good = lane is not None and self._is_the_runs(
                 lane.fragment.number, lane.version, lane.digest, era
             )
@@ -260,7 +260,7 @@ class Invariants:
             for lane in peer.machine.part.lanes if peer.machine.part is not None else ():
                 if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
                     raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
-                    key = (peer.machine.reports.era, lane.fragment.number, lane.version)
+                    key = (peer.machine.era, lane.fragment.number, lane.version)
                     same = states.setdefault(key, raw) == raw
                     self._require("P1", same, f"{peer.peer} differs at the end")
 

@@ -14,9 +14,9 @@ import torch
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
-from farflung.peer.local.words import FromTrainer, ToTrainer
+from farflung.peer.local.words import Attach, FromTrainer, ToTrainer
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import Me
+from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
@@ -34,6 +34,7 @@ class VirtualPeer:
     manifest: Manifest
     model: ModelSchema
     world: Surroundings
+    address: str = ""  # where others dial it; empty: nowhere
     disk: VirtualDisk | None = None
     own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
     alive: bool = True
@@ -50,10 +51,14 @@ class VirtualPeer:
         self.state = OuterState(
             self.anchor, self.model, self.manifest.round, self.outer, momentum=self.momentum
         )
-        self.machine = self.world.machine(self.me, self.manifest.run.name, lambda: 0.5)
-        self.machine.recalling.enabled = True
-        self.machine.log.on_disk = self.own.results_on_disk
-        self.machine.log.found = self.own.found()
+        config = PeerConfig(
+            self.me,
+            self.manifest.run.name,
+            results_on_disk=self.own.results_on_disk,
+            saves=self.disk is not None,
+            recalls=True,
+        )
+        self.machine = self.world.machine(config, lambda: 0.5)
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
@@ -63,6 +68,10 @@ class VirtualPeer:
     @property
     def peer(self) -> str:
         return self.me.peer
+
+    @property
+    def tag(self) -> bytes:
+        return self.world.run_tag
 
     # ---- the trainer process -----------------------------------------------------------------------------
 
@@ -80,8 +89,19 @@ class VirtualPeer:
         self._over_channel(0, lambda: self._on_local(message))
 
     def _on_local(self, message: FromTrainer) -> None:
-        if self.alive:
+        if not self.alive:
+            return
+        if isinstance(message, Attach):
+            self._on_attach(message.model)
+        else:
             self.carry_out(self.machine.on_local(message, self.world.now()))
+
+    def _on_attach(self, model: ModelSchema) -> None:
+        first = self.machine.joined is None
+        effects = self.machine.on_attach(model, self.address, self.world.now())
+        if first:
+            effects += self.machine.on_results_found(self.own.found())
+        self.carry_out(effects)
 
     def _to_trainer(self, message: ToTrainer) -> None:
         trainer = self.trainer
@@ -135,7 +155,7 @@ class VirtualPeer:
                 | do.ServeLogged()
                 | do.Recall()
             ):
-                era = self.machine.reports.era  # when it was asked for: the run may go back meanwhile
+                era = self.machine.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
             case do.SaveFragment() | do.DropSave() | do.Restore():
                 self._checkpoint(effect)
@@ -149,8 +169,9 @@ class VirtualPeer:
 
     def _checkpoint(self, effect: do.SaveFragment | do.DropSave | do.Restore) -> None:
         checkpoints = self._checkpoints
-        assert checkpoints is not None, "a checkpoint without a place for it"
         match effect:
+            case _ if checkpoints is None:
+                raise RuntimeError("a checkpoint without a place for it")
             case do.SaveFragment():
                 self.calculate(lambda: checkpoints.save(effect))
             case do.Restore():
@@ -195,8 +216,7 @@ class VirtualPeer:
                 self._answer_logged(effect, era)
 
     def _keep(self, effect: Install | Roll, era: int) -> None:
-        lane = self.machine.part.lane_of_chunk(effect.chunk) if self.machine.part is not None else None
-        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
+        digest = self.machine.digest_of(effect.chunk, effect.version)
         self.own.pieces[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
 
     def _recall(self, effect: do.Recall, now: float) -> None:
@@ -211,13 +231,12 @@ class VirtualPeer:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
         payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
         self.world.observe("serve", (self, fragment, version, era))
-        tag = self.machine.doorway.run_id[:8]
-        frame = with_payload(Header(kind, tag, version=version, chunk=chunk), payload)
+        frame = with_payload(Header(kind, self.tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))
 
     def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
         payload = self.own.results.get((era, effect.version, effect.chunk))
-        frame = logged_answer(effect, payload, self.machine.doorway.run_id[:8])
+        frame = logged_answer(effect, payload, self.tag)
         if effect.to == self.peer:
             self.on_frame(self.peer, frame)
         else:

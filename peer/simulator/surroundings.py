@@ -79,5 +79,6 @@ class Surroundings:
     survives: Callable[[str], bool]  # may return False: the party is killed here
     observe: Callable[[str, object], None]  # (what happened, details) for the invariants
     machine: type[PeerMachine]
+    run_tag: bytes
     trainer: Callable[[Any, Surroundings, Rules], Any]  # of a Host; a Trainer
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads

@@ -36,10 +36,12 @@ from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Message
+from farflung.protocol.moments import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
+TAG = tag_of(RUN_ID)
 TICK_S = 0.4
 AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
@@ -199,13 +201,14 @@ class World:
             survives=self.survives,
             observe=self._observe,
             machine=self._machine_class,
+            run_tag=TAG,
             trainer=self.trainer_class,
             forge=self._forge,
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
-        peer = VirtualPeer(me, self.manifest, self.model, world, self._disk_of(index), own)
-        peer.machine.doorway.address = "" if index < self.scenario.undialable else f"{index}:1"
+        address = "" if index < self.scenario.undialable else f"{index}:1"
+        peer = VirtualPeer(me, self.manifest, self.model, world, address, self._disk_of(index), own)
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
         needed = values / self.manifest.round.scatter_grace_s
@@ -273,16 +276,16 @@ class World:
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
     def _dialable(self, peer: str) -> bool:
-        return peer in self.peers and bool(self.peers[peer].machine.doorway.address)
+        return peer in self.peers and bool(self.peers[peer].address)
 
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         peer = self.peers.get(target)
         if peer is not None and peer.alive and not peer.exit_code:
             try:
-                parsed = parse(header, len(payload), RUN_ID[:8], LARGEST_BYTES)
+                parsed = parse(header, len(payload), TAG, LARGEST_BYTES)
                 check_payload(parsed, payload)
             except FrameError as error:  # as the data plane does it
-                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, RUN_ID[:8])))
+                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, TAG)))
             else:
                 peer.on_frame(source, Frame(parsed, payload))
 

@@ -10,44 +10,50 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from farflung.checkpoints.arrivals import Arrivals, Arrived
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.checkpoint_policy import Held
-from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Job, Submit, nothing
 from farflung.protocol.errors import StoreError
+from farflung.protocol.moments import Attached
 
 STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 
 
-class Arriving:
-    """`tell` carries out effects, in the agent's loop."""
+Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
 
-    def __init__(self, folder: Path, submit: Submit, tell: Callable[[list[do.Effect]], None]) -> None:
-        self._folder, self._submit, self._tell = folder, submit, tell
-        self._machine: PeerMachine | None = None
+
+class Recaller(Protocol):
+    """The peer machine, as this hand sees it."""
+
+    def on_recalled(self, held: Held, now: float) -> list[do.Effect]: ...
+
+
+class Arriving:
+    """`tell` carries out effects, in the agent's loop.  Built when the model is known."""
+
+    def __init__(
+        self,
+        folder: Path,
+        peer: str,
+        attached: Attached,
+        submit: Submit,
+        tell: Callable[[list[do.Effect]], None],
+    ) -> None:
+        self._attached, self._submit, self._tell = attached, submit, tell
+        self._path = folder / f"{attached.known.run_id.hex()}-{peer}.pieces"
         # Of the arithmetic thread only:
         self._file: Arrivals | None = None
         self._there: set[int] = set()  # chunks that lie there
         self._failed = False
 
-    def begin(self, machine: PeerMachine) -> None:
-        """Once, when the model is known."""
-        self._machine = machine
-        machine.recalling.enabled = True
-
     # ---- in the agent's loop -------------------------------------------------------------------------------
 
-    def after(self, effect: Install | Roll, state: OuterState, job: Job) -> Job:
+    def after(self, effect: Install | Roll, arrived: Arrived, state: OuterState, job: Job) -> Job:
         """The job, and then the piece is kept: as it was fetched, or as it is after it was rolled on."""
-        machine = self._machine
-        assert machine is not None and machine.part is not None
-        lane = machine.part.lane_of_chunk(effect.chunk)
-        digest = lane.catch.digests.get(effect.version, b"") if lane is not None else b""
-        arrived = Arrived(effect.version, machine.reports.era, digest)
 
         def both() -> None:
             job()
@@ -57,8 +63,7 @@ class Arriving:
 
     def after_seal(self, effect: Seal, job: Job) -> Job:
         """The fragment is whole then: nothing of it needs to be kept."""
-        assert self._machine is not None and self._machine.part is not None
-        chunks = self._machine.part.lanes[effect.fragment].fragment.chunks
+        chunks = self._attached.fragments[effect.fragment].chunks
 
         def both() -> object:
             digest = job()
@@ -68,9 +73,9 @@ class Arriving:
 
         return both
 
-    def recall(self, effect: do.Recall, state: OuterState, now: Callable[[], float]) -> None:
-        machine = self._machine
-        assert machine is not None
+    def recall(
+        self, effect: do.Recall, state: OuterState, machine: Recaller, now: Callable[[], float]
+    ) -> None:
         held: Held = {}
         self._submit(
             lambda: held.update(self._read(effect.era, state)),
@@ -126,18 +131,11 @@ class Arriving:
         self._there = set(held)
         return held
 
-    @property
-    def _path(self) -> Path:
-        assert self._machine is not None
-        return self._folder / f"{self._machine.doorway.run_id.hex()}-{self._machine.me.peer}.pieces"
-
     def _opened(self) -> Arrivals:
-        machine = self._machine
-        assert machine is not None and machine.manifest is not None and machine.model is not None
         if self._file is None:
-            model = machine.model
-            what = machine.doorway.run_id + machine.manifest.digest + model.hash
-            self._file = Arrivals(self._path, what, model.chunk_count, 8 * model.chunk_elements)
+            attached = self._attached
+            count = attached.model.chunk_count
+            self._file = Arrivals(self._path, attached.name, count, attached.piece_bytes)
         return self._file
 
     def _give_up(self, error: Exception) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
@@ -17,7 +18,6 @@ from farflung.checkpoints.store import Saved, Store
 from farflung.collectives.round.effects import Install
 from farflung.peer.identity import Identity
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
@@ -30,24 +30,32 @@ LEAVE_S = 5.0  # a checkpoint that is being written when the peer leaves is give
 FINISH_S = 120.0  # the one at the end of the run is worth more patience
 
 
+class Saver(Protocol):
+    """The peer machine, as this hand sees it."""
+
+    def on_saved(self, version: int, problem: str) -> list[do.Effect]: ...
+
+    def on_restored(self, version: int, problems: list[str], now: float) -> list[do.Effect]: ...
+
+
 class Checkpointing:
     """`tell` carries out effects of the machine, in the agent's loop."""
 
     def __init__(
-        self, url: str, identity: Identity, submit: Submit, tell: Callable[[list[do.Effect]], None]
+        self,
+        store: Store,
+        identity: Identity,
+        machine: Saver,
+        submit: Submit,
+        tell: Callable[[list[do.Effect]], None],
     ) -> None:
-        self._store = Store(url) if url else None
+        self._store, self._machine = store, machine
         self._identity, self._submit, self._tell = identity, submit, tell
         self._captures: list[Capture] = []  # those that still need chunks: arithmetic thread only
         self._current: list[Capture] = []  # of the checkpoint that is being written: the agent's loop only
         self._worker = Worker("checkpoints", submit)
         self._writing: CheckpointWriter | None = None  # the thread's own, and so is the next
         self._failed = (0, NO_VERSION)
-
-    def begin(self, machine: PeerMachine, pinned: bytes) -> None:
-        """Before the first effect: tell the machine that there is a place, and whose signatures count."""
-        machine.saving.pinned = pinned
-        machine.saving.enabled = machine.restoring.enabled = self._store is not None
 
     # ---- in the arithmetic thread ------------------------------------------------------------------------------
 
@@ -64,31 +72,26 @@ class Checkpointing:
     def carry_out(
         self,
         effect: do.SaveFragment | do.DropSave | do.Restore,
-        machine: PeerMachine,
+        facts: RunFacts,
         state: OuterState,
         now: Callable[[], float],
     ) -> None:
-        assert machine.manifest is not None and machine.model is not None
-        doorway = machine.doorway
-        facts = RunFacts(machine.manifest, doorway.run_id, doorway.incarnation, machine.model)
         match effect:
             case do.SaveFragment():
-                self._save(effect, facts, machine, state)
+                self._save(effect, facts, state)
             case do.DropSave():
                 self._drop()
             case do.Restore():
-                self._worker.submit(lambda: self._restore(effect, facts, machine, state, now))
+                self._worker.submit(lambda: self._restore(effect, facts, state, now))
 
-    def _save(
-        self, effect: do.SaveFragment, facts: RunFacts, machine: PeerMachine, state: OuterState
-    ) -> None:
+    def _save(self, effect: do.SaveFragment, facts: RunFacts, state: OuterState) -> None:
         chunks = facts.fragments[effect.fragment].chunks
         capture = Capture(chunks, state.chunk_bytes, self._submit)
         # They are those of the version that was sealed last, and nothing newer has been sealed yet.
         hashes = tuple(state.hashes[chunks.start : chunks.stop])
         self._submit(lambda: self._captures.append(capture), nothing)
         self._current.append(capture)
-        self._worker.submit(lambda: self._write(effect, facts, capture, hashes, machine))
+        self._worker.submit(lambda: self._write(effect, facts, capture, hashes))
 
     def _drop(self) -> None:
         for capture in self._current:
@@ -109,9 +112,7 @@ class Checkpointing:
         facts: RunFacts,
         capture: Capture,
         hashes: tuple[bytes, ...],
-        machine: PeerMachine,
     ) -> None:
-        assert self._store is not None
         version, problem, whole = effect.version, "", False
         if self._failed == (effect.era, version):
             return
@@ -130,7 +131,7 @@ class Checkpointing:
             self._clear()
         if whole or problem:
             self._writing = None
-            self._worker.later(lambda: self._tell(self._written(machine, version, problem)))
+            self._worker.later(lambda: self._tell(self._written(version, problem)))
 
     def _pause(self, capture: Capture, seconds: float) -> None:
         if self._worker.given_up.wait(seconds) or capture.dropped:
@@ -142,9 +143,8 @@ class Checkpointing:
             with contextlib.suppress(FarflungError):
                 self._writing.give_up()
 
-    def _written(self, machine: PeerMachine, version: int, problem: str) -> list[do.Effect]:
-        effects = machine.saving.on_saved(version, problem)
-        machine.reports.vitals.saved = machine.saving.saved
+    def _written(self, version: int, problem: str) -> list[do.Effect]:
+        effects = self._machine.on_saved(version, problem)
         if effects:
             self._drop()
         return effects
@@ -153,11 +153,9 @@ class Checkpointing:
         self,
         effect: do.Restore,
         facts: RunFacts,
-        machine: PeerMachine,
         state: OuterState,
         now: Callable[[], float],
     ) -> None:
-        assert self._store is not None
         version, problems = NO_VERSION, []
         try:
             listing = self._store.look(facts.run_id.hex())
@@ -178,12 +176,11 @@ class Checkpointing:
                 problems.append(f"not used: {error}")
         if version == NO_VERSION and not problems:
             problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
-        self._worker.later(lambda: self._tell(machine.on_restored(version, problems, now())))
+        self._worker.later(lambda: self._tell(self._machine.on_restored(version, problems, now())))
 
     def _install(self, saved: Saved, state: OuterState) -> None:
         """Each chunk was checked against the manifest, and that against the run's digests.  What fails half-way harms
         nothing: the machine still holds no version, and the state is read or fetched again as a whole."""
-        assert self._store is not None
         room = threading.Semaphore(READ_AHEAD)
         for chunk, raw in self._store.chunks(saved):
             while not room.acquire(timeout=0.2):

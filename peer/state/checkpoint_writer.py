@@ -19,23 +19,34 @@ from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.state.capture import Capture
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError
-from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached
 
 
 @dataclass(frozen=True)
 class RunFacts:
     """What a checkpoint says of its run."""
 
-    manifest: Manifest
-    run_id: bytes
-    incarnation: int
-    model: ModelSchema
+    attached: Attached
+    incarnation: int  # of the coordinator that this peer followed when the fragment was taken
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.attached.known.manifest
+
+    @property
+    def run_id(self) -> bytes:
+        return self.attached.known.run_id
+
+    @property
+    def model(self) -> ModelSchema:
+        return self.attached.model
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
-        return fragments_of(self.model.chunk_count, self.manifest.round.fragments)
+        return self.attached.fragments
 
 
 class CheckpointWriter:

@@ -8,61 +8,75 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.arrived_pieces import left_behind
 from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
+from farflung.protocol.moments import Attached
 
 BEHIND_BYTES = 256 << 20  # so much may wait to be written, or one version if that is more
 CLOSE_S = 5.0
 
 
-class KeepingResults:
-    """`tell` carries out effects, in the agent's loop."""
+class Asker(Protocol):
+    """The peer machine, as this hand sees it."""
 
-    def __init__(self, folder: Path, submit: Submit, tell: Callable[[list[do.Effect]], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]: ...
+
+    def on_results_lost(self, why: str) -> list[do.Effect]: ...
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where results are kept, and how many."""
+
+    folder: Path
+    peer: str
+    limit_bytes: int
+    payload_bytes: int  # of one result, at most
+
+
+class KeepingResults:
+    """`tell` carries out effects, in the agent's loop.  Built when the model is known, if results are kept on disk."""
+
+    def __init__(
+        self,
+        place: Place,
+        attached: Attached,
+        submit: Submit,
+        machine: Asker,
+        tell: Callable[[list[do.Effect]], None],
+    ) -> None:
+        self._attached, self._me, self._machine, self._tell = attached, place.peer, machine, tell
         self._worker = Worker("results", submit)
-        self._machine: PeerMachine | None = None
+        self._given_up = False
         self._kept: KeptResults | None = None  # the thread's own
+        self._do(lambda: self._open(place))
 
     # ---- in the agent's loop -----------------------------------------------------------------------------
 
-    def begin(self, machine: PeerMachine, model_hash: bytes, payload_bytes: int) -> None:
-        """Once, when the model is known, if results are to be kept on disk."""
-        if not machine.log.on_disk:
+    def rolled(self, effect: Roll, era: int, logged_bytes: int) -> None:
+        """`logged_bytes`: what the log in memory holds."""
+        if self._given_up:
             return
-        self._machine = machine
-        assert machine.manifest is not None
-        what = machine.doorway.run_id + machine.manifest.digest + model_hash
-        path = self._folder / f"{machine.doorway.run_id.hex()}-{machine.me.peer}.results"
-        keep, limit = machine.manifest.round.keep_results, machine.log.limit_bytes
-        self._do(lambda: self._open(path, what, keep, limit, payload_bytes))
-
-    def rolled(self, effect: Roll) -> None:
-        machine = self._machine
-        if machine is None or not machine.log.on_disk or machine.part is None:
-            return
-        lane, size = machine.part.lane_of_chunk(effect.chunk), len(effect.payload)
-        assert lane is not None
-        if self._worker.waiting_bytes > max(BEHIND_BYTES, machine.log.bytes):
+        fragment, size = self._attached.fragment_of(effect.chunk).number, len(effect.payload)
+        if self._worker.waiting_bytes > max(BEHIND_BYTES, logged_bytes):
             self._give_up("the disk does not keep up")
             return
-        key = (machine.reports.era, lane.fragment.number, effect.version)
-        self._do(lambda: self._put(key, effect), size)
+        self._do(lambda: self._put((era, fragment, effect.version), effect), size)
 
-    def serve(self, effect: do.ServeLogged) -> None:
-        machine = self._machine
-        assert machine is not None
-        era, tag = machine.reports.era, machine.doorway.run_id[:8]
+    def serve(self, effect: do.ServeLogged, era: int) -> None:
+        tag = self._attached.known.tag
 
         def look() -> None:
             kept, place = self._kept, (era, effect.fragment, effect.version, effect.chunk)
@@ -74,27 +88,19 @@ class KeepingResults:
 
     def close(self, finished: bool) -> None:
         """What is kept stays for the next time, unless the run is over."""
-        if self._machine is not None:
-            self._do(lambda: self._close(finished))
+        self._do(lambda: self._close(finished))
         self._worker.close(CLOSE_S)  # a disk that hangs is given up
 
     def _do(self, job: Job, size_bytes: int = 0) -> None:
         self._worker.submit(lambda: self._tried(job), size_bytes=size_bytes)
 
     def _answer(self, to: str, frame: Frame) -> None:
-        machine = self._machine
-        assert machine is not None
-        if to == machine.me.peer:
-            self._tell(machine.on_frame(to, frame, time.monotonic()))
-        else:
-            self._tell([SendFrame(to, frame)])
+        mine = to == self._me
+        self._tell(self._machine.on_frame(to, frame, time.monotonic()) if mine else [SendFrame(to, frame)])
 
     def _give_up(self, why: str) -> None:
-        assert self._machine is not None
-        if self._machine.log.on_disk:
-            self._machine.log.on_disk = False
-            told = f"results of past rounds are kept in memory, not on disk any more: {why}"
-            self._tell([do.Note(told)])
+        self._given_up = True
+        self._tell(self._machine.on_results_lost(why))
 
     # ---- in the thread -----------------------------------------------------------------------------------
 
@@ -104,14 +110,15 @@ class KeepingResults:
         except (StoreError, OSError) as error:
             self._worker.later(partial(self._give_up, str(error)))
 
-    def _open(self, path: Path, what: bytes, keep: int, limit: int, payload_bytes: int) -> None:
+    def _open(self, place: Place) -> None:
+        known = self._attached.known
+        path = place.folder / f"{known.run_id.hex()}-{place.peer}.results"
         for other in left_behind(path):
             _clear(other)
-        self._kept = kept = KeptResults(path, what, keep, limit, payload_bytes)
-        found = kept.found()
-        machine = self._machine
-        assert machine is not None
-        self._worker.later(lambda: machine.log.found.update(found))
+        keep = known.manifest.round.keep_results
+        self._kept = KeptResults(path, self._attached.name, keep, place.limit_bytes, place.payload_bytes)
+        found = self._kept.found()
+        self._worker.later(lambda: self._tell(self._machine.on_results_found(found)))
 
     def _put(self, key: tuple[int, int, int], effect: Roll) -> None:
         if self._kept is not None:

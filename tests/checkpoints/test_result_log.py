@@ -7,7 +7,6 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +16,13 @@ from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.state.arrived_pieces import STALE_S, left_behind
-from farflung.peer.state.results_on_disk import KeepingResults
+from farflung.peer.state.results_on_disk import KeepingResults, Place
+from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import StoreError
-from farflung.protocol.frames import ANSWERS, Kind, parse
+from farflung.protocol.frames import ANSWERS, Frame, Kind, parse
+from farflung.protocol.manifest import Manifest, RoundSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from rig.waiting import PATIENCE_S
 
 CALM = {
@@ -124,27 +127,35 @@ def test_results_of_another_model_are_removed_and_two_processes_do_not_share_the
     assert not list((tmp_path / "x.results").iterdir())
 
 
+MODEL = ModelSchema((TensorSpec("w", (4, 4), "float32", "param"),), 4, 4, 4, bytes(32))
+
+
 class Hand:
-    """KeepingResults beside a machine of which only facts are asked."""
+    """KeepingResults beside a machine that has the log alone."""
 
     def __init__(self, folder: Path) -> None:
-        self.log, self.told = ResultLog(3), queue.SimpleQueue[do.Effect]()
-        self.log.on_disk = True
-        lane = SimpleNamespace(fragment=SimpleNamespace(number=0))
-        machine = SimpleNamespace(
-            log=self.log,
-            manifest=SimpleNamespace(round=SimpleNamespace(keep_results=3), digest=bytes(32)),
-            doorway=SimpleNamespace(run_id=bytes(16)),
-            me=SimpleNamespace(peer="ann"),
-            reports=SimpleNamespace(era=0),
-            part=SimpleNamespace(lane_of_chunk=lambda chunk: lane),
-        )
+        self.found: dict[int, set[int]] = {}
+        self.on_disk, self.told = True, queue.SimpleQueue[do.Effect]()
+        attached = Attached(Known(Manifest(round=RoundSection(keep_results=3)), bytes(16)), MODEL)
 
         def submit(job: Callable[[], object], then: Callable[[object], None]) -> None:
             then(job())
 
-        self.hand = KeepingResults(folder, submit, lambda effects: [*map(self.told.put, effects)])
-        self.hand.begin(machine, bytes(32), payload_bytes=100)  # type: ignore[arg-type]
+        place = Place(folder, "ann", RESULTS_BYTES, payload_bytes=100)
+        self.hand = KeepingResults(
+            place, attached, submit, self, lambda effects: [*map(self.told.put, effects)]
+        )
+
+    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
+        self.found.update(found)
+        return []
+
+    def on_results_lost(self, why: str) -> list[do.Effect]:
+        self.on_disk = False
+        return [do.Note(f"kept in memory: {why}")]
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
+        raise AssertionError("it asked itself nothing")
 
     def next(self) -> do.Effect:
         return self.told.get(timeout=PATIENCE_S)
@@ -152,15 +163,15 @@ class Hand:
 
 def test_results_on_disk_are_served_and_found_again_and_gone_when_the_run_is_over(tmp_path: Path) -> None:
     before = Hand(tmp_path)
-    before.hand.rolled(Roll(2, 7, b"result"))
+    before.hand.rolled(Roll(2, 7, b"result"), era=0, logged_bytes=0)
     for chunk, kind in ((2, Kind.LOGGED), (3, Kind.MISSING)):
-        before.hand.serve(do.ServeLogged("bob", chunk, 7, 0))
+        before.hand.serve(do.ServeLogged("bob", chunk, 7, 0), era=0)
         sent = before.next()
         assert isinstance(sent, SendFrame) and (sent.to, sent.frame.header.kind) == ("bob", kind)
     before.hand.close(finished=False)
     after = Hand(tmp_path)
     after.hand.close(finished=True)
-    assert after.log.found == {7: {2}} and not list(tmp_path.iterdir())
+    assert after.found == {7: {2}} and not list(tmp_path.iterdir())
 
 
 def test_what_peers_left_behind_that_never_came_back_is_removed(tmp_path: Path) -> None:
@@ -181,8 +192,8 @@ def test_without_a_disk_results_stay_in_memory_and_that_is_told_once(tmp_path: P
     (tmp_path / "state").write_text("not a folder")
     hand = Hand(tmp_path / "state")
     told = hand.next()
-    assert isinstance(told, do.Note) and "kept in memory" in told.text and not hand.log.on_disk
-    hand.hand.rolled(Roll(2, 7, b"result"))
+    assert isinstance(told, do.Note) and "kept in memory" in told.text and not hand.on_disk
+    hand.hand.rolled(Roll(2, 7, b"result"), era=0, logged_bytes=0)
     hand.hand.close(finished=True)
     assert hand.told.empty()
 

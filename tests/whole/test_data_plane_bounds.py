@@ -11,6 +11,7 @@ import pytest
 
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.link import bookkeeping
 from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
 from farflung.collectives.link.line import Line
@@ -29,6 +30,7 @@ from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 
@@ -77,7 +79,8 @@ def test_P8_nobody_has_more_made_for_it_than_an_honest_peer_waits_for() -> None:
 
 def member(chunks: int = 4) -> Participation:
     model = ModelSchema((TensorSpec("w", (4 * chunks,), "float32", "param"),), 4, chunks, chunks, bytes(32))
-    return Participation("ann", TAG, model, Manifest.from_toml('[run]\nname = "x"\n', "x"))
+    manifest = Manifest.from_toml('[run]\nname = "x"\n', "x")
+    return Participation("ann", Attached(Known(manifest, TAG), model), ResultLog())
 
 
 def early(round_no: int, size: int = 32) -> Frame:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Install, Merge, Roll, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
@@ -32,6 +33,7 @@ from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 
@@ -200,7 +202,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.training = Training.of(manifest(2))
-        self.part = Participation("ann", TAG, schema(4), manifest(2))
+        self.part = Participation("ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3))
         self.exchange = Exchange(self.part, self.training)
         for lane in self.part.lanes:
             lane.found()

@@ -19,6 +19,7 @@ import torch
 import zmq
 from zmq.utils import z85
 
+from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
 from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZmqLink
@@ -34,6 +35,7 @@ from farflung.protocol.frames import Frame, Header, Kind, parse, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 from rig.waiting import LONG_S, Patience
@@ -70,7 +72,7 @@ class Honest:
         self.link.expect(name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}"
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
-        self.part = Participation(name, RUN, MODEL, MANIFEST)
+        self.part = Participation(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog())
         self.lane = self.part.lanes[0]
         self.lane.found()
         self.lane.on_sealed(0, b"d" * 32)

@@ -23,8 +23,10 @@ from farflung.peer.identity import Identity
 from farflung.peer.machine.getting_in import Doorway, me_of
 from farflung.protocol import envelope
 from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import Reply
 
 KNOCK = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
@@ -52,7 +54,14 @@ class Door(FrontDoor):
 def door() -> Iterator[Door]:
     ours, theirs = pair()
     _, secret = zmq.curve_keypair()
-    begin = Begin(name="demo", run_id=bytes(16), manifest=b"{}", secret=secret, host="127.0.0.1", port=0)
+    begin = Begin(
+        name="demo",
+        run_id=bytes(16),
+        manifest=Manifest().canonical(),
+        secret=secret,
+        host="127.0.0.1",
+        port=0,
+    )
     opened = Door(begin, Channel(ours))
     opened.said = []
     yield opened
@@ -66,8 +75,8 @@ def a_hello(door: Door) -> Hello:
     doorway.on_timer(0.0)
     challenge = door.said[-1]
     assert isinstance(challenge, Challenge) and doorway.on_challenge(challenge)
-    doorway.manifest_digest = door._keeper._manifest_digest
-    return doorway.greet(MODEL, -1, b"", 0.0)
+    known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
+    return doorway.greet(Attached(known, MODEL), "", -1, b"", 0.0)
 
 
 def test_a_network_says_only_so_much_and_hears_once_that_it_is_too_much(door: Door) -> None:

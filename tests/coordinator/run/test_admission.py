@@ -28,6 +28,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import AdmissionSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import (
     Ban,
     Bans,
@@ -513,6 +514,6 @@ def test_a_restored_coordinator_is_far_ahead_and_nobody_follows_the_one_before()
     me = Me("p", "n", b"", b"", bytes(16), "test", lambda message: bytes(64))
     doorway = Doorway(me, "demo")
     for incarnation, follows in ((1001, True), (3, False), (1002, True)):
-        doorway.greet(MODEL, -1, b"", 0.0)
+        doorway.greet(Attached(Known(house.manifest, RUN_ID), MODEL), "", -1, b"", 0.0)
         welcome = m.Welcome(session=bytes(16), incarnation=incarnation, member_port=1, roster=())
         assert doorway.on_welcome(welcome) == follows

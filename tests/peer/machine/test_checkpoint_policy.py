@@ -19,6 +19,7 @@ from farflung.peer.worker import Inbox, Worker, nothing
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.moments import Known
 from farflung.protocol.signing import statement_of
 from rig.waiting import PATIENCE_S
 
@@ -39,14 +40,11 @@ def confirm(lane: Lane, proof: bytes = b"") -> None:
     lane.on_tick(FragmentTick(lane.version, (), True, (), 0, False, 0, proof=proof))
 
 
-def saving(every_rounds: int = 2, rounds: int = 9) -> Saving:
-    made = Saving()
-    made.enabled = True
-    made.begin(
-        Manifest(run=RunSection(rounds=rounds), checkpoint=CheckpointSection(every_rounds=every_rounds)),
-        bytes(16),
+def saving(every_rounds: int = 2, rounds: int = 9, enabled: bool = True, pinned: bytes = b"") -> Saving:
+    manifest = Manifest(
+        run=RunSection(rounds=rounds), checkpoint=CheckpointSection(every_rounds=every_rounds)
     )
-    return made
+    return Saving(Known(manifest, bytes(16)), enabled, pinned)
 
 
 # ---- when ----------------------------------------------------------------------------------------------------
@@ -57,8 +55,7 @@ def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> No
     [lane] = lanes(2)
     confirm(lane, keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest)))
     for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
-        due = saving()
-        due.pinned = pinned
+        due = saving(pinned=pinned)
         effects = due.look([lane], era)
         assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [lane.proof if good else b""]
         assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
@@ -68,7 +65,7 @@ def test_every_so_many_rounds_and_at_the_end() -> None:
     due = saving()
     assert [version for version in range(10) if due.is_due(version)] == [2, 4, 6, 8, 9]
     assert not any(saving(every_rounds=0).is_due(version) for version in range(10))
-    due.enabled = False
+    due = saving(enabled=False)
     assert not any(due.is_due(version) for version in range(10))
 
 

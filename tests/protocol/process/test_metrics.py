@@ -19,7 +19,7 @@ from farflung.coordinator.run_metrics import run_metrics
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.agent.metrics import of_peer
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import me_of
+from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYTES
@@ -74,7 +74,7 @@ COUNTS = {"arrived": 7, "undelivered": 1, "counters": Counters().as_dict()}
 
 
 def of_the_peer() -> list[Family]:
-    peer = PeerMachine(me_of(Identity.generate(), bytes(32), bytes(16)), "demo", lambda: 0.0)
+    peer = PeerMachine(PeerConfig(me_of(Identity.generate(), bytes(32), bytes(16)), "demo"), lambda: 0.0)
     return [*of_process("1", "demo", "peer"), *of_peer(peer, Counters().as_dict(), 0.25)]
 
 

@@ -1,0 +1,86 @@
+"""What the agent has from the moment on when a trainer has said what its model is: the state, and hands for it.
+
+Made once by the agent, when the first trainer attaches; each hand is given what it needs then, and none of them sees
+the peer machine but for the few events that it has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.checkpoints.store import Store
+from farflung.compression.native import outer_step
+from farflung.optim.outer import checked
+from farflung.optim.recipes import outer_of
+from farflung.peer.agent.answers import Answering
+from farflung.peer.identity import Identity
+from farflung.peer.line.data_line import DataLine
+from farflung.peer.local.memory import SharedState
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.settings import OwnConfig
+from farflung.peer.state.arrived_pieces import Arriving
+from farflung.peer.state.checkpoint_thread import Checkpointing
+from farflung.peer.state.outer_state import OuterState, payload_bytes_most
+from farflung.peer.state.results_on_disk import KeepingResults, Place
+from farflung.peer.worker import Submit
+from farflung.protocol.moments import Attached
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Of the agent, for whatever hand needs them."""
+
+    identity: Identity
+    own: OwnConfig
+    folder: Path  # of this peer, beside its key
+    store: Store | None  # for checkpoints, where the volunteer named a place
+    line: DataLine
+    submit: Submit
+    carry_out: Callable[[list[do.Effect]], None]
+
+
+@dataclass(frozen=True)
+class Hands:
+    attached: Attached
+    shared: SharedState
+    state: OuterState
+    answering: Answering
+    arriving: Arriving
+    results: KeepingResults | None
+    checkpoints: Checkpointing | None
+    largest_payload_bytes: int
+
+    @staticmethod
+    def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: Tools) -> Hands:
+        rules, elements = attached.known.manifest.round, attached.model.chunk_elements
+        outer = outer_of(attached.known.manifest, checked(outer_step()))
+        state = OuterState(shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.momentum)
+        hashes_bytes, results_bytes = 32 * attached.model.chunk_count, payload_bytes_most(rules, elements)
+        largest = max(attached.piece_bytes, hashes_bytes, results_bytes)
+        submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own
+        results = checkpoints = None
+        if own.results_on_disk:
+            place = Place(tools.folder, peer, own.results_limit, largest)
+            results = KeepingResults(place, attached, submit, machine, tell)
+        if tools.store is not None:
+            checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
+        return Hands(
+            attached,
+            shared,
+            state,
+            Answering(tools.line, attached, submit, tell),
+            Arriving(tools.folder, peer, attached, submit, tell),
+            results,
+            checkpoints,
+            largest,
+        )
+
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
+        """In the arithmetic thread: do what changes this chunk, once it was copied where a checkpoint needs it."""
+        if self.checkpoints is not None:
+            self.checkpoints.change(chunk, job)
+        else:
+            job()

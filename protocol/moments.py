@@ -1,0 +1,55 @@
+"""What a peer knows of its run, in two steps: which run it is, and what its own part of the model is.  Pure data.
+
+A peer that knocks knows nothing yet.  With the coordinator's challenge it is `Known`; when a trainer has said what its
+model is, it is `Attached`.  Each is made once and never changed, so whatever needs one is built when it is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import ModelSchema
+
+TAG_BYTES = 8
+
+
+def tag_of(run_id: bytes) -> bytes:
+    """Stands in every bulk frame: a frame of another run is none of ours."""
+    return run_id[:TAG_BYTES]
+
+
+@dataclass(frozen=True)
+class Known:
+    manifest: Manifest
+    run_id: bytes
+
+    @property
+    def tag(self) -> bytes:
+        return tag_of(self.run_id)
+
+
+@dataclass(frozen=True)
+class Attached:
+    known: Known
+    model: ModelSchema
+
+    @cached_property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """UserError if the model has fewer chunks than the run has fragments."""
+        return tuple(fragments_of(self.model.chunk_count, self.known.manifest.round.fragments))
+
+    @property
+    def name(self) -> bytes:
+        """Of this model in this run: what lies on disk under another name is none of ours."""
+        return self.known.run_id + self.known.manifest.digest + self.model.hash
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of one chunk of the outer state: its parameters and its momentum."""
+        return 8 * self.model.chunk_elements
+
+    def fragment_of(self, chunk: int) -> Fragment:
+        return next(fragment for fragment in self.fragments if chunk in fragment.chunks)
