@@ -67,6 +67,11 @@ def codec_named(name: str) -> Codec:
         raise UserError(f'codec "{name}" is not known to this version; it knows: {known}') from None
 
 
+def check_payload(name: str, payload: Bytes, elements: int) -> None:
+    """FrameError unless these are so many finite values in that codec; UserError for one that nobody knows."""
+    codec_named(name).check(payload, elements)
+
+
 def codec_of(payload: Bytes) -> Codec:
     """The codec that a checked payload names in its header."""
     return _BY_NUMBER[memoryview(payload).cast("B")[NUMBER_AT]]

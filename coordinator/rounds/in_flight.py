@@ -196,14 +196,14 @@ class InFlight:
             return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
         if self.decision is None:
             return self._decide(now, alive)
-        lost = self._unobtainable(alive)
+        lost = self._unobtainable(alive, self.decision)
         if lost:
             return self._settle(
                 [m for m in self.decision.included(self.plan.members) if m not in lost],
                 alive,
                 f"the contributions of {self._names(sorted(lost))} died with their holders",
             )
-        return self._maybe_commit(alive)
+        return self._maybe_commit(alive, self.decision)
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
@@ -312,18 +312,17 @@ class InFlight:
         told = f"{count} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
         return Failed(told, AbortCause.MEMBER_RESTARTED if back else AbortCause.TOO_FEW)
 
-    def _unobtainable(self, alive: set[str]) -> set[str]:
+    def _unobtainable(self, alive: set[str], decision: Decision) -> set[str]:
         """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
-        assert self.decision is not None
         unmerged = self._every_chunk & ~mask_of(self.merged)
         return {
             member
-            for member in self.decision.included(self.plan.members)
+            for member in decision.included(self.plan.members)
             if (member not in alive or member in self.barred)
             and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
         }
 
-    def _maybe_commit(self, alive: set[str]) -> Step:
+    def _maybe_commit(self, alive: set[str], decision: Decision) -> Step:
         chunks = len(self.plan.owners)
         missing = chunks - len(self.merged)
         if missing:
@@ -337,14 +336,13 @@ class InFlight:
         thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
         if thin or not here:
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
-        assert self.decision is not None
         hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
         return Done(
             Commit(
                 self.plan.version + 1,
                 self.plan.round_no,
                 self.plan.members,
-                self.decision.weights,
+                decision.weights,
                 hashes,
                 self.rules.gather_codec,
                 self.plan.fragment,

@@ -25,7 +25,7 @@ from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
-from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
@@ -37,6 +37,7 @@ from farflung.protocol.messages import (
     ProgressReport,
     Sent,
 )
+from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Plan
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
@@ -144,20 +145,22 @@ class Conductor:
         return known and beat is not None and beat.version >= max(0, self.book.version - 1)
 
     def _open(self, peers: list[str]) -> None:
-        core, manifest = self.core, self.core.manifest
-        codecs = self._codecs_for(peers)
+        core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
+        if model is None:
+            return  # the first member brings it, and nobody is ready before
+        codecs = self._codecs_for(peers, model)
         plan = Plan(
             round_no=core.ledger.round_no + 1,
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=self._owners(peers, codecs),
+            owners=self._owners(peers, codecs, model),
             codecs=codecs,
             fragment=self.fragment,
         )
         rules = rules_for(manifest, self.book, peers)
         core.write(Opened(plan=plan))
-        self.round = InFlight(plan, rules, core.now, core.name)
+        self.round = flight = InFlight(plan, rules, core.now, core.name)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}"
@@ -165,23 +168,16 @@ class Conductor:
         for member in self.able:
             if member.peer not in peers:
                 why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
-                self._leave_out(member.peer, why)
-        self._tell_members(OpenRound, plan=plan)
+                self._leave_out(flight, member.peer, why)
+        self._tell_members(flight, OpenRound, plan=plan)
 
-    @property
-    def _chunks(self) -> Fragment:
-        model = self.core.ledger.model
-        assert model is not None
-        return fragments_of(model.chunk_count, self.core.ledger.fragments)[self.fragment]
-
-    def _codecs_for(self, peers: list[str]) -> tuple[str, ...]:
+    def _codecs_for(self, peers: list[str], model: ModelSchema) -> tuple[str, ...]:
         """The codec of each one's contribution: the run's, or what its line can carry in time."""
-        core, rules = self.core, self.core.manifest.round
+        rules = self.core.manifest.round
         if rules.codec != AUTO:
             return (rules.codec,) * len(peers)
-        assert core.ledger.model is not None
         # All fragments may be on their way at once: what counts is the whole model.
-        values = core.ledger.model.chunk_count * core.ledger.model.chunk_elements
+        values = model.chunk_count * model.chunk_elements
         sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
         lines = shares.smoothed([self._rates(peer, LADDER[0]) for peer in peers])
         up = {peer: line.up_bytes_per_s for peer, line in zip(peers, lines, strict=True)}
@@ -189,12 +185,12 @@ class Conductor:
         self._codecs |= chosen
         return tuple(chosen[peer] for peer in peers)
 
-    def _owners(self, peers: list[str], codecs: tuple[str, ...]) -> tuple[int, ...]:
+    def _owners(self, peers: list[str], codecs: tuple[str, ...], model: ModelSchema) -> tuple[int, ...]:
         """Each fragment begins with another peer: small fragments must not all end up with the first one."""
         core, turn = self.core, self.fragment % len(peers)
         rates = shares.smoothed([self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)])
         owners = shares.assign(
-            self._chunks.count,
+            fragments_of(model.chunk_count, core.ledger.fragments)[self.fragment].count,
             peers[turn:] + peers[:turn],
             core.members.can_own(core.now),
             rates[turn:] + rates[:turn],
@@ -204,7 +200,8 @@ class Conductor:
 
     def _rates(self, peer: str, codec: str) -> shares.Rates:
         beat = self.core.members.members[peer].beat
-        assert beat is not None, "a peer that never spoke is not ready"
+        if beat is None:
+            return shares.Rates(None, None, BITS_PER_VALUE[codec], True)
         up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
         return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
 
@@ -219,12 +216,14 @@ class Conductor:
         return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
 
     def on_progress(self, member: Member, report: ProgressReport) -> None:
-        assert self.round is not None
+        if self.round is None:
+            return
         self.round.on_progress(member.peer, report)
         self.standing(member).progress_seen = report.seq
 
     def on_sent(self, member: Member, sent: Sent) -> None:
-        assert self.round is not None
+        if self.round is None:
+            return
         leases = self.core.ledger.leases
         cause, problem = ExclusionCause.UNSIGNED, self._witness.problem(member, sent)
         if not problem:
@@ -251,9 +250,9 @@ class Conductor:
         # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
         if self.round is not None and self.core.finished:
             self.abort(AbortCause.COMPLETE, "the run is complete")
-        while self.round is not None:
+        while (flight := self.round) is not None:
             alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
-            step = self.round.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
+            step = flight.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
                     self.reason = reason
@@ -261,35 +260,36 @@ class Conductor:
                 case Moved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        barred = self.round.barred.get(peer)
+                        barred = flight.barred.get(peer)
                         why = "others could not get through to it" if barred is None else barred.text
-                        self._leave_out(peer, f"it lost its chunks: {why}")
+                        self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
-                    self._tell_members(OpenRound, plan=plan)
+                    self._tell_members(flight, OpenRound, plan=plan)
                 case Settled():
-                    self._announce(step)
+                    self._announce(flight, step)
                 case Failed(reason, cause, unfit, dropped):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        self._leave_out(peer, "it owned chunks and did not give their results in time")
+                        self._leave_out(
+                            flight, peer, "it owned chunks and did not give their results in time"
+                        )
                     self.abort(cause, reason, dropped)
                 case Done():
-                    self._commit(step)
+                    self._commit(flight, step)
 
-    def _announce(self, step: Settled) -> None:
-        assert self.round is not None
-        core, decision, screening = self.core, step.decision, self.round.screening
-        causes = {peer: why.cause for peer, why in self.round.excluded.items()}
+    def _announce(self, flight: InFlight, step: Settled) -> None:
+        core, decision, screening = self.core, step.decision, flight.screening
+        causes = {peer: why.cause for peer, why in flight.excluded.items()}
         core.write(DecidedOn(decision=decision, causes=causes, merged=step.merged))
         for peer, why in decision.reasons.items():
             core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
-            self._leave_out(peer, why)
+            self._leave_out(flight, peer, why)
         for peer, factor in screening.factors.items() if screening is not None else ():
-            if factor <= MUCH_SHORTENED and peer not in self.round.excluded:
+            if factor <= MUCH_SHORTENED and peer not in flight.excluded:
                 why = screening.clipped[peer] if screening is not None else ""
                 core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
-        self._tell_members(Decided, decision=decision)
+        self._tell_members(flight, Decided, decision=decision)
         self.reason, self.merged = step.reason, step.merged
 
     def asks_anew(self) -> bool:
@@ -300,18 +300,21 @@ class Conductor:
         return asks
 
     def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:
-        assert self.round is not None
-        number = self.round.plan.round_no
-        for peer, why in self.round.barred.items():
-            self._leave_out(peer, why.text)
+        """Of the round in flight, if there is one."""
+        flight = self.round
+        if flight is None:
+            return
+        number = flight.plan.round_no
+        for peer, why in flight.barred.items():
+            self._leave_out(flight, peer, why.text)
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
         told = AbortedRound(
             round_no=number, cause=cause, reason=reason, fragment=self.fragment, dropped=dropped
         )
         self.core.write(told)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
-        self._strike_useless(self.round)
-        self._tell_members(Aborted, round_no=number, reason=reason)
+        self._strike_useless(flight)
+        self._tell_members(flight, Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
         self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
@@ -320,18 +323,15 @@ class Conductor:
         for peer in found_useless(over):
             self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
 
-    def _leave_out(self, peer: str, why: str) -> None:
+    def _leave_out(self, flight: InFlight, peer: str, why: str) -> None:
         """For the status: the member's owner wants to know, also when the round itself is forgotten."""
-        assert self.round is not None
         member = self.core.members.members.get(peer)
         if member is not None:
-            member.left_out = f"round {self.round.plan.round_no}: {why}"
+            member.left_out = f"round {flight.plan.round_no}: {why}"
 
-    def _commit(self, done: Done) -> None:
-        assert self.round is not None
-        core, commit, sent = self.core, done.commit, self.round.sent
-        assert self.round.decision is not None
-        included, screening = commit.included, self.round.screening
+    def _commit(self, flight: InFlight, done: Done) -> None:
+        core, commit, sent = self.core, done.commit, flight.sent
+        included, screening = commit.included, flight.screening
         suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
         losses = [(sent[m].loss, sent[m].tokens) for m in included]
         tokens = sum(sent[m].tokens for m in included)
@@ -342,11 +342,11 @@ class Conductor:
             CommittedRound(
                 commit=commit,
                 used={m: sent[m].used for m in included},
-                excluded=dict(self.round.excluded),
+                excluded=dict(flight.excluded),
                 tokens=tokens,
                 steps=sum(sent[m].steps for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
-                seconds=core.now - self.round.opened_at,
+                seconds=core.now - flight.opened_at,
                 tx_bytes=max(0, tx_bytes - core.tx_at_commit),
                 merged=self.merged,
                 clipped=dict(screening.clipped) if screening is not None else {},
@@ -358,7 +358,7 @@ class Conductor:
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
-        self._strike_useless(self.round)
+        self._strike_useless(flight)
         self.round = None
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"
@@ -377,9 +377,8 @@ class Conductor:
             elif standing.verified:
                 standing.missed += 1
 
-    def _tell_members(self, kind: type, **body: object) -> None:
-        assert self.round is not None
-        for peer in self.round.plan.members:
+    def _tell_members(self, flight: InFlight, kind: type, **body: object) -> None:
+        for peer in flight.plan.members:
             member = self.core.members.members.get(peer)
             if member is not None and member.alive and self.counts_on(member):
                 self.core.tell(member, kind, **body)

@@ -68,7 +68,7 @@ class Guidance:
         refusal = self._lending.take_size(member, beat)
         if refusal:
             return refusal
-        goal, member.told = self._judge(member)
+        goal, member.told = self._judge(member, beat)
         member.state = state_after(member.state, goal, beat.phase, member.quarantined)
         for standing, said in zip(member.standings, beat.fragments, strict=True):
             if not (said.ready and standing.verified):
@@ -184,14 +184,15 @@ class Guidance:
             found.update(conductor.round.plan.members if conductor.round is not None else ())
         return found
 
-    def _judge(self, member: Member) -> Judgement:
+    def _judge(self, member: Member, beat: Beat) -> Judgement:
         """Where the member is with its least advanced fragment.  Sets its standings."""
         core = self._core
-        for conductor in self._conductors:
-            self._recognise(member, conductor)
+        said = list(zip(self._conductors, beat.fragments, strict=True))
+        for conductor, of_it in said:
+            self._recognise(member, conductor, of_it)
         if not core.ledger.learned and not self._genesis_is_held():
-            return self._found(member)
-        found = [self._judge_fragment(member, conductor) for conductor in self._conductors]
+            return self._found(member, beat)
+        found = [self._judge_fragment(member, conductor, of_it) for conductor, of_it in said]
         if member.verified and core.finished:
             return self._finish()
         judged = min(found, key=lambda judgement: _FROM_LEAST_ADVANCED.index(judgement[0]))
@@ -200,9 +201,8 @@ class Guidance:
             return Goal.ALONE, core.held
         return judged
 
-    def _recognise(self, member: Member, conductor: Conductor) -> None:
-        said, book = conductor.beat_of(member), conductor.book
-        assert said is not None
+    def _recognise(self, member: Member, conductor: Conductor, said: FragmentBeat) -> None:
+        book = conductor.book
         known = book.digests.get(said.version)
         is_the_runs = said.version >= 0 and known is not None and said.digest == known
         standing = conductor.standing(member)
@@ -213,13 +213,8 @@ class Guidance:
         if is_the_runs:
             self._vouch(member, conductor)
 
-    def _judge_fragment(self, member: Member, conductor: Conductor) -> Judgement:
-        said, standing, version = (
-            conductor.beat_of(member),
-            conductor.standing(member),
-            conductor.book.version,
-        )
-        assert said is not None
+    def _judge_fragment(self, member: Member, conductor: Conductor, said: FragmentBeat) -> Judgement:
+        standing, version = conductor.standing(member), conductor.book.version
         known = conductor.book.digests.get(said.version)
         of = self._core.of(conductor.fragment)
         if said.version > version:
@@ -270,22 +265,20 @@ class Guidance:
             for m in self._core.members.alive.values()
         )
 
-    def _found(self, member: Member) -> Judgement:
+    def _found(self, member: Member, beat: Beat) -> Judgement:
         """Nothing has been learned yet and nobody holds version 0: the oldest living peer founds it."""
         oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
         if member is not oldest:
             return Goal.WAIT, f"{oldest.contact.name} gives the run its initial state"
-        assert member.beat is not None
-        if any(said.version != 0 or not said.digest for said in member.beat.fragments):
+        if any(said.version != 0 or not said.digest for said in beat.fragments):
             return Goal.FOUND, "it gives the run its initial state"
         for conductor in self._conductors:
-            if conductor.round is not None:
-                conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
-        first, *others = (said.digest for said in member.beat.fragments)
+            conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
+        first, *others = (said.digest for said in beat.fragments)
         self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others)))
         self._core.note(f"{member.contact.name} founded version 0")
-        for conductor in self._conductors:
-            self._recognise(member, conductor)
+        for conductor, said in zip(self._conductors, beat.fragments, strict=True):
+            self._recognise(member, conductor, said)
         return Goal.TRAIN, "it founded version 0"
 
     def _vouch(self, member: Member, conductor: Conductor) -> None:

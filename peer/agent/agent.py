@@ -19,6 +19,7 @@ import zmq
 from farflung.checkpoints.arrivals import Arrived
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.compression.codec import check_payload
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.hands import Hands, Tools
@@ -84,6 +85,7 @@ class Agent:
         config = PeerConfig(
             me,
             options.url.run,
+            check_payload,
             results_on_disk=options.own.results_on_disk,
             results_limit_bytes=options.own.results_limit,
             saves=store is not None,

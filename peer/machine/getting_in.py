@@ -15,6 +15,7 @@ import msgspec
 from farflung import __version__
 from farflung.peer.machine.effects import Effect, Note
 from farflung.protocol.caps import RESULTS_BYTES
+from farflung.protocol.frames import Payload
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
 from farflung.protocol.moments import Attached
@@ -71,6 +72,7 @@ class PeerConfig:
 
     me: Me
     run: str
+    check: Callable[[str, Payload, int], None]  # compression.codec.check_payload: this room knows no tensor
     results_on_disk: bool = False  # the shell keeps older results there
     results_limit_bytes: int = RESULTS_BYTES
     saves: bool = False  # the shell has a place for checkpoints: to write them, and to read them back

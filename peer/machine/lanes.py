@@ -7,14 +7,14 @@ plan or decision that explains them wait here for a moment.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.compression.codec import codec_named
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import ANSWERS, Frame, Kind, Spoiled
+from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled
 from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.moments import Attached
@@ -26,8 +26,12 @@ EARLY_BYTES = 64 * 1024 * 1024
 _ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
 
 
+# (codec, payload, elements): FrameError unless the payload is so many finite values in that codec.
+CheckPayload = Callable[[str, Payload, int], None]
+
+
 class Participation:
-    def __init__(self, me: str, attached: Attached, log: ResultLog) -> None:
+    def __init__(self, me: str, attached: Attached, log: ResultLog, check: CheckPayload) -> None:
         """UserError if the model has fewer chunks than the run has fragments."""
         manifest, tag = attached.known.manifest, attached.known.tag
         compare = manifest.merge.policy == "robust"
@@ -35,7 +39,8 @@ class Participation:
         self.counters = Counters()
         self._elements = attached.model.chunk_elements
         self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
-        self._gather = codec_named(manifest.round.gather_codec)
+        self._check = check
+        self._gather = manifest.round.gather_codec
         self._early: deque[tuple[str, Frame]] = deque()
 
     # ---- lanes ------------------------------------------------------------------------------------------------
@@ -164,13 +169,13 @@ class Participation:
             plan = lane.round.plan if lane.round is not None else None
             if plan is None or frame.header.round_no != plan.round_no or sender not in plan.members:
                 return True  # the round's own verdict says what it is
-            codec = codec_named(plan.codec_of(sender))
+            codec = plan.codec_of(sender)
         elif kind in (Kind.RESULT, Kind.LOGGED):
             codec = self._gather
         else:
             return True
         try:
-            codec.check(frame.payload, self._elements)
+            self._check(codec, frame.payload, self._elements)
         except FrameError as error:
             self.counters.count(error.verdict)
             if kind == Kind.LOGGED:

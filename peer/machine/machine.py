@@ -81,7 +81,7 @@ class Joined:
     def of(attached: Attached, address: str, training: Training, config: PeerConfig) -> Joined:
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
-        part = Participation(config.me.peer, attached, log)
+        part = Participation(config.me.peer, attached, log, config.check)
         return Joined(
             attached,
             address,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.compression.codec import check_payload
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import Attach, FromTrainer, ToTrainer
@@ -54,6 +55,7 @@ class VirtualPeer:
         config = PeerConfig(
             self.me,
             self.manifest.run.name,
+            check_payload,
             results_on_disk=self.own.results_on_disk,
             saves=self.disk is not None,
             recalls=True,

@@ -18,6 +18,7 @@ from farflung.collectives.link.line import Line
 from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
 from farflung.collectives.round.effects import DataEffect, Install, SendFrame
 from farflung.collectives.round.member import MemberRound
+from farflung.compression.codec import check_payload
 from farflung.coordinator.rounds.in_flight import Failed, InFlight, Moved, RoundRules
 from farflung.coordinator.run.status import status_json
 from farflung.peer.agent.turns import HELD_MOST_S, Serving
@@ -80,7 +81,7 @@ def test_P8_nobody_has_more_made_for_it_than_an_honest_peer_waits_for() -> None:
 def member(chunks: int = 4) -> Participation:
     model = ModelSchema((TensorSpec("w", (4 * chunks,), "float32", "param"),), 4, chunks, chunks, bytes(32))
     manifest = Manifest.from_toml('[run]\nname = "x"\n', "x")
-    return Participation("ann", Attached(Known(manifest, TAG), model), ResultLog())
+    return Participation("ann", Attached(Known(manifest, TAG), model), ResultLog(), check_payload)
 
 
 def early(round_no: int, size: int = 32) -> Frame:

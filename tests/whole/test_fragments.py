@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Install, Merge, Roll, SendFrame
 from farflung.collectives.round.member import MemberRound
-from farflung.compression.codec import codec_named
+from farflung.compression.codec import check_payload, codec_named
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
 from farflung.coordinator.run.effects import Effect, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
@@ -202,7 +202,9 @@ class Desk:
 
     def __init__(self) -> None:
         self.training = Training.of(manifest(2))
-        self.part = Participation("ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3))
+        self.part = Participation(
+            "ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3), check_payload
+        )
         self.exchange = Exchange(self.part, self.training)
         for lane in self.part.lanes:
             lane.found()

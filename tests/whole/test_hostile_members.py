@@ -24,7 +24,7 @@ from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
 from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
-from farflung.compression.codec import codec_named
+from farflung.compression.codec import check_payload, codec_named
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
@@ -72,7 +72,7 @@ class Honest:
         self.link.expect(name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}"
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
-        self.part = Participation(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog())
+        self.part = Participation(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog(), check_payload)
         self.lane = self.part.lanes[0]
         self.lane.found()
         self.lane.on_sealed(0, b"d" * 32)
