@@ -28,6 +28,7 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.process.sockets import CONTROL_SERVER
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact
@@ -181,7 +182,8 @@ def test_lost_members_are_forgotten() -> None:
     for number in range(3 * LOST_KEPT):
         name = f"peer-{number}"
         members.lose(
-            members.admit(Contact(name, name, bytes(32), ""), bytes(16), bytes(16), float(number)), "lost"
+            members.admit(Contact(name, name, bytes(32), ""), bytes(16), bytes(16), float(number)),
+            PeerEvent.FELL_SILENT,
         )
     assert len(members.members) == LOST_KEPT and "peer-95" in members.members
 

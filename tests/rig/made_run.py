@@ -26,6 +26,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, FragmentBeat, Message
+from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.round_words import Commit, Contact, Plan, Used
 
 RUN_ID = bytes(range(16))
@@ -97,8 +98,8 @@ class MadeRun:
         member.in_seq, member.heard_at = member.beat.seq, self.core.now
         return member.beat
 
-    def loses(self, member: Member, state: str = "lost") -> None:
-        self.core.members.lose(member, state)
+    def loses(self, member: Member, how: PeerEvent = PeerEvent.FELL_SILENT) -> None:
+        self.core.members.lose(member, how)
 
     # ---- rounds ----------------------------------------------------------------------------------------
 

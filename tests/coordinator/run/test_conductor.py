@@ -29,6 +29,7 @@ from farflung.coordinator.run.conductor import (
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, ProgressReport, Sent
@@ -287,7 +288,9 @@ def test_a_hash_list_that_is_not_signed_by_its_sender_counts_for_nothing() -> No
     stage.opens()
     stage.sends("ann", signature=bytes(64))
     assert stage.conductor.round is not None
-    assert stage.conductor.round.barred == {stage.guests["ann"].peer: "its hash list is not signed by it"}
+    assert stage.conductor.round.barred == {
+        stage.guests["ann"].peer: Excluded(ExclusionCause.UNSIGNED, "its hash list is not signed by it")
+    }
     assert not stage.conductor.may_use_work_of(stage.guests["ann"].peer)
     assert stage.conductor.may_use_work_of(stage.guests["bob"].peer)
 
@@ -297,7 +300,9 @@ def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
     stage.opens()
     stage.conductor.on_restart(stage.guests["bob"].peer)
     assert stage.conductor.round is not None
-    assert stage.conductor.round.barred == {stage.guests["bob"].peer: "it restarted during the round"}
+    assert stage.conductor.round.barred == {
+        stage.guests["bob"].peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+    }
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:
@@ -398,7 +403,7 @@ def test_after_each_abort_the_next_round_waits_longer() -> None:
         stage.beats(name, ready=True)
     for _ in range(7):
         stage.conductor.maybe_open()
-        stage.conductor.abort("a test")
+        stage.conductor.abort(AbortCause.TIMED_OUT, "a test")
         over_at = stage.core.now
         while stage.conductor._why_not_open(stage.conductor.able, stage.conductor.able):
             stage.core.now += RETRY_S

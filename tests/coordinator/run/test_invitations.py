@@ -19,6 +19,7 @@ from farflung.protocol.manifest import AdmissionSection, Manifest
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import Invite, Reply, Revoke
+from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.signed_words import hello_part
 from rig.guests import Guest
 from rig.made_run import RUN_ID, MadeRun, peer_of
@@ -43,7 +44,7 @@ class Host(MadeRun):
 
     def kick(self, member: Member, why: str) -> None:
         self.kicked.append((member.peer, why))
-        self.core.members.lose(member, "kicked")
+        self.core.members.lose(member, PeerEvent.SENT_AWAY)
 
     def invites(self, note: str = "", uses: int = 1, lasts_s: float = HOUR_S) -> str:
         """The token."""

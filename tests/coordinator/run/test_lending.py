@@ -13,6 +13,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
+from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.round_words import Used
 from rig.made_run import MadeRun, holding, peer_of
 
@@ -181,7 +182,7 @@ def test_what_a_peer_that_took_its_leave_had_is_there_for_others_at_once() -> No
     run = Lender()
     ann = run.enters("ann")
     run.beats(ann, want=8)
-    run.loses(ann, "left")
+    run.loses(ann, PeerEvent.SAID_GOODBYE)
     run.waits(0.0)
     [released] = [record for record in run.records() if isinstance(record, Released)]
     assert released == Released(leases=(1,), reason="ann left")
@@ -192,7 +193,7 @@ def test_nothing_is_taken_back_while_a_round_may_still_use_it() -> None:
     ann, bob = run.enters("ann"), run.enters("bob")
     run.beats(ann, want=8)
     flight = run.opens(ann, bob)
-    run.loses(ann, "left")
+    run.loses(ann, PeerEvent.SAID_GOODBYE)
     run.waits(10 * run.patience_s)
     assert run.released() == []
     flight.barred[ann.peer] = Excluded(ExclusionCause.LEASES, "a test")
@@ -303,7 +304,9 @@ class Story:
                 known = tuple(run.leases.of(member.peer))[number % 3 :]
                 run.beats(member, want=number, have=known)
             case "lose" | "leave" if member is not None:
-                run.loses(self.here.pop(name), "left" if deed == "leave" else "lost")
+                run.loses(
+                    self.here.pop(name), PeerEvent.SAID_GOODBYE if deed == "leave" else PeerEvent.FELL_SILENT
+                )
             case "wait":
                 run.waits(number)
             case "commit":

@@ -8,6 +8,7 @@ from farflung.coordinator.ledger.records import Banned, Paused, Resumed, Struck,
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.operator_orders import Operating
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import (
     Ban,
@@ -23,6 +24,7 @@ from farflung.protocol.orders import (
     Revoke,
     Unban,
 )
+from farflung.protocol.peer_states import OF_DEPARTURE
 from rig.made_run import MadeRun, peer_of
 
 HOUR_S = 3600.0
@@ -31,7 +33,7 @@ NET = "192.0.2.0/24"
 
 
 class Office(MadeRun):
-    """A run and its host; `lost` is who had to go, in which state, and why."""
+    """A run and its host; `lost` is who had to go, how, and why."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,9 +41,9 @@ class Office(MadeRun):
         discipline = Discipline(self.core, self.lose)
         self.operating = Operating(self.core, discipline, lambda count: bytes(count))
 
-    def lose(self, member: Member, state: str, why: str) -> None:
-        self.lost.append((member.contact.name, state, why))
-        self.core.members.lose(member, state)
+    def lose(self, member: Member, cause: DepartureCause, why: str) -> None:
+        self.lost.append((member.contact.name, cause, why))
+        self.core.members.lose(member, OF_DEPARTURE[cause])
 
     def obeys(self, order: Order) -> str:
         reply = self.operating.obey(order)
@@ -72,7 +74,7 @@ def test_who_is_kicked_is_told_first_and_is_not_banned() -> None:
     [gone] = office.told(ann)
     assert isinstance(gone, Gone) and gone.final
     assert gone.reason == "the host of the run sent it away: a test"
-    assert office.lost == [("ann", "kicked", "a test")]
+    assert office.lost == [("ann", DepartureCause.KICKED, "a test")]
     assert office.core.ledger.register.bans == {}
 
 
@@ -258,4 +260,4 @@ def test_orders_about_invitations_are_passed_on_and_their_refusals_are_sentences
     invitation.guests.add(ann.peer)
     assert office.refuses(Revoke(which="school", reason="")).startswith("there is no such invitation")
     office.obeys(Revoke(which="lab", reason="closed", guests=True))
-    assert office.lost == [("ann", "kicked", "its invitation was revoked: closed")]
+    assert office.lost == [("ann", DepartureCause.KICKED, "its invitation was revoked: closed")]
