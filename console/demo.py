@@ -27,8 +27,8 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.peer_states import RunPhase
 from farflung.protocol.process.log_lines import si
+from farflung.protocol.states import RunPhase
 
 PEERS = 3
 PATIENCE_S = 110.0

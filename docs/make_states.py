@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 from farflung.peer.machine.lane_states import ROLES, STANDS, Empty, Idle
-from farflung.protocol.peer_states import GONE, HERE, PEER_STATES, PeerState
+from farflung.protocol.states import GONE, HERE, PEER_STATES, PeerState
 
 PAGE = Path(__file__).with_name("architecture.md")
 BEGIN, END = "<!-- states: written by docs/make_states.py -->", "<!-- states end -->"
 WORDS = """## States
 
 Three tables say which event leads from which state to which; any other event in a state is a mistake in the program
-and raises `IllegalMove` (`protocol/transitions.py`). An arrow carries the events that lead along it.
+and raises `IllegalMove` (`protocol/states.py`). An arrow carries the events that lead along it.
 """
 STAND_WORDS = """What a lane holds of its fragment's outer state (`Stand`, `peer/machine/lane_states.py`). Chunks are
 served and saved in `Whole` alone, and there only once the coordinator has confirmed the digest (P4).
@@ -26,7 +26,7 @@ served and saved in `Whole` alone, and there only once the coordinator has confi
 ROLE_WORDS = """What part the lane has in a round, and what became of the work that it sent (`Role`, in the same file).
 `Unsure` and `Merged` are why a peer that missed a commit loses no step, and counts none twice (P6, P7).
 """
-PEER_WORDS = """Where a peer is, as the status shows it (`protocol/peer_states.py`). Beats are looks at a peer, and
+PEER_WORDS = """Where a peer is, as the status shows it (`protocol/states.py`). Beats are looks at a peer, and
 between two of them it may have been anywhere: any word may follow any other, until it is gone.
 """
 

@@ -147,7 +147,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
 
     roster_no: Count
     fragments: Annotated[tuple[FragmentBeat, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
-    phase: Annotated[str, Meta(max_length=16)]  # a Phase of protocol/peer_states.py
+    phase: Annotated[str, Meta(max_length=16)]  # a Phase of protocol/states.py
     step: Count
     tokens: Tokens
     loss: float | None
@@ -270,9 +270,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
         float, Meta(ge=0)
     ]  # when it came, on the coordinator's clock: shows how full the way there is
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
-    goal: Annotated[
-        str, Meta(max_length=16)
-    ]  # a Goal of protocol/peer_states.py, of the least advanced fragment
+    goal: Annotated[str, Meta(max_length=16)]  # a Goal of protocol/states.py, of the least advanced fragment
     reason: Reason
     roster_no: Count
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None

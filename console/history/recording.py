@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.protocol.causes import DepartureCause, NoteCause
-from farflung.protocol.peer_states import OF_DEPARTURE, PEER_STATES, PeerState, RunPhase
+from farflung.protocol.states import OF_DEPARTURE, PEER_STATES, PeerState, RunPhase
 
 Event = dict[str, Any]
 Status = dict[str, Any]

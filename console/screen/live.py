@@ -24,7 +24,7 @@ from farflung.console.screen.text import Record
 from farflung.console.screen.view import View
 from farflung.protocol.errors import FarflungError, FrameError, Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.peer_states import RunPhase
+from farflung.protocol.states import RunPhase
 
 PLAIN_EVERY_S = 5.0  # without a terminal: a line when the version or the phase's kind changes, or so often
 FETCH_S = 5.0

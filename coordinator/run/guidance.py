@@ -17,9 +17,9 @@ from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
-from farflung.protocol.peer_states import Goal, state_after
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
+from farflung.protocol.states import Goal, state_after
 
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4

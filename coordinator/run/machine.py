@@ -46,9 +46,9 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.orders import Order, Reply
-from farflung.protocol.peer_states import OF_DEPARTURE, PEER_STATES, Phase
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import name_of, peer_id_of
+from farflung.protocol.states import OF_DEPARTURE, PEER_STATES, Phase
 from farflung.protocol.verdicts import Counters, Verdict
 
 STATUS_CROWD_S = 1.0

@@ -14,7 +14,7 @@ from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import root_of
-from farflung.protocol.peer_states import Phase
+from farflung.protocol.states import Phase
 
 WHY_CHARS = 200
 

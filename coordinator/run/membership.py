@@ -17,8 +17,8 @@ import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
 from farflung.protocol.messages import Beat, Hello
-from farflung.protocol.peer_states import PEER_STATES, PeerEvent, PeerState, Phase
 from farflung.protocol.round_words import Contact
+from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
 
 
 @dataclass

@@ -17,7 +17,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
-from farflung.protocol.peer_states import RunPhase
+from farflung.protocol.states import RunPhase
 from farflung.protocol.verdicts import Counters
 
 

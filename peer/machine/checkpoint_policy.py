@@ -15,8 +15,8 @@ from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restor
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.messages import Tick
 from farflung.protocol.moments import Known
-from farflung.protocol.peer_states import Goal
 from farflung.protocol.signing import curve_key_of, proves, statement_of
+from farflung.protocol.states import Goal
 
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
 STARVED_S = 20.0  # holding nothing, and no donor gave anything

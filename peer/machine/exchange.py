@@ -12,7 +12,7 @@ from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.messages import FragmentTick, Tick
-from farflung.protocol.peer_states import Goal
+from farflung.protocol.states import Goal
 
 
 class Exchange:

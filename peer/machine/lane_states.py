@@ -12,7 +12,7 @@ from enum import StrEnum
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
-from farflung.protocol.transitions import Transitions
+from farflung.protocol.states import Transitions
 
 # ---- what it holds of the outer state ---------------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
-from farflung.protocol.peer_states import Goal
 from farflung.protocol.round_words import Plan
+from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Verdict
 
 

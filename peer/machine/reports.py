@@ -28,9 +28,9 @@ from farflung.protocol.messages import (
     ProgressReport,
     Sent,
 )
-from farflung.protocol.peer_states import Phase
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import sent_part
+from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
 

@@ -28,10 +28,10 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.process.sockets import CONTROL_SERVER
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact
+from farflung.protocol.states import PeerEvent
 from farflung.protocol.verdicts import Verdict
 from rig.waiting import PATIENCE_S
 

@@ -26,8 +26,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, FragmentBeat, Message
-from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.round_words import Commit, Contact, Plan, Used
+from farflung.protocol.states import PeerEvent
 
 RUN_ID = bytes(range(16))
 NOWHERE = FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())

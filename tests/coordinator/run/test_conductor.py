@@ -34,9 +34,9 @@ from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signed_words import sent_part
+from farflung.protocol.states import PeerEvent
 from rig.guests import Guest
 from rig.machine_transcript import Transcript, line_of, told
 
@@ -105,7 +105,7 @@ class Stage:
         self.conductor.maybe_open()
         self.tells(event)
         self.tells.lines += [f"    {self.line_of(effect)}" for effect in self.core.take_effects()]
-        self.tells.lines.append(f"    says: {self.core.named(self.conductor.reason)}")
+        self.tells.lines.append(f"    says: {self.conductor.reason}")
 
     def line_of(self, effect: Effect) -> str:
         match effect:

@@ -19,8 +19,8 @@ from farflung.protocol.manifest import AdmissionSection, Manifest
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import Invite, Reply, Revoke
-from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.signed_words import hello_part
+from farflung.protocol.states import PeerEvent
 from rig.guests import Guest
 from rig.made_run import RUN_ID, MadeRun, peer_of
 

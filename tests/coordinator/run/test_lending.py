@@ -13,8 +13,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
-from farflung.protocol.peer_states import PeerEvent
 from farflung.protocol.round_words import Used
+from farflung.protocol.states import PeerEvent
 from rig.made_run import MadeRun, holding, peer_of
 
 SAMPLES, LEASE_SAMPLES = 100, 8

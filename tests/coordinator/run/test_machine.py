@@ -33,10 +33,10 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.peer_states import Phase
 from farflung.protocol.round_words import Used
 from farflung.protocol.signed_words import hello_part, sent_part
 from farflung.protocol.signing import statement_of
+from farflung.protocol.states import Phase
 from farflung.protocol.verdicts import Verdict
 from rig.guests import Guest
 

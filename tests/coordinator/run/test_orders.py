@@ -24,7 +24,7 @@ from farflung.protocol.orders import (
     Revoke,
     Unban,
 )
-from farflung.protocol.peer_states import OF_DEPARTURE
+from farflung.protocol.states import OF_DEPARTURE
 from rig.made_run import MadeRun, peer_of
 
 HOUR_S = 3600.0

@@ -32,7 +32,7 @@ from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.transitions import IllegalMove
+from farflung.protocol.states import IllegalMove
 from farflung.protocol.verdicts import Verdict
 from rig.machine_transcript import Transcript, told
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.protocol.peer_states import (
+from farflung.protocol.states import (
     GONE,
     HERE,
     PEER_STATES,
     Goal,
+    IllegalMove,
     PeerEvent,
     PeerState,
     Phase,
+    Transitions,
     state_after,
 )
-from farflung.protocol.transitions import IllegalMove, Transitions
 
 
 @pytest.mark.parametrize("phase", Phase)
