@@ -251,7 +251,8 @@ class Caller:
         assert isinstance(challenge, Challenge), challenge
         bare = Hello(
             protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=who.public, key=key or curve_raw(self.public),
-            address="", software="x", manifest=hash_bytes(challenge.manifest), model=MODEL, version=-1, digest=b"",
+            address="", software="x", manifest=hash_bytes(challenge.manifest), model=MODEL,
+                fragments=(0,), version=-1, digest=b"",
             process=os.urandom(16), token="",
             signature=b"",
         )  # fmt: skip

@@ -39,6 +39,7 @@ from farflung.protocol.verdicts import Verdict
 Bytes32 = Hash
 Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+FragmentNo = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
 Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
@@ -76,7 +77,9 @@ class Hello(_Message, frozen=True, kw_only=True):
     software: ShortText
     manifest: Bytes32
     model: ModelSchema
-    version: Version  # of fragment 0; the first beat tells of all
+    # Which fragments it holds, in order: a stage of a pipeline is a peer that holds some of them.
+    fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+    version: Version  # of the first of these; the first beat tells of all
     digest: Digest
     process: Session  # random per agent process: a restart is not a reconnection
     token: ShortText  # of an invitation; empty: none
@@ -132,6 +135,7 @@ class _FromMember(_Message, frozen=True, kw_only=True):
 class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where I am with one fragment."""
 
+    fragment: FragmentNo
     version: Version
     digest: Digest
     round_no: Count  # of the round I am in, 0 if none
@@ -146,6 +150,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 
     roster_no: Count
+    # Of each fragment that I hold, in the order of my hello.
     fragments: Annotated[tuple[FragmentBeat, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     phase: Annotated[str, Meta(max_length=16)]  # a Phase of protocol/states.py
     step: Count
@@ -163,6 +168,10 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     saved: Version  # the newest version of which I wrote a checkpoint
     unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
     leaving: bool  # I stay for the rounds that I am in, and begin no other
+
+    def of(self, fragment: int) -> FragmentBeat | None:
+        """None of a fragment that its sender does not hold."""
+        return next((each for each in self.fragments if each.fragment == fragment), None)
 
 
 class Sent(_FromMember, frozen=True, kw_only=True):
@@ -249,6 +258,7 @@ class _ToMember(_Message, frozen=True, kw_only=True):
 class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where the run is with one fragment."""
 
+    fragment: FragmentNo
     version: Count
     digests: Annotated[tuple[tuple[int, Bytes32], ...], Meta(max_length=16)]  # recent versions' digests
     verified: bool
@@ -269,6 +279,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     heard_s: Annotated[
         float, Meta(ge=0)
     ]  # when it came, on the coordinator's clock: shows how full the way there is
+    # Of each fragment that its receiver holds.
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     goal: Annotated[str, Meta(max_length=16)]  # a Goal of protocol/states.py, of the least advanced fragment
     reason: Reason

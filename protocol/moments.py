@@ -42,6 +42,11 @@ class Attached:
         return tuple(fragments_of(self.model.chunk_count, self.known.manifest.round.fragments))
 
     @property
+    def held(self) -> tuple[Fragment, ...]:
+        """Those that this peer holds: all of them, as long as no run is a pipeline."""
+        return self.fragments
+
+    @property
     def name(self) -> bytes:
         """Of this model in this run: what lies on disk under another name is none of ours."""
         return self.known.run_id + self.known.manifest.digest + self.model.hash

@@ -85,6 +85,12 @@ class Admission:
             fragments_of(hello.model.chunk_count, core.ledger.fragments)
         except UserError as error:
             return refuse("model", str(error))
+        if hello.fragments != tuple(range(core.ledger.fragments)):
+            held, all_of_them = ", ".join(map(str, hello.fragments)), core.ledger.fragments
+            return refuse(
+                "model",
+                f"this run is no pipeline: each peer holds all of its {all_of_them} fragments, not {held}",
+            )
         return None
 
     def _may_still_change(self) -> bool:

@@ -68,16 +68,22 @@ class Conductor:
     def since_commit_s(self) -> float:
         return self.core.now - self._committed_at
 
+    @property
+    def holders(self) -> list[Member]:
+        """Living members that hold this fragment: nobody else has a part in its rounds."""
+        return [m for m in self.core.members.alive.values() if self.fragment in m.standings]
+
     def standing(self, member: Member) -> Standing:
+        """Of a member that holds this fragment."""
         return member.standings[self.fragment]
 
     def beat_of(self, member: Member) -> FragmentBeat | None:
         """What the member last said of this fragment."""
-        return member.beat.fragments[self.fragment] if member.beat is not None else None
+        return member.beat.of(self.fragment) if member.beat is not None else None
 
     @property
     def able(self) -> list[Member]:
-        return [m for m in self.core.members.alive.values() if self.standing(m).verified]
+        return [m for m in self.holders if self.standing(m).verified]
 
     # ---- opening -------------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Conductor:
     @property
     def _arriving(self) -> list[Member]:
         """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
-        return [member for member in self.core.members.alive.values() if self.is_arriving(member)]
+        return [member for member in self.holders if self.is_arriving(member)]
 
     def is_arriving(self, member: Member) -> bool:
         standing, beat = self.standing(member), self.beat_of(member)
@@ -251,7 +257,7 @@ class Conductor:
         if self.round is not None and self.core.finished:
             self.abort(AbortCause.COMPLETE, "the run is complete")
         while (flight := self.round) is not None:
-            alive = {p for p, m in self.core.members.alive.items() if self.counts_on(m)}
+            alive = {member.peer for member in self.holders if self.counts_on(member)}
             step = flight.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
@@ -364,14 +370,14 @@ class Conductor:
         what = f"version {commit.version}{core.of(self.fragment)}"
         told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"
         core.log(told, NoteCause.COMMITTED)
-        for member in core.members.alive.values():
+        for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 core.tell(member, Committed, commit=commit)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
-        for peer, member in self.core.members.alive.items():
-            standing = self.standing(member)
+        for member in self.holders:
+            peer, standing = member.peer, self.standing(member)
             if peer in included:
                 standing.missed = 0
             elif standing.verified:
@@ -392,7 +398,7 @@ class Conductor:
         if version == 0 or version in book.digests:
             return False
         # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
-        speakers = [m for m in self.core.members.alive.values() if m.peer in book.vouched]
+        speakers = [m for m in self.holders if m.peer in book.vouched]
         beats = [(m, beat) for m in speakers if (beat := self.beat_of(m)) is not None]
         reports = {m.joined_no: beat.digest for m, beat in beats if beat.version == version and beat.digest}
         if not reports:

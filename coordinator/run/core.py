@@ -27,7 +27,7 @@ class Core:
         self.manifest = manifest
         self.run_id = run_id
         self.ledger = ledger
-        self.members = Membership(manifest.net.dead_after_s, manifest.round.fragments)
+        self.members = Membership(manifest.net.dead_after_s)
         self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self.now = 0.0
         self.began_at = 0.0  # `now` when this coordinator started

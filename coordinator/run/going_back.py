@@ -16,8 +16,6 @@ from farflung.coordinator.run.core import Core
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
 
-_NOTHING = FragmentBeat(-1, b"", 0, 0, 0, False, ())
-
 
 class GoingBack:
     def __init__(self, core: Core, conductors: list[Conductor]) -> None:
@@ -31,7 +29,7 @@ class GoingBack:
         """Who has not heard yet that the run went back holds nothing of it, whatever the numbers say."""
         if beat.era >= self._core.ledger.era:
             return beat
-        return msgspec.structs.replace(beat, fragments=(_NOTHING,) * len(beat.fragments))
+        return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))
 
     def look(self) -> bool:
         """True if the run went back now."""
@@ -67,7 +65,7 @@ class GoingBack:
     def _newest_held(self, conductor: Conductor, settled: bool = False) -> int:
         """`settled`: that the run has agreed on the digest of."""
         book, newest = conductor.book, -1
-        for member in self._core.members.alive.values():
+        for member in conductor.holders:
             said = conductor.beat_of(member)
             if said is None or said.version <= newest:
                 continue
@@ -102,7 +100,7 @@ class GoingBack:
             core.note(f"the run went back from version {was} to {now}: nobody held anything newer")
         core.write(RolledBack(versions=versions, reason=reason))
         for member in core.members.alive.values():
-            for standing in member.standings:
+            for standing in member.standings.values():
                 standing.verified = standing.vouched = False
                 standing.ready_since = None
             if member.beat is not None:
@@ -134,3 +132,7 @@ class GoingBack:
         return (
             f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
         )
+
+
+def _nothing_of(said: FragmentBeat) -> FragmentBeat:
+    return FragmentBeat(said.fragment, -1, b"", 0, 0, 0, False, ())

@@ -70,7 +70,8 @@ class Guidance:
             return refusal
         goal, member.told = self._judge(member, beat)
         member.state = state_after(member.state, goal, beat.phase, member.quarantined)
-        for standing, said in zip(member.standings, beat.fragments, strict=True):
+        for said in beat.fragments:
+            standing = member.standings[said.fragment]
             if not (said.ready and standing.verified):
                 standing.ready_since = None
             elif standing.ready_since is None:
@@ -90,8 +91,8 @@ class Guidance:
             void=void,
             era=core.ledger.era,
         )
-        for conductor, said in zip(self._conductors, beat.fragments, strict=True):
-            self._repeat_what_is_missing(member, said, conductor)
+        for said in beat.fragments:
+            self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
         return None
 
     def _news_of_members(self, member: Member, beat: Beat) -> tuple[Contact, ...] | None:
@@ -109,7 +110,7 @@ class Guidance:
     def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
         # No digests while version 0 is being founded (again): nobody holds the old one.
         founded = self._core.ledger.learned or self._genesis_is_held()
-        return tuple(self._fragment_tick(member, conductor, founded) for conductor in self._conductors)
+        return tuple(self._fragment_tick(member, each, founded) for each in self._held_by(member))
 
     def _fragment_tick(self, member: Member, conductor: Conductor, founded: bool) -> FragmentTick:
         flight, standing = conductor.round, conductor.standing(member)
@@ -121,6 +122,7 @@ class Guidance:
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
             newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
         return FragmentTick(
+            fragment=conductor.fragment,
             version=conductor.book.version,
             digests=tuple(newest) if founded else (),
             verified=standing.verified,
@@ -162,6 +164,9 @@ class Guidance:
         if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
             core.tell(member, Decided, decision=flight.decision)
 
+    def _held_by(self, member: Member) -> list[Conductor]:
+        return [self._conductors[fragment] for fragment in member.standings]
+
     # ---- judging a member's state ----------------------------------------------------------------------
 
     def recheck_all(self) -> None:
@@ -187,7 +192,7 @@ class Guidance:
     def _judge(self, member: Member, beat: Beat) -> Judgement:
         """Where the member is with its least advanced fragment.  Sets its standings."""
         core = self._core
-        said = list(zip(self._conductors, beat.fragments, strict=True))
+        said = [(self._conductors[each.fragment], each) for each in beat.fragments]
         for conductor, of_it in said:
             self._recognise(member, conductor, of_it)
         if not core.ledger.learned and not self._genesis_is_held():
@@ -308,6 +313,8 @@ class Guidance:
         dialable: list[str] = []
         for peer in members.in_order:
             other = members.alive[peer]
+            if conductor.fragment not in other.standings:
+                continue
             if conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)):
                 found.append(peer)
                 if other.contact.address:

@@ -64,8 +64,9 @@ class Lending:
     def _is_settled(self, member: Member, beat: Beat) -> bool:
         """It knows of every commit that used its work, and no round may use more of it."""
         return all(
-            said.version == conductor.book.version and not conductor.may_use_work_of(member.peer)
-            for said, conductor in zip(beat.fragments, self._conductors, strict=True)
+            said.version == self._conductors[said.fragment].book.version
+            and not self._conductors[said.fragment].may_use_work_of(member.peer)
+            for said in beat.fragments
         )
 
     def _grant(self, member: Member, beat: Beat) -> None:

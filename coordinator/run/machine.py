@@ -259,8 +259,9 @@ class RunMachine:
             member, old.heard_at = old, core.now
         else:
             member = self._begin_session(passed, let.invitation)
-        known = core.ledger.books[0].digests.get(hello.version)
-        member.standings[0].vouched = bool(hello.digest) and known == hello.digest
+        first = hello.fragments[0]
+        known = core.ledger.books[first].digests.get(hello.version)
+        member.standings[first].vouched = bool(hello.digest) and known == hello.digest
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(hello.key))
         # To each of a crowd that comes at once it would be told who is here twice within moments.
@@ -289,7 +290,7 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
-        member = core.members.admit(contact, session, hello.process, core.now, network)
+        member = core.members.admit(contact, session, hello.process, core.now, network, hello.fragments)
         member.identity = hello.identity
         self._dial_back([member])
         if not again:
@@ -318,7 +319,7 @@ class RunMachine:
                 return Verdict.ACCEPTED
 
     def _on_beat(self, member: Member, beat: Beat) -> Verdict:
-        if len(beat.fragments) != self.core.ledger.fragments:
+        if [each.fragment for each in beat.fragments] != list(member.standings):
             return Verdict.MALFORMED
         if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
@@ -373,7 +374,11 @@ def _what_counts(member: Member) -> object:
     """All of a member by which a round may open, or a digest be settled."""
     beat = member.beat
     said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving)
-    return said, member.alive, [(each.verified, each.vouched, each.quarantined) for each in member.standings]
+    return (
+        said,
+        member.alive,
+        [(each.verified, each.vouched, each.quarantined) for each in member.standings.values()],
+    )
 
 
 def _gone(session: bytes, reason: str) -> Gone:

@@ -76,7 +76,8 @@ def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
         return "it has none of the run's state yet"
     if member.quarantined:
         return "its state differs from the run's; it takes the run's state again"
-    lacking = [c for c in conductors if not (c.standing(member).verified or c.is_arriving(member))]
+    held = [conductor for conductor in conductors if conductor.fragment in member.standings]
+    lacking = [c for c in held if not (c.standing(member).verified or c.is_arriving(member))]
     if lacking:
         return member.told
     if member.beat.phase == Phase.STUCK:
@@ -95,6 +96,8 @@ def _same_digest(conductors: Sequence[Conductor], member: Member) -> bool | None
     """Does it hold the run's state, bit for bit, at its own version?  None: that cannot be said."""
     found = []
     for conductor in conductors:
+        if conductor.fragment not in member.standings:
+            continue
         beat = conductor.beat_of(member)
         known = conductor.book.digests.get(beat.version) if beat is not None else None
         if beat is None or known is None or not beat.digest:

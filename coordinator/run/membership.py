@@ -40,7 +40,7 @@ class Member:
     process: bytes  # random per agent process: tells a reconnection from a restart
     joined_no: int  # order of admission: the oldest member founds, and breaks ties
     heard_at: float
-    standings: list[Standing]
+    standings: dict[int, Standing]  # by fragment, of those that it holds
     identity: bytes = b""  # its public key
     in_seq: int = -1
     out_seq: int = 0
@@ -65,16 +65,16 @@ class Member:
 
     @property
     def verified(self) -> bool:
-        return all(standing.verified for standing in self.standings)
+        return all(standing.verified for standing in self.standings.values())
 
     @property
     def has_shown(self) -> bool:
-        """It has held the run's state at some version, in every fragment, since it came in."""
-        return all(standing.vouched for standing in self.standings)
+        """It has held the run's state at some version, in every fragment of its own, since it came in."""
+        return all(standing.vouched for standing in self.standings.values())
 
     @property
     def quarantined(self) -> bool:
-        return any(standing.quarantined for standing in self.standings)
+        return any(standing.quarantined for standing in self.standings.values())
 
     @property
     def leaving(self) -> bool:
@@ -83,7 +83,7 @@ class Member:
 
     @property
     def missed(self) -> int:
-        return max(standing.missed for standing in self.standings)
+        return max(standing.missed for standing in self.standings.values())
 
     @property
     def participating(self) -> bool:
@@ -109,7 +109,6 @@ LOST_KEPT = 32  # members that left are shown for a while; strangers must not ma
 @dataclass
 class Membership:
     dead_after_s: float
-    fragments: int = 1
     members: dict[str, Member] = field(default_factory=dict)
     roster_no: int = 0
     _joined: int = 0
@@ -121,15 +120,22 @@ class Membership:
     _roster_at: int = -1  # its number
 
     def admit(
-        self, contact: Contact, session: bytes, process: bytes, now: float, network: str = ""
+        self,
+        contact: Contact,
+        session: bytes,
+        process: bytes,
+        now: float,
+        network: str = "",
+        fragments: Iterable[int] = (0,),
     ) -> Member:
         """A new session of a peer; an older one of the same peer ends here.
 
         The address in `contact` is what the peer says: others hear of it once it was tried.
+        `fragments`: those that it holds.
         """
         self._joined += 1
         unproven = msgspec.structs.replace(contact, address="")
-        standings = [Standing() for _ in range(self.fragments)]
+        standings = {number: Standing() for number in fragments}
         member = Member(unproven, session, process, self._joined, now, standings, claimed=contact.address)
         member.admitted_at, member.network = now, network
         old = self.members.get(contact.peer)
@@ -146,7 +152,7 @@ class Membership:
     def lose(self, member: Member, how: PeerEvent) -> None:
         """Kept in the list, so that people see who was lost; its session is over."""
         member.alive = False
-        for standing in member.standings:
+        for standing in member.standings.values():
             standing.verified = False
         member.state = PEER_STATES.after(member.state, how)
         self._by_session.pop(member.session, None)

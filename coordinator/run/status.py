@@ -64,7 +64,7 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(now - core.began_at, 3),
-        "parity": _parity(core, conductors),
+        "parity": _parity(conductors),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
         "members": [member_status(core, conductors, flight, m) for m in members],
         "members_not_shown": 0,
@@ -134,11 +134,11 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _parity(core: Core, conductors: Sequence[Conductor]) -> bool | None:
+def _parity(conductors: Sequence[Conductor]) -> bool | None:
     """True if all living peers at a fragment's version show one digest of it; None if nobody has shown one."""
     found = []
     for conductor in conductors:
-        beats = [conductor.beat_of(m) for m in core.members.alive.values()]
+        beats = [conductor.beat_of(m) for m in conductor.holders]
         version = conductor.book.version
         shown = {
             beat.digest for beat in beats if beat is not None and beat.version == version and beat.digest

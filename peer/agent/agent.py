@@ -170,7 +170,7 @@ class Agent:
                 self._carry_out(machine.on_spoiled(sender, came, now))
         self._inbox.collect()
         if machine.part is not None:
-            self._events.on_progress(lane.round for lane in machine.part.lanes)
+            self._events.on_progress(lane.round for lane in machine.part.lanes.values())
         self._link.flush()
         if self._hands is not None:
             self._hands.answering.turn(machine, time.monotonic())

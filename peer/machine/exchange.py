@@ -10,7 +10,7 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
-from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.states import Goal
 
@@ -20,10 +20,14 @@ class Exchange:
         self._part = part
         self._training = training
 
+    @property
+    def _pairs(self) -> list[tuple[Lane, Work]]:
+        return [(lane, self._training.works[number]) for number, lane in self._part.lanes.items()]
+
     def free_slots(self) -> list[Effect]:
         """Before the trainer is told where to freeze next: settle what is over, and name the slots still in use."""
         effects: list[Effect] = []
-        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+        for lane, work in self._pairs:
             effects += lane.take_resolved()
             work.on_slot_sent(lane.sent_slot)
         return effects
@@ -33,7 +37,7 @@ class Exchange:
     def on_attach(self) -> list[Effect]:
         self._training.on_attach()
         effects = self.free_slots()
-        for lane in self._part.lanes:
+        for lane in self._part.lanes.values():
             if lane.whole:
                 effects += self._training.load(lane.fragment.number, lane.version, None)
         return effects
@@ -41,7 +45,7 @@ class Exchange:
     def on_provided(self) -> list[Effect]:
         """The trainer has written its model's values into the anchor."""
         effects: list[Effect] = []
-        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+        for lane, work in self._pairs:
             work.forget()
             effects += lane.found()
         return effects
@@ -49,15 +53,17 @@ class Exchange:
     def on_restored(self, version: int) -> list[Effect]:
         """The state is that of a checkpoint."""
         effects: list[Effect] = [Note(f"read the checkpoint of version {version}")]
-        for lane, work in zip(self._part.lanes, self._training.works, strict=True):
+        for lane, work in self._pairs:
             work.forget()
             effects += lane.restored(version)
         return effects
 
     def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
         """The run is at an older version again: who holds exactly that keeps it, with the work on it."""
-        news = any(lane.version != NO_VERSION for lane in self._part.lanes)  # not to who has just come
-        for lane, tick in zip(self._part.lanes, ticks, strict=True):
+        news = any(
+            lane.version != NO_VERSION for lane in self._part.lanes.values()
+        )  # not to who has just come
+        for lane, tick in self._part.words(ticks):
             lane.go_back(tick.version, dict(tick.digests).get(tick.version))
         versions = ", ".join(str(tick.version) for tick in ticks)
         told = Note(f"the run went back to version {versions}: nobody held anything newer")
@@ -66,12 +72,11 @@ class Exchange:
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Every fragment is here as the run has it."""
         return all(
-            lane.version == tick.version and not lane.sealing
-            for lane, tick in zip(self._part.lanes, ticks, strict=True)
+            lane.version == tick.version and not lane.sealing for lane, tick in self._part.words(ticks)
         )
 
     def finish(self) -> list[Effect]:
-        return self._training.finish([lane.version for lane in self._part.lanes])
+        return self._training.finish({number: lane.version for number, lane in self._part.lanes.items()})
 
     # ---- what becomes of its work --------------------------------------------------------------------------------
 
@@ -99,10 +104,10 @@ class Exchange:
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
-        for lane, word in zip(self._part.lanes, tick.fragments, strict=True):
+        for lane, word in self._part.words(tick.fragments):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
-        if tick.goal == Goal.ALONE and all(lane.idle for lane in self._part.lanes):
+        if tick.goal == Goal.ALONE and all(lane.idle for lane in self._part.lanes.values()):
             effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
 
@@ -122,9 +127,10 @@ class Exchange:
         """Samples behind the work were given to somebody else."""
         if not self._training.known_leases & set(void):
             return []
-        for lane in self._part.lanes:
+        for lane in self._part.lanes.values():
             lane.disown()
-        versions = [lane.version if lane.whole else NO_VERSION for lane in self._part.lanes]
+        held = self._part.lanes.items()
+        versions = {number: lane.version if lane.whole else NO_VERSION for number, lane in held}
         return [*self.free_slots(), *self._training.on_void(void, versions)]
 
     # ---- a trainer that waits -------------------------------------------------------------------------------------
@@ -140,9 +146,9 @@ class Exchange:
         ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
         each other for ever.  A trainer whose schedule lets it train during rounds waits for none that is not on.
         """
-        lanes = self._part.lanes
+        lanes = self._part.lanes.values()
         if not self._training.rules.waits:
-            idle = [lane.idle for lane in lanes]
+            idle = {lane.fragment.number: lane.idle for lane in lanes}
             return [*self.free_slots(), *self._training.resume_where(idle)] if self._training.waiting else []
         if not (self._training.moved_on and self._training.waiting):
             return []

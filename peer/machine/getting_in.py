@@ -156,6 +156,7 @@ class Doorway:
             software=me.software,
             manifest=attached.known.manifest.digest,
             model=attached.model,
+            fragments=tuple(each.number for each in attached.held),
             version=version,
             digest=digest,
             process=me.process,

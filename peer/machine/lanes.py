@@ -1,4 +1,4 @@
-"""A peer's part in the run: a lane for each fragment, and the way of every bulk frame into its lane.  Pure.
+"""A peer's part in the run: a lane for each fragment it holds, and the way of every bulk frame into its lane.  Pure.
 
 Part of the peer machine.  A frame names its chunk, and a chunk belongs to one fragment.  Frames that overtook the
 plan or decision that explains them wait here for a moment.
@@ -35,10 +35,10 @@ class Participation:
         """UserError if the model has fewer chunks than the run has fragments."""
         manifest, tag = attached.known.manifest, attached.known.tag
         compare = manifest.merge.policy == "robust"
-        self.lanes = [Lane(me, tag, each, log, compare) for each in attached.fragments]
+        self.lanes = {each.number: Lane(me, tag, each, log, compare) for each in attached.held}  # by fragment
         self.counters = Counters()
         self._elements = attached.model.chunk_elements
-        self._lane_of_chunk = [lane for lane in self.lanes for _ in lane.fragment.chunks]
+        self._lane_of_chunk = {chunk: lane for lane in self.lanes.values() for chunk in lane.fragment.chunks}
         self._check = check
         self._gather = manifest.round.gather_codec
         self._early: deque[tuple[str, Frame]] = deque()
@@ -48,28 +48,30 @@ class Participation:
     @property
     def version(self) -> int:
         """Of the least advanced fragment."""
-        return min(lane.version for lane in self.lanes)
+        return min(lane.version for lane in self.lanes.values())
 
     @property
     def oldest_round_no(self) -> int:
         """Rounds before it are over in every fragment."""
-        return min(lane.last_round_no for lane in self.lanes)
+        return min(lane.last_round_no for lane in self.lanes.values())
 
     def lane_of_round(self, round_no: int) -> Lane | None:
         """The lane in which this round is in flight."""
-        for lane in self.lanes:
+        for lane in self.lanes.values():
             if lane.round is not None and lane.round.plan.round_no == round_no:
                 return lane
         return None
 
     def lane_of_chunk(self, chunk: int) -> Lane | None:
-        return self._lane_of_chunk[chunk] if chunk < len(self._lane_of_chunk) else None
+        return self._lane_of_chunk.get(chunk)
 
     def is_behind(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Who is one version behind is just applying it: no news, and with many fragments it is all the time."""
-        return any(
-            not 0 <= tick.version - lane.version <= 1 for lane, tick in zip(self.lanes, ticks, strict=True)
-        )
+        return any(not 0 <= tick.version - lane.version <= 1 for lane, tick in self.words(ticks))
+
+    def words(self, ticks: tuple[FragmentTick, ...]) -> list[tuple[Lane, FragmentTick]]:
+        """What a tick says of each fragment that is held here."""
+        return [(self.lanes[tick.fragment], tick) for tick in ticks]
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 
@@ -85,11 +87,11 @@ class Participation:
         return effects + self._replay_early(now)
 
     def on_aborted(self, round_no: int) -> None:
-        for lane in self.lanes:
+        for lane in self.lanes.values():
             lane.on_aborted(round_no)
 
     def on_timer(self, now: float) -> list[Effect]:
-        return [effect for lane in self.lanes for effect in lane.on_timer(now)]
+        return [effect for lane in self.lanes.values() for effect in lane.on_timer(now)]
 
     # ---- frames -------------------------------------------------------------------------------------------------
 
@@ -127,30 +129,33 @@ class Participation:
                 lane.on_spoiled_piece(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
-        for lane in self.lanes:  # what names no round speaks against its sender in all that are in flight
+        for (
+            lane
+        ) in self.lanes.values():  # what names no round speaks against its sender in all that are in flight
             if lane.round is not None and number in (0, lane.round.plan.round_no):
                 effects += lane.round.on_spoiled(sender, spoiled)
         return effects
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
-        for lane in self.lanes:
+        for lane in self.lanes.values():
             lane.on_lines(unreached, arriving, now)
 
     @property
     def in_round(self) -> bool:
-        return any(lane.round is not None for lane in self.lanes)
+        return any(lane.round is not None for lane in self.lanes.values())
 
     @property
     def others_in_round(self) -> int:
         """Of the round with most members, if there is one."""
         return max(
-            (len(lane.round.plan.members) - 1 for lane in self.lanes if lane.round is not None), default=0
+            (len(lane.round.plan.members) - 1 for lane in self.lanes.values() if lane.round is not None),
+            default=0,
         )
 
     @property
     def owing_in_round(self) -> int:
         """Members whose bytes are due here.  Between its phases a round brings nothing."""
-        return len(set().union(*(lane.round.owing for lane in self.lanes if lane.round is not None)))
+        return len(set().union(*(lane.round.owing for lane in self.lanes.values() if lane.round is not None)))
 
     @property
     def early_count(self) -> int:
@@ -160,7 +165,7 @@ class Participation:
     @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
-        return any(lane.round is not None or not lane.catch.done for lane in self.lanes)
+        return any(lane.round is not None or not lane.catch.done for lane in self.lanes.values())
 
     def _is_usable(self, sender: str, frame: Frame, lane: Lane) -> bool:
         """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""

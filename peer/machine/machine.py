@@ -95,7 +95,7 @@ class Joined:
 
     @property
     def lanes(self) -> list[Lane]:
-        return self.part.lanes
+        return list(self.part.lanes.values())
 
     @property
     def net(self) -> NetSection:
@@ -211,7 +211,7 @@ class PeerMachine:
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed(commit=commit):
-                if commit.fragment < len(part.lanes):
+                if commit.fragment in part.lanes:
                     part.lanes[commit.fragment].on_commit(commit, now)
                 effects = []
             case Aborted(round_no=round_no):
@@ -220,7 +220,7 @@ class PeerMachine:
         return effects + self._move_on()
 
     def _on_plan(self, plan: Plan, part: Participation) -> list[do.Effect]:
-        if plan.fragment >= len(part.lanes):
+        if plan.fragment not in part.lanes:
             return []
         lane = part.lanes[plan.fragment]
         before = lane.round
@@ -234,7 +234,7 @@ class PeerMachine:
 
     def _on_tick(self, tick: Tick, joined: Joined) -> list[do.Effect]:
         part, exchange = joined.part, joined.exchange
-        if len(tick.fragments) != len(part.lanes):
+        if [word.fragment for word in tick.fragments] != list(part.lanes):
             return []
         told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
         effects: list[do.Effect] = []
@@ -247,13 +247,13 @@ class PeerMachine:
         if tick.era > self.reports.era:
             effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.
-        if any([lane.on_tick(word) for lane, word in zip(part.lanes, tick.fragments, strict=True)]):
+        if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
-        effects += joined.saving.look(part.lanes, tick.era)
-        effects += joined.recalling.look(tick, part.lanes)
+        effects += joined.saving.look(joined.lanes, tick.era)
+        effects += joined.recalling.look(tick, joined.lanes)
         if not joined.recalling.busy:
-            effects += joined.restoring.look(tick, part.lanes, self.training.loading, self._now)
+            effects += joined.restoring.look(tick, joined.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         effects += exchange.on_tick(tick)
@@ -261,7 +261,7 @@ class PeerMachine:
             effects += exchange.finish()
             if not self.training.attached:
                 effects += self.leave(FINISHED, FINISHED)
-        for lane, word in zip(part.lanes, tick.fragments, strict=True):
+        for lane, word in part.words(tick.fragments):
             effects += self.reports.repeat(word, lane.round)
         return effects
 
@@ -272,8 +272,8 @@ class PeerMachine:
         return [*joined.exchange.go_back(tick.fragments), *self._beat()]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
-        busy = self._providing or any(lane.sealing for lane in part.lanes)
-        founded = all(lane.version != NO_VERSION for lane in part.lanes)
+        busy = self._providing or any(lane.sealing for lane in part.lanes.values())
+        founded = all(lane.version != NO_VERSION for lane in part.lanes.values())
         if tick.goal != Goal.FOUND or founded or busy or not self.training.attached:
             return []
         self._providing = True

@@ -163,8 +163,8 @@ class Reporter:
                 seq=self._next(),
                 roster_no=self.roster_no,
                 fragments=tuple(
-                    _fragment_beat(lane, work, self.leaving)
-                    for lane, work in zip(part.lanes, training.works, strict=True)
+                    _fragment_beat(lane, training.works[number], self.leaving)
+                    for number, lane in part.lanes.items()
                 ),
                 phase=self._phase(part, training),
                 step=vitals.step,
@@ -203,6 +203,7 @@ def _told(dots: Dots | None) -> DotProducts | None:
 def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
     flight = lane.round
     return FragmentBeat(
+        fragment=lane.fragment.number,
         version=lane.version,
         digest=lane.digest,
         round_no=flight.plan.round_no if flight else 0,
@@ -216,10 +217,10 @@ def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
 
 def phase_of(part: Participation, training: Training) -> Phase:
     """What this peer is doing, of all its fragments together."""
-    flights = [lane.round for lane in part.lanes if lane.round is not None]
+    flights = [lane.round for lane in part.lanes.values() if lane.round is not None]
     if flights:
         return Phase.SCATTER if any(flight.decision is None for flight in flights) else Phase.GATHER
-    if any(lane.sealing for lane in part.lanes):
+    if any(lane.sealing for lane in part.lanes.values()):
         return Phase.APPLY
-    frozen = any(work.frozen is not None and not work.running for work in training.works)
+    frozen = any(work.frozen is not None and not work.running for work in training.works.values())
     return Phase.READY if frozen and training.rules.waits else Phase.INNER

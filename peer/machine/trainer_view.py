@@ -8,7 +8,7 @@ fragment is in `Work`, below.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -27,7 +27,7 @@ BLOCKING = Rules("blocking", period_steps=1)
 class Training:
     def __init__(self, rules: Rules = BLOCKING) -> None:
         self.rules = rules
-        self.works = [Work(number) for number in range(rules.fragments)]
+        self.works = {number: Work(number) for number in range(rules.fragments)}  # by fragment
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
@@ -49,28 +49,28 @@ class Training:
         self.attached = True
         self._finish_told = False
         self.want = 0
-        for work in self.works:
+        for work in self.works.values():
             work.on_attach()
 
     def on_gone(self) -> None:
         self.attached = False
-        for work in self.works:
+        for work in self.works.values():
             work.on_gone()
 
     @property
     def loading(self) -> bool:
-        return any(work.loading for work in self.works)
+        return any(work.loading for work in self.works.values())
 
     @property
     def waiting(self) -> bool:
         """At the barrier: some frozen work has not been answered yet."""
-        return self.attached and any(work.waiting for work in self.works)
+        return self.attached and any(work.waiting for work in self.works.values())
 
     @property
     def stepping(self) -> bool:
         """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
         busy = self.attached and not self.waiting and not self.want
-        return busy and all(not work.fresh for work in self.works)
+        return busy and all(not work.fresh for work in self.works.values())
 
     # ---- loading ------------------------------------------------------------------------------------------
 
@@ -86,10 +86,10 @@ class Training:
         self.works[fragment].frozen = None
         return self._tell_load(self.works[fragment].drop(version)) if self.attached else []
 
-    def _drop_all(self, versions: Sequence[int]) -> list[Effect]:
+    def _drop_all(self, versions: Mapping[int, int]) -> list[Effect]:
         """`versions`: of each fragment; where none is here, the next load will be a first one."""
         effects: list[Effect] = []
-        for fragment, version in enumerate(versions):
+        for fragment, version in versions.items():
             if version == NO_VERSION:
                 self.works[fragment].forget()
             else:
@@ -120,14 +120,14 @@ class Training:
 
     def resume(self) -> list[Effect]:
         """The trainer goes on, whatever it waits for."""
-        return [Tell(work.resume()) for work in self.works if self.attached and work.waiting]
+        return [Tell(work.resume()) for work in self.works.values() if self.attached and work.waiting]
 
-    def resume_where(self, idle: Sequence[bool]) -> list[Effect]:
+    def resume_where(self, idle: Mapping[int, bool]) -> list[Effect]:
         """Each fragment that no round is using, and whose trainer waits for a word, goes on."""
         return [
-            Tell(work.resume())
-            for work, free in zip(self.works, idle, strict=True)
-            if self.attached and free and work.waiting
+            Tell(self.works[number].resume())
+            for number, free in idle.items()
+            if self.attached and free and self.works[number].waiting
         ]
 
     def on_opened(self, fragment: int, uses: bool) -> list[Effect]:
@@ -136,12 +136,12 @@ class Training:
             return []
         return [Tell(self.works[fragment].opened(uses and not self.rules.waits))]
 
-    def finish(self, versions: Sequence[int]) -> list[Effect]:
+    def finish(self, versions: Mapping[int, int]) -> list[Effect]:
         if not self.attached or self.loading or self._finish_told:
             return []
         self._finish_told = True
         # The script's model is then the run's, without the steps that no round will use any more.
-        return [*self._drop_all(versions), Tell(Finish(version=min(versions)))]
+        return [*self._drop_all(versions), Tell(Finish(version=min(versions.values())))]
 
     # ---- data ---------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Training:
                     self._done.append(lease_id)
         return self._tell_leases() if used and not self.works[fragment].fresh else []
 
-    def on_void(self, void: tuple[int, ...], versions: Sequence[int]) -> list[Effect]:
+    def on_void(self, void: tuple[int, ...], versions: Mapping[int, int]) -> list[Effect]:
         """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
         mine = self.known_leases & set(void)
         if not mine:
@@ -193,13 +193,13 @@ class Training:
     @property
     def known_leases(self) -> set[int]:
         """Leases that I think are mine, and those behind work that stands frozen."""
-        return self.leases.keys() | {u.lease for work in self.works for u in _used(work)}
+        return self.leases.keys() | {u.lease for work in self.works.values() for u in _used(work)}
 
     def _tell_leases(self) -> list[Effect]:
         """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""
         if not self.attached:
             return []
-        frozen = [{used.lease: used.upto for used in _used(work)} for work in self.works]
+        frozen = [{used.lease: used.upto for used in _used(work)} for work in self.works.values()]
         told = []
         for _, lease in sorted(self.leases.items()):
             reached = lease.reached(len(self.works))

@@ -257,7 +257,7 @@ class Invariants:
         """Nothing moves any more: every living peer at one version holds one state, bit for bit."""
         states: dict[tuple[int, int, int], bytes] = {}
         for peer in peers:
-            for lane in peer.machine.part.lanes if peer.machine.part is not None else ():
+            for lane in peer.machine.part.lanes.values() if peer.machine.part is not None else ():
                 if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
                     raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
                     key = (peer.machine.era, lane.fragment.number, lane.version)

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, m.Message] = {
         software="farflung",
         manifest=H1,
         model=MODEL,
+        fragments=(0,),
         version=-1,
         digest=b"",
         process=SESSION,
@@ -58,7 +59,7 @@ EXAMPLES: dict[str, m.Message] = {
     "beat": m.Beat(
         **TO,
         roster_no=1,
-        fragments=(m.FragmentBeat(3, H1, 7, 1, 0, True, (4,)),),
+        fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
         phase="scatter",
         step=12,
         tokens=4096,
@@ -104,7 +105,7 @@ EXAMPLES: dict[str, m.Message] = {
         **TO,
         answers=8,
         heard_s=1.5,
-        fragments=(m.FragmentTick(3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),),
+        fragments=(m.FragmentTick(0, 3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),),
         goal="train",
         reason="go",
         roster_no=1,
@@ -154,7 +155,8 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 FROZEN_FIELDS = {
     "knock": "protocol run",
-    "hello": "protocol run_id identity key address software manifest model version digest process token signature",
+    "hello": "protocol run_id identity key address software manifest model fragments version digest process token "
+    "signature",
     "ask_status": "run",
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",
@@ -176,9 +178,10 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.FragmentBeat: "version digest round_no epoch decision_no ready need dropped",
+    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped",
     m.DotProducts: "members chunks products",
-    m.FragmentTick: "version digests verified donors round_no sent_seen progress_seen compare dropped proof",
+    m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
+    "proof",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
@@ -194,7 +197,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 5
+    assert limits.PROTOCOL_VERSION == 6
 
 
 @pytest.mark.parametrize("kind", KINDS)

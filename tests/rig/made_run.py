@@ -30,7 +30,9 @@ from farflung.protocol.round_words import Commit, Contact, Plan, Used
 from farflung.protocol.states import PeerEvent
 
 RUN_ID = bytes(range(16))
-NOWHERE = FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())
+NOWHERE = FragmentBeat(
+    fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
+)
 BARE_BEAT = Beat(
     session=bytes(16), seq=0, roster_no=0, fragments=(NOWHERE,), phase="inner", step=0, tokens=0, loss=None, tx_bytes=0,
     rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0, rough=False, era=0, saved=-1,
@@ -51,7 +53,7 @@ def digest_of(version: int, fragment: int = 0) -> bytes:
 def holding(*versions: int) -> tuple[FragmentBeat, ...]:
     """A member's word of its fragments: each at such a version, with the run's digest; -1: it holds nothing."""
     return tuple(
-        replace(NOWHERE, version=version, digest=digest_of(version, at)) if version >= 0 else NOWHERE
+        replace(NOWHERE, fragment=at, version=version, digest=digest_of(version, at) if version >= 0 else b"")
         for at, version in enumerate(versions)
     )
 
@@ -86,8 +88,10 @@ class MadeRun:
         process = hash_bytes(f"{name} {restarts}".encode())
         core.write(Admitted(peer=peer, name=name, session=process[:16]))
         contact = Contact(peer, name, process, "")
-        member = core.members.admit(contact, process[:16], process[16:], core.now, network)
-        for standing in member.standings:
+        member = core.members.admit(
+            contact, process[:16], process[16:], core.now, network, range(core.ledger.fragments)
+        )
+        for standing in member.standings.values():
             standing.verified = standing.vouched = verified
         return member
 

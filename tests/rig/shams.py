@@ -215,7 +215,7 @@ class Sham:
         digest = digest_of(self.version) if self.version >= 0 else NOTHING
         ready = self.crowd.rounds and self.version >= 0 and not self.round_no and now >= self.ready_at
         where = FragmentBeat(
-            self.version, digest, self.round_no, self.epoch, self.decision_no, bool(ready), ()
+            0, self.version, digest, self.round_no, self.epoch, self.decision_no, bool(ready), ()
         )
         self.said[self.seq] = now
         self.tell(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -206,7 +209,7 @@ class Desk:
             "ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3), check_payload
         )
         self.exchange = Exchange(self.part, self.training)
-        for lane in self.part.lanes:
+        for lane in self.part.lanes.values():
             lane.found()
             lane.catch.on_run_state(0, {}, (), 3)
         self.exchange.on_attach()
@@ -249,7 +252,7 @@ class Desk:
         """The lane hears of a commit far ahead, and gets that version as state."""
         lane = self.part.lanes[number]
         lane.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
-        lane.on_tick(m.FragmentTick(version, (), False, ("bob",), 0, False, 0))
+        lane.on_tick(m.FragmentTick(number, version, (), False, ("bob",), 0, False, 0))
         lane.recalled({chunk: (version, b"") for chunk in lane.fragment.chunks})
         arrived = lane.advance(0.0)
         return [*arrived, *self.exchange.on_sealed(number, version, b"e" * 32)]
@@ -328,13 +331,13 @@ def test_who_dropped_its_work_since_it_said_ready_still_owns_and_receives() -> N
 def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
     desk = Desk()
     lane = desk.part.lanes[1]
-    lane.on_tick(m.FragmentTick(3, (), False, (), 0, False, 0))
+    lane.on_tick(m.FragmentTick(1, 3, (), False, (), 0, False, 0))
     assert lane.version == 0, "as far as the result logs reach"
-    lane.on_tick(m.FragmentTick(9, (), False, (), 0, False, 0))
+    lane.on_tick(m.FragmentTick(1, 9, (), False, (), 0, False, 0))
     assert lane.version == 0, (
         "while there is nobody to ask, what is held may yet become the run's newest state"
     )
-    lane.on_tick(m.FragmentTick(9, (), False, ("bob",), 0, False, 0))
+    lane.on_tick(m.FragmentTick(1, 9, (), False, ("bob",), 0, False, 0))
     assert (lane.version, desk.part.lanes[0].version, desk.part.version) == (-1, 0, -1)
 
 
@@ -354,7 +357,7 @@ class Hall:
         for number in range(members):
             key = hash_bytes(str(number).encode())
             contact = Contact(key.hex()[:16], "indigo-falcon", key, "h" * limits.ADDRESS_CHARS)
-            self.machine.core.members.admit(contact, key[:16], key[16:], 0.0)
+            self.machine.core.members.admit(contact, key[:16], key[16:], 0.0, "", range(fragments))
             self.machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
 
     @property
@@ -365,7 +368,8 @@ class Hall:
         member = self.machine.core.members.members[peer]
         self.seq += 1
         plain = {
-            "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": where, "phase": "inner", "step": 0,
+            "session": member.session, "seq": self.seq, "roster_no": 0, "fragments": numbered(where),
+            "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
             "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "rough": False,
             "era": 0, "saved": -1, "unsure": False, "leaving": False,
@@ -379,7 +383,11 @@ class Hall:
 
 
 def at(version: int, digest: bytes, ready: bool = False) -> m.FragmentBeat:
-    return m.FragmentBeat(version, digest, 0, 0, 0, ready, ())
+    return m.FragmentBeat(0, version, digest, 0, 0, 0, ready, ())
+
+
+def numbered(where: Sequence[m.FragmentBeat]) -> tuple[m.FragmentBeat, ...]:
+    return tuple(msgspec.structs.replace(each, fragment=number) for number, each in enumerate(where))
 
 
 def goal(effects: list[Effect]) -> str:
@@ -390,7 +398,7 @@ def goal(effects: list[Effect]) -> str:
 def test_version_zero_of_all_fragments_is_founded_at_once() -> None:
     hall = Hall()
     first, _ = hall.peers
-    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    nothing = m.FragmentBeat(0, -1, b"", 0, 0, 0, False, ())
     assert goal(hall.beat(first, nothing, nothing)) == "found"
     assert goal(hall.beat(first, at(0, GENESIS[0]), nothing)) == "found"
     assert hall.machine.core.ledger.books[0].digests == {}
@@ -421,7 +429,7 @@ def test_who_is_behind_in_one_fragment_takes_part_in_the_other() -> None:
     for peer in hall.peers:
         hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
     late = hall.peers[1]
-    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    nothing = m.FragmentBeat(0, -1, b"", 0, 0, 0, False, ())
     hall.beat(hall.peers[0], at(0, GENESIS[0], ready=True), at(0, GENESIS[1], ready=True))
     effects = hall.beat(late, at(0, GENESIS[0], ready=True), nothing)
     assert {plan.fragment for plan in hall.plans(effects)} == {0}
@@ -433,7 +441,7 @@ def test_nobody_waits_for_a_member_that_lacks_another_fragment_and_cannot_train(
     hall = Hall(members=3)
     for peer in hall.peers:
         hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
-    nothing = m.FragmentBeat(-1, b"", 0, 0, 0, False, ())
+    nothing = m.FragmentBeat(0, -1, b"", 0, 0, 0, False, ())
     *others, joiner = hall.peers
     for peer in others:
         effects = hall.beat(peer, at(0, GENESIS[0], ready=True), at(0, GENESIS[1]))
@@ -482,14 +490,21 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         book.version = 1 << 40
         book.digests = {book.version - back: digest for back in range(16)}
     for member in hall.machine.core.members.members.values():
-        for standing in member.standings:
+        for standing in member.standings.values():
             standing.verified = True
     where = m.FragmentBeat(
-        1 << 40, digest, 1 << 40, 1 << 20, 1 << 20, False, tuple(range(1 << 40, (1 << 40) + 8))
+        limits.FRAGMENTS_MAX - 1,
+        1 << 40,
+        digest,
+        1 << 40,
+        1 << 20,
+        1 << 20,
+        False,
+        tuple(range(1 << 40, (1 << 40) + 8)),
     )
     member = next(iter(hall.machine.core.members.members.values()))
     beat = m.Beat(
-        session=member.session, seq=1, roster_no=0, fragments=(where,) * most, phase="inner", step=1 << 40,
+        session=member.session, seq=1, roster_no=0, fragments=numbered([where] * most), phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
         have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False, era=1 << 40, saved=1 << 40,

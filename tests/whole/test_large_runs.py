@@ -39,13 +39,13 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
         contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
         member = machine.core.members.admit(contact, key[:16], key[16:], 0.0)
         machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
-        for standing in member.standings:
+        for standing in member.standings.values():
             standing.verified, standing.ready_since = True, 0.0
         member.beat = m.Beat(
             session=key[:16],
             seq=1,
             roster_no=0,
-            fragments=(m.FragmentBeat(0, GENESIS, 0, 0, 0, ready, ()),),
+            fragments=(m.FragmentBeat(0, 0, GENESIS, 0, 0, 0, ready, ()),),
             phase="inner",
             step=1 << 40,
             tokens=limits.TOKENS_MAX,

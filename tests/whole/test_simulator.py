@@ -136,7 +136,7 @@ class AppliesBeforeCommit(PeerMachine):
         return effects + self._commit_alone()
 
     def _commit_alone(self) -> list[do.Effect]:
-        for lane in self.part.lanes if self.part is not None else ():
+        for lane in self.part.lanes.values() if self.part is not None else ():
             flight = lane.round
             if flight is None or flight.decision is None or flight.missing_results():
                 continue
@@ -172,7 +172,9 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
 
     def on_control(self, message, now):  # type: ignore[no-untyped-def]
         effects = super().on_control(message, now)
-        for lane, work in zip(self.part.lanes, self.training.works, strict=True) if self.part else ():
+        for lane, work in (
+            zip(self.part.lanes.values(), self.training.works.values(), strict=True) if self.part else ()
+        ):
             if isinstance(message, Aborted) and work.frozen is not None:
                 work.frozen = None
                 effects.append(do.Tell(work._load(lane.version, "rest", None)))
@@ -185,7 +187,7 @@ class LiesAboutItsState(PeerMachine):
     def _found(self, tick, part):  # type: ignore[no-untyped-def]
         if part.version != -1 or self._providing or not self.training.attached:
             return []
-        if any(lane.sealing for lane in part.lanes):
+        if any(lane.sealing for lane in part.lanes.values()):
             return []
         self._providing = True
         return [do.Tell(Provide())]

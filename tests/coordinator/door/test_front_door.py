@@ -161,7 +161,7 @@ class Peer:
         hello = Hello(
             protocol=PROTOCOL_VERSION, run_id=challenge.run_id, identity=self.identity.public,
             key=curve_raw(self._keys[0]), address="", software="test", manifest=hash_bytes(challenge.manifest),
-            model=MODEL, version=-1, digest=b"", process=os.urandom(16), token="", signature=b"",
+            model=MODEL, fragments=(0,), version=-1, digest=b"", process=os.urandom(16), token="", signature=b"",
         )  # fmt: skip
         signature = self.identity.sign(hello_part(hello, challenge.nonce))
         welcome = asked(self.door, msgspec.structs.replace(hello, signature=signature))
@@ -172,7 +172,7 @@ class Peer:
     def beats(self) -> Message:
         self._seq += 1
         beat = Beat(
-            session=self.session, seq=self._seq, roster_no=0, fragments=(FragmentBeat(-1, b"", 0, 0, 0, False, ()),),
+            session=self.session, seq=self._seq, roster_no=0, fragments=(FragmentBeat(0, -1, b"", 0, 0, 0, False, ()),),
             phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0,
             have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False,
         )  # fmt: skip

@@ -95,6 +95,7 @@ class House:
             software="test",
             manifest=self.manifest.digest,
             model=MODEL,
+            fragments=(0,),
             version=-1,
             digest=b"",
             process=guest.process,
@@ -117,7 +118,7 @@ class House:
 
     def beat(self, guest: Guest, version: int = -1, digest: bytes = b"", ready: bool = False) -> list[Effect]:
         guest.seq += 1
-        where = m.FragmentBeat(version, digest, 0, 0, 0, ready, ())
+        where = m.FragmentBeat(0, version, digest, 0, 0, 0, ready, ())
         beat = m.Beat(
             session=guest.session, seq=guest.seq, roster_no=0, fragments=(where,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,

@@ -88,7 +88,7 @@ class Stage:
         return self.core.members.members[self.guests[name].peer]
 
     def beats(self, name: str, ready: bool = False, version: int = 0, digest: bytes = b"") -> None:
-        said = FragmentBeat(version, digest or hash_bytes(b"0"), 0, 0, 0, ready, ())
+        said = FragmentBeat(0, version, digest or hash_bytes(b"0"), 0, 0, 0, ready, ())
         member = self.member(name)
         member.beat = Beat(
             session=member.session, seq=1, roster_no=0, fragments=(said,), phase="inner", step=0, tokens=0,

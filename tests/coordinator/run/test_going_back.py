@@ -270,7 +270,7 @@ def test_nobody_is_believed_any_more_and_rounds_in_flight_are_over() -> None:
     run.opens(ann, bob)
     assert run.goes_back_within(2 * PATIENCE_S)
     assert all(conductor.round is None for conductor in run.conductors)
-    standings = [standing for member in (ann, bob) for standing in member.standings]
+    standings = [standing for member in (ann, bob) for standing in member.standings.values()]
     assert not any(each.verified or each.vouched or each.ready_since for each in standings)
     aborted, rolled_back = run.records()[-2:]
     assert isinstance(aborted, AbortedRound) and aborted.reason == "the run goes back to an older state"

@@ -69,7 +69,8 @@ class Host(MadeRun):
         """What the admission says; who is let in is written down."""
         bare = Hello(
             protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address="",
-            software="test", manifest=self.manifest.digest, model=MODEL, version=-1, digest=b"", process=guest.process,
+            software="test", manifest=self.manifest.digest, model=MODEL,
+                fragments=(0,), version=-1, digest=b"", process=guest.process,
             token=token, signature=b"",
         )  # fmt: skip
         hello = replace(bare, signature=guest.signer.sign(hello_part(bare, bytes(32))))

@@ -42,7 +42,9 @@ from rig.guests import Guest
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
-WHERE = m.FragmentBeat(version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=())
+WHERE = m.FragmentBeat(
+    fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
+)
 GENESIS, WRONG = hash_bytes(b"version 0"), hash_bytes(b"something else")
 
 
@@ -75,7 +77,8 @@ class Hall:
         greeting = {
             "protocol": PROTOCOL_VERSION, "run_id": RUN_ID, "identity": guest.identity, "key": guest.key,
             "address": f"host:{guest.number + 1}", "software": "test", "manifest": self.manifest.digest,
-            "model": MODEL, "version": -1, "digest": b"", "process": guest.process, "token": "", "signature": b"",
+            "model": MODEL, "fragments": (0,),
+            "version": -1, "digest": b"", "process": guest.process, "token": "", "signature": b"",
         }  # fmt: skip
         bare = m.Hello(**{**greeting, **changes})  # type: ignore[arg-type]
         self.last = replace(

@@ -66,7 +66,8 @@ class Hall:
         for guest in guests:
             bare = m.Hello(
                 protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key,
-                address=f"host:{guest.number + 1}", software="test", manifest=MANIFEST.digest, model=MODEL, version=-1,
+                address=f"host:{guest.number + 1}", software="test", manifest=MANIFEST.digest, model=MODEL,
+                fragments=(0,), version=-1,
                 digest=b"", process=guest.process, token="", signature=b"",
             )  # fmt: skip
             hello = replace(bare, signature=guest.signer.sign(hello_part(bare, bytes(32))))

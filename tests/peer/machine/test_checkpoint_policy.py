@@ -37,7 +37,7 @@ def lanes(*versions: int) -> list[Lane]:
 
 
 def confirm(lane: Lane, proof: bytes = b"") -> None:
-    lane.on_tick(FragmentTick(lane.version, (), True, (), 0, False, 0, proof=proof))
+    lane.on_tick(FragmentTick(lane.fragment.number, lane.version, (), True, (), 0, False, 0, proof=proof))
 
 
 def saving(every_rounds: int = 2, rounds: int = 9, enabled: bool = True, pinned: bytes = b"") -> Saving:

@@ -49,7 +49,9 @@ FROZEN = Frozen(slot=2, tokens=100, steps=4, used=(), loss=None)
 
 def tick(version: int, verified: bool = False, round_no: int = 0, **more: object) -> FragmentTick:
     plain = {"digests": (), "donors": (), "sent_seen": False, "progress_seen": 0}
-    return FragmentTick(version=version, verified=verified, round_no=round_no, **{**plain, **more})  # type: ignore[arg-type]
+    return FragmentTick(
+        fragment=0, version=version, verified=verified, round_no=round_no, **{**plain, **more}
+    )  # type: ignore[arg-type]
 
 
 def contribution(sender: str, chunk: int) -> Frame:
@@ -372,7 +374,7 @@ class Watched(PeerMachine):
 
     def _move_on(self, *arguments):  # type: ignore[no-untyped-def]
         effects = super()._move_on(*arguments)
-        for lane in self.part.lanes if self.part is not None else ():
+        for lane in self.part.lanes.values() if self.part is not None else ():
             versions, stand = set(lane.catch.versions), lane.stand
             match stand:
                 case Whole():

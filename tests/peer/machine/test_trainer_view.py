@@ -104,17 +104,17 @@ def test_P7_work_behind_a_void_lease_goes() -> None:
     training = attached()
     training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
     training.on_frozen(frozen(0, 4, Used(1, 8)))
-    effects = training.on_void((1,), versions=[5])
+    effects = training.on_void((1,), versions={0: 5})
     assert [load.keep for load in told(effects, Load)] == ["drop"]
     assert training.works[0].frozen is None and training.known_leases == {2}
-    assert training.on_void((99,), versions=[5]) == []
+    assert training.on_void((99,), versions={0: 5}) == []
 
 
 def test_P7_frozen_work_names_its_leases_even_when_the_list_has_lost_them() -> None:
     training = attached()
     training.on_frozen(frozen(0, 4, Used(7, 8)))
     assert training.known_leases == {7}
-    assert told(training.on_void((7,), versions=[0]), Load)
+    assert told(training.on_void((7,), versions={0: 0}), Load)
 
 
 def test_P7_acknowledged_samples_are_not_named_again() -> None:
