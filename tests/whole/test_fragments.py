@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -600,3 +601,44 @@ def test_a_restart_aborts_the_open_round_of_every_fragment(world: Watched) -> No
     written = [e.record for e in machine.start(0.0, 1) if isinstance(e, Write)]
     assert [record.fragment for record in written if isinstance(record, AbortedRound)] == [0, 1]
     assert [book.open_round for book in machine.core.ledger.books] == [0, 0]
+
+
+# ---- by number ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [(0,), (1, 0), (0, 2), (0, 0), (0, 1, 2)])
+def test_P8_a_beat_about_other_fragments_than_its_sender_holds_is_malformed(numbers: tuple[int, ...]) -> None:
+    hall = Hall()
+    where = tuple(m.FragmentBeat(number, 0, GENESIS[0], 0, 0, 0, True, ()) for number in numbers)
+    hall.beat(hall.peers[0], fragments=where)
+    assert hall.machine.counters.as_dict()["malformed"] == 1
+    assert hall.machine.core.members.members[hall.peers[0]].beat is None
+
+
+def test_a_member_that_holds_one_fragment_has_no_part_in_the_rounds_of_another() -> None:
+    """As the members of a pipeline's stages will; today the admission lets in only peers that hold all."""
+    hall = Hall(members=2)
+    key = hash_bytes(b"a stage of its own")
+    contact = Contact(key.hex()[:16], "indigo-falcon", key, "")
+    member = hall.machine.core.members.admit(contact, key[:16], key[16:], 0.0, "", (1,))
+    both, other = hall.machine.conductors
+    assert member not in both.holders and member in other.holders
+    assert list(member.standings) == [1] and not member.verified
+    for peer in hall.peers[:2]:
+        hall.beat(peer, at(0, GENESIS[0]), at(0, GENESIS[1]))
+    [tick] = [
+        e.message
+        for e in hall.beat(contact.peer, fragments=(m.FragmentBeat(1, 0, GENESIS[1], 0, 0, 0, True, ()),))
+        if isinstance(e, Tell) and isinstance(e.message, m.Tick)
+    ]
+    assert [(word.fragment, word.verified) for word in tick.fragments] == [(1, True)] and member.verified
+
+
+def test_a_hello_that_names_some_of_a_runs_fragments_is_refused_in_words() -> None:
+    hall = Hall()
+    named = SimpleNamespace(model=schema(4), fragments=(1,))
+    refusal = hall.machine.admission._unfit(named)  # type: ignore[arg-type]
+    assert refusal is not None and refusal.code == "model"
+    assert refusal.reason == "this run is no pipeline: each peer holds all of its 2 fragments, not 1"
+    named.fragments = (0, 1)
+    assert hall.machine.admission._unfit(named) is None  # type: ignore[arg-type]
