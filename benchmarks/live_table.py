@@ -49,7 +49,7 @@ class Table:
         self._mail: list[tuple[str, Sham, Message]] = []
         self.shams = [Sham(self, number, False) for number in range(count)]  # type: ignore[arg-type]
         for sham in self.shams:
-            sham.door.address = "127.0.0.1:1"
+            sham.address = "127.0.0.1:1"
             sham.begin(self.now)
             self._deliver()
         for _ in range(8):

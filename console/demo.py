@@ -27,7 +27,7 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process.log_lines import si
+from farflung.protocol.process.units import si
 from farflung.protocol.states import RunPhase
 
 PEERS = 3

@@ -21,7 +21,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.protocol.process.journal import Event
+Event = dict[str, Any]  # of an event journal
 
 PHASES = ("encode", "scatter", "decide", "gather", "commit", "apply", "seal")
 _ENDS = ("encoded", "held", "decided", "results", "committed", "rolled", "sealed")

@@ -9,11 +9,10 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.console.doctor.line_probe import Line
 from farflung.console.screen.gpu import Gpu
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process.log_lines import duration, si
+from farflung.protocol.process.units import duration, si
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -30,6 +29,19 @@ class Finding(NamedTuple):
     verdict: str
     text: str
     todo: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """To the coordinator, as line_probe.py measures it."""
+
+    rtt_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    came_from: str  # this machine's address as the coordinator sees it
+    clock_ahead_s: float  # of this machine's clock
+    # The line may carry more: the test ended early, or the coordinator gave no more to strangers.
+    bounded: bool
 
 
 @dataclass

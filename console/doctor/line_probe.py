@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 
+from farflung.console.doctor.advice import Line
 from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Refused
 from farflung.protocol.limits import CONTROL_BIN_BYTES
@@ -20,17 +20,6 @@ PIECE_BYTES = CONTROL_BIN_BYTES - 1024
 FIRST_PIECES, MORE_PIECES = 4, 24
 LONG_ENOUGH_S = 0.5  # a transfer that took so long says something
 PATIENCE_S = 20.0  # for one piece: 10 kB/s
-
-
-@dataclass(frozen=True)
-class Line:
-    rtt_s: float
-    up_bytes_per_s: float
-    down_bytes_per_s: float
-    came_from: str  # this machine's address as the coordinator sees it
-    clock_ahead_s: float  # of this machine's clock
-    # The line may carry more: the test ended early, or the coordinator gave no more to strangers.
-    bounded: bool
 
 
 def measure(client: StatusClient) -> Line:

@@ -12,7 +12,7 @@ from farflung.console.history.picture import BLUE, GREEN, INK, ORANGE, PALE, SKY
 from farflung.console.history.recording import Moment, Recording
 from farflung.console.screen.text import clean
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.log_lines import duration, si
+from farflung.protocol.process.units import duration, si
 
 WIDTH, LEFT, RIGHT = 960, 110, 30
 HEIGHT, GAP = 150, 62

@@ -29,7 +29,7 @@ from farflung.console.screen.text import (
     sparkline,
 )
 from farflung.console.screen.view import HELP, View
-from farflung.protocol.process.log_lines import duration, si
+from farflung.protocol.process.units import duration, si
 from farflung.protocol.states import PeerState, RunPhase
 
 _ONE_ROW = 110  # from this width on, all bars share a line, and recent rounds stand beside events

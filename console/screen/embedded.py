@@ -27,7 +27,8 @@ from farflung.console.screen.terminal import has_terminal
 from farflung.console.screen.text import Record, clean, count, number, records
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, si, text_of
+from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, text_of
+from farflung.protocol.process.units import si
 from farflung.protocol.states import ARRIVING, PeerState
 
 EVERY_S = 1.0

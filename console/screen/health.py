@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
-from farflung.protocol.process.log_lines import duration, si
+from farflung.protocol.process.units import duration, si
 from farflung.protocol.states import ARRIVING, PeerState, RunPhase
 
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller

@@ -25,7 +25,7 @@ from farflung.console.screen.text import (
     records,
 )
 from farflung.console.screen.view import View
-from farflung.protocol.process.log_lines import si
+from farflung.protocol.process.units import si
 from farflung.protocol.states import PeerState
 
 # What a peer does, in a word, and its style: colour only repeats what the word says.

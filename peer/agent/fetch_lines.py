@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from farflung.protocol.process.log_lines import Say, duration, si
+from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import Contact
 
 TELL_EVERY_S = 2.0  # what takes less is not worth a line

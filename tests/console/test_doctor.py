@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, examine, nat_kind, round_bytes
-from farflung.console.doctor.line_probe import Line
+from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, examine, nat_kind, round_bytes
 from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
 from farflung.coordinator.door import prober

@@ -161,6 +161,7 @@ PURE_MODULES = (
     "coordinator/ledger/evidence",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
+    "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
     "coordinator/ledger/records",
     "coordinator/ledger/register",
@@ -171,6 +172,7 @@ PURE_MODULES = (
     "peer/trainer/effects",
     "peer/trainer/leased_data",
     "peer/trainer/machine",
+    "protocol/process/units",
 )
 
 # Rooms of maths, and those that any language could read: besides the standard library only these.

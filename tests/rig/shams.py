@@ -29,6 +29,7 @@ from farflung.peer.machine.getting_in import Doorway, me_of
 from farflung.protocol import envelope as wire
 from farflung.protocol.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     Beat,
     Challenge,
@@ -43,6 +44,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import sent_part
@@ -157,6 +159,8 @@ class Sham:
         self.peer = identity.peer_id
         self.door = Doorway(me_of(identity, curve_raw(self.public), os.urandom(16)), crowd.url.run)
         self.session, self.seq, self.connected, self.at_door = NOTHING, 0, False, False
+        self.address = ""  # where others dial it, if it listens
+        self.run_id = b""
         self.version, self.round_no, self.epoch, self.decision_no = -1, 0, 0, 0
         self.roster_no = 0
         self.ready_at = self.next_beat = self.began = 0.0
@@ -174,7 +178,7 @@ class Sham:
         self.listener = self.crowd.context.socket(zmq.ROUTER)
         self.listener.curve_server = True
         self.listener.curve_secretkey = self.secret
-        self.door.address = f"127.0.0.1:{self.listener.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = f"127.0.0.1:{self.listener.bind_to_random_port('tcp://127.0.0.1')}"
 
     # ---- getting in ------------------------------------------------------------------------------------------
 
@@ -192,8 +196,10 @@ class Sham:
 
     def on_door(self, message: Message, now: float) -> None:
         if isinstance(message, Challenge) and self.door.on_challenge(message):
-            self.door.manifest_digest = hash_bytes(message.manifest)
-            self.crowd.say(self.crowd.at_door, self, self.door.greet(self.crowd.model, -1, b"", now))
+            known = known_of(message.manifest, message.run_id)
+            self.run_id = message.run_id
+            hello = self.door.greet(Attached(known, self.crowd.model), self.address, -1, b"", now)
+            self.crowd.say(self.crowd.at_door, self, hello)
         elif isinstance(message, Refuse):
             self.crowd.count(f"refused: {message.code}")
             self.door.on_refuse(message, now)
@@ -318,7 +324,7 @@ class Sham:
                 used=(),
                 signature=b"",
             )
-            signature = self.identity.sign(sent_part(self.door.run_id, bare))
+            signature = self.identity.sign(sent_part(self.run_id, bare))
             self.tell(msgspec.structs.replace(bare, signature=signature))
         self._report()
 
@@ -356,6 +362,12 @@ class Sham:
                 dots=dots,
             )
         )
+
+
+@functools.cache
+def known_of(manifest: bytes, run_id: bytes) -> Known:
+    """Read once for all shams of a process: they come by the hundred."""
+    return Known(Manifest.from_canonical(manifest), run_id)
 
 
 class Crowd:
