@@ -23,7 +23,7 @@ from farflung.compression.codec import check_payload
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.hands import Hands, Tools
-from farflung.peer.agent.journal_writer import RoundEvents, counts_of, open_journal, use_of
+from farflung.peer.agent.journal_writer import RoundEvents, beginning_of, counts_of, open_journal, use_of
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity, default_path
@@ -101,10 +101,10 @@ class Agent:
         self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
+            beginning_of(me, options.url.run, options.own.upload_limits),
             lambda: use_of(self._link.counts, self._arithmetic),
             lambda: counts_of(self._link.counts, machine, self._held_back),
         )
-        self._events.begin(machine.me, options.url.run, options.own.upload_limits)
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
         failpoints.arm(os.environ, self._events.on_failpoint)
 

@@ -47,8 +47,12 @@ class Seen:
 
 
 class RoundEvents:
-    def __init__(self, log: EventLog, use: Callable[[], Use], counts: Callable[[], Counts]) -> None:
+    def __init__(
+        self, log: EventLog, who: Mapping[str, object], use: Callable[[], Use], counts: Callable[[], Counts]
+    ) -> None:
+        """`who`: the journal's first words, of `beginning_of`."""
         self._log = log
+        log.begin(**who)
         self._use = use
         self._counts = counts
         self._counts_at = 0.0
@@ -58,17 +62,6 @@ class RoundEvents:
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
         self._seen: dict[int, Seen] = {}  # by round
-
-    def begin(self, me: Me, run: str, upload_limits: tuple[str, ...]) -> None:
-        self._log.begin(
-            role="peer",
-            peer=me.peer,
-            name=me.name,
-            run=run,
-            process=me.process.hex(),
-            software=me.software,
-            upload_limits=upload_limits,
-        )
 
     def on_piece(self, chunk: int, version: int) -> None:
         if self._log.detailed:
@@ -216,6 +209,18 @@ class RoundEvents:
             how = {"code": code, "reason": reason}
             self._log.write("end", **how, use=self._use(), peak_rss_bytes=_peak_rss_bytes())
         self._log.close()
+
+
+def beginning_of(me: Me, run: str, upload_limits: tuple[str, ...]) -> dict[str, object]:
+    return {
+        "role": "peer",
+        "peer": me.peer,
+        "name": me.name,
+        "run": run,
+        "process": me.process.hex(),
+        "software": me.software,
+        "upload_limits": upload_limits,
+    }
 
 
 def open_journal(

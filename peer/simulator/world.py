@@ -351,10 +351,12 @@ class World:
         self.log.append(f"{self.now:8.3f} {text}")
 
     def _report(self) -> Report:
-        assert self.coordinator is not None
-        ledger = self.coordinator.core.ledger
+        coordinator = self.coordinator
+        if coordinator is None:
+            raise Broken("P5 is broken: the coordinator never came back")
+        ledger = coordinator.core.ledger
         finished = ledger.version >= self.scenario.rounds
-        outcome = "finished" if finished else "; ".join(c.reason for c in self.coordinator.conductors)
+        outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive]
         can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
         if not finished and can_go_on:
