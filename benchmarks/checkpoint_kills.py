@@ -75,7 +75,7 @@ def write(store: Store, version: int, me: Identity) -> None:
 
 
 def newest(store: Store) -> int:
-    complete = store.look(RUN_ID).complete
+    complete = store.list_saved(RUN_ID).complete
     return complete[0].manifest.version if complete else 0
 
 
@@ -119,7 +119,7 @@ def main(kills: int, folder: str) -> int:
             killed += 1
             if len(dying) == 2:
                 together += 1
-                found = store.look(RUN_ID)
+                found = store.list_saved(RUN_ID)
                 problems = found.problems + (
                     store.problems_of(found.complete[0]) if found.complete else ["none is left"]
                 )
@@ -133,10 +133,11 @@ def main(kills: int, folder: str) -> int:
         for writer in writers:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 stop(writer)
-    shared = [s for s in store.look(RUN_ID).complete if len({f.writer for f in s.manifest.files}) > 1]
+    shared = [s for s in store.list_saved(RUN_ID).complete if len({f.writer for f in s.manifest.files}) > 1]
     print(
         f"{killed} kills, {together} of all writers, {in_the_middle} of those in the middle of a checkpoint, "
-        f"{newest(store)} versions, {len(shared)} of the last {len(store.look(RUN_ID).complete)} by both: 0 unreadable"
+        f"{newest(store)} versions, {len(shared)} of the last {len(store.list_saved(RUN_ID).complete)} by both: "
+        "0 unreadable"
     )
     return 0
 

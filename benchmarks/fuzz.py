@@ -267,7 +267,7 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
 
     def events(raw: bytes) -> None:
         path.write_bytes(raw)
-        for event in Follower(path).news():
+        for event in Follower(path).new_events():
             assert isinstance(event, dict)
 
     yield Target(

@@ -64,7 +64,7 @@ class ResultLog:
         there.difference_update(mine)
         return mine
 
-    def news(self) -> str:
+    def take_warning(self) -> str:
         """What people should know, once."""
         if self._told or not self._cut:
             return ""

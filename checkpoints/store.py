@@ -49,7 +49,7 @@ class Store:
 
     # ---- looking -----------------------------------------------------------------------------------------
 
-    def look(self, run_id: str = "") -> Listing:
+    def list_saved(self, run_id: str = "") -> Listing:
         """All checkpoints, or those of one run.  Contents are not read: `chunks` and `problems_of` check them."""
         found = Listing()
         for folder in self.files.folders():
@@ -130,7 +130,7 @@ class Store:
 
     def retain(self, run_id: str, keep: int) -> None:
         """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays."""
-        complete = self.look(run_id).complete
+        complete = self.list_saved(run_id).complete
         ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
         for saved in complete:
             if saved.manifest.age not in ages:
@@ -139,14 +139,14 @@ class Store:
 
         # Who still writes an older one is too late.
         newest = _age_in(complete[0].folder) if complete else None
-        for folder in self.look(run_id).unfinished:
+        for folder in self.list_saved(run_id).unfinished:
             age = _age_in(folder)
             if newest is not None and age is not None and age < newest:
                 self.files.remove(folder, MANIFEST_NAME)
 
     def sweep(self, run_id: str, writer: str) -> None:
         """Remove what this writer alone had begun when it was killed or gave up."""
-        for folder in self.look(run_id).unfinished:
+        for folder in self.list_saved(run_id).unfinished:
             writers = {name.split(".")[1] for name in self.files.files(folder) if name.endswith(".claim")}
             if writers <= {writer} and (writers or folder.endswith(f"-{writer}")):
                 self.files.remove(folder, MANIFEST_NAME)

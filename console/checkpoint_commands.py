@@ -129,7 +129,7 @@ def _candidates(looked: tuple[list[Saved], list[str]], place: str, version: int 
 def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Saved], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
     key = JoinUrl.parse(url).key if url is not None else b""
-    listing = store.look()
+    listing = store.list_saved()
     found = [saved for saved in listing.complete if saved.manifest.run_id.startswith(run)]
     if not found and not listing.problems:
         of = f" of run {run}" if run else ""

@@ -62,7 +62,7 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
             machine.core.note(f"journal: brought up from format {journal.upgraded_from}; as it was: {kept}")
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
-        events.begin(Beginning(manifest, journal.run_id, machine.core.ledger, records))
+        events.write_start(Beginning(manifest, journal.run_id, machine.core.ledger, records))
         failpoints.hit("start.before_listen")
         end = QuietEnd()
 

@@ -307,7 +307,7 @@ class Server:
             self._members.cut(arrival.descriptor)
 
     def _read_news(self, listener: Listener) -> None:
-        ended, verdicts = listener.news()
+        ended, verdicts = listener.take_ended()
         for verdict in verdicts:
             self.arrived += 1
             self._machine.counters.count(verdict)

@@ -136,16 +136,16 @@ class OnTheWay:
         return header in self._headers
 
     def has(self, header: bytes, acknowledged_bytes: int) -> bool:
-        self.look(acknowledged_bytes)
+        self.forget_acknowledged(acknowledged_bytes)
         return header in self._headers
 
-    def look(self, acknowledged_bytes: int) -> None:
+    def forget_acknowledged(self, acknowledged_bytes: int) -> None:
         while self._frames and self._frames[0][0] <= acknowledged_bytes:
             self._headers.discard(self._frames.popleft()[1])
 
     def on_tick(self, acknowledged_bytes: int, is_empty: bool) -> None:
         """`is_empty`: the kernel holds nothing that is not acknowledged."""
-        self.look(acknowledged_bytes)
+        self.forget_acknowledged(acknowledged_bytes)
         if is_empty and self._taken_bytes == self._taken_before:
             # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.
             self.forget()

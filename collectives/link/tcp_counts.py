@@ -138,7 +138,7 @@ class Incoming:
             self._peer_of[descriptor] = peer
             self._received.pop(descriptor, None)
 
-    def news(self) -> set[str]:
+    def take_peers_heard(self) -> set[str]:
         """Peers of which bytes came in since they were named last."""
         added: dict[str, int] = {}
         now: dict[int, int] = {}

@@ -255,7 +255,7 @@ class ZmqLink:
         return line.waiting.answers if line is not None else 0
 
     def arriving(self) -> set[str]:
-        return self._incoming.news()
+        return self._incoming.take_peers_heard()
 
     def peers_waiting(self) -> int:
         """Here or in the kernel."""

@@ -23,16 +23,16 @@ class Asking:
     def __init__(self, members: Iterable[str], quiet_s: float, now: float) -> None:
         self._quiet_s = quiet_s
         self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
-        self.begin(members, now)
+        self.start_patience(members, now)
 
-    def begin(self, members: Iterable[str], now: float) -> None:
+    def start_patience(self, members: Iterable[str], now: float) -> None:
         """Something new is expected of everybody from now on."""
         self._heard_at = dict.fromkeys(members, now)  # something of use, or it was asked
         self._bytes_at = dict(self._heard_at)  # any bytes at all
 
     def begin_anew(self, members: Iterable[str], now: float) -> None:
         """And nobody owes an answer."""
-        self.begin(members, now)
+        self.start_patience(members, now)
         self._asked_times.clear()
 
     def on_heard(self, member: str, now: float) -> None:

@@ -103,7 +103,7 @@ class MemberRound:
         self.merged.clear()
         self._merging.clear()
         self._answered_at.clear()
-        self._asking.begin(self.plan.members, now)
+        self._asking.start_patience(self.plan.members, now)
         return self._merge_ready()
 
     # ---- my own arithmetic -------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class MemberRound:
         """Compare what is here, chunk by chunk, where nothing is missing for it."""
         self.weighing.changed = self.weighing.changed and only is not None
         shelves = {chunk: self.held.get(chunk, {}) for chunk in (self._my_chunks if only is None else [only])}
-        return [*self.weighing.begin(self.plan, shelves, self._refused_mask, self.first_chunk)]
+        return [*self.weighing.weigh_all(self.plan, shelves, self._refused_mask, self.first_chunk)]
 
     def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
         """Start the sum of every chunk of mine whose included contributions are all here."""

@@ -53,7 +53,7 @@ class Weighing:
         known = self._known[chunk].members if chunk in self._known else 0
         return wanted if wanted & ~known and wanted & ~self._busy.get(chunk, 0) else 0
 
-    def begin(
+    def weigh_all(
         self, plan: Plan, shelves: Mapping[int, Mapping[str, HasPayload]], refused: int, first_chunk: int
     ) -> Iterator[Weigh]:
         """Compare what is here, chunk by chunk, where nothing is missing for it."""

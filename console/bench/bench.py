@@ -272,9 +272,9 @@ class Aim:
         self._round = self._version = -1
         self._decided = self.done = False
 
-    def look(self) -> None:
+    def fire_if_due(self) -> None:
         """Kill it if it is time to."""
-        for event in self._follower.news():
+        for event in self._follower.new_events():
             match event["event"]:
                 case "start":
                     self._agent = event["pid"]
@@ -344,7 +344,7 @@ class Stage:
         quiet_since, seen = time.monotonic(), -1
         while True:
             if aim is not None and not aim.done:
-                aim.look()
+                aim.fire_if_due()
             running = [p for p in parties if p.process.poll() is None]
             for party in parties:
                 dead = aim is not None and aim.done and party is aim.victim

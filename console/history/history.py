@@ -116,7 +116,7 @@ class History:
     def era(self, number: int) -> Era:
         return self.eras[min(number, len(self.eras) - 1)]
 
-    def news(self) -> list[Told]:
+    def new_events(self) -> list[Told]:
         """What was written since the last call: agents' events first, then the coordinator's in their order.
 
         No clock is needed for that: what a peer tells of a round is told before its commit.
@@ -137,8 +137,8 @@ class History:
         events: list[Event] = []
         if path not in self.files:
             self.files[path] = Follower(path)
-            events += Follower(Path(f"{path}{OLD}")).news()
-        for event in map(with_cause, [*events, *self.files[path].news()]):
+            events += Follower(Path(f"{path}{OLD}")).new_events()
+        for event in map(with_cause, [*events, *self.files[path].new_events()]):
             process = self._open.get((path, event.get("pid")))
             if event.get("event") == "start" and (process is None or not event.get("again")):
                 process = self._begin(path, event)
@@ -177,7 +177,7 @@ class History:
 def read_folder(folder: Path) -> History:
     """All of it; UserError where there is no run to be found, or more than one."""
     history = History(folder)
-    history.news()
+    history.new_events()
     if not history.coordinators:
         raise history.no_run
     history.fold()

@@ -91,12 +91,12 @@ def export(options: ExportOptions, say: Callable[[str], None], note: Callable[[s
     if options.tensorboard is None and options.wandb is None and not options.as_json:
         raise UserError("say where to: --tensorboard FOLDER, --wandb PROJECT, or --json for the output")
     history, run = History(options.folder, keep=False), RunRows()
-    rows = run.take(history.news())
+    rows = run.take(history.new_events())
     while not history.coordinators:
         if not options.follow:
             raise history.no_run
         time.sleep(LOOK_EVERY_S)
-        rows = run.take(history.news())
+        rows = run.take(history.new_events())
     written = 0
     with ExitStack() as stack:
         trackers = [stack.enter_context(closing(each)) for each in _trackers(options, run, say)]
@@ -108,7 +108,7 @@ def export(options: ExportOptions, say: Callable[[str], None], note: Callable[[s
             if not options.follow or (run.finished and not rows):
                 break
             time.sleep(LOOK_EVERY_S)
-            rows = run.take(history.news())
+            rows = run.take(history.new_events())
     note(f"exported {written} rounds of {run.name}")
 
 

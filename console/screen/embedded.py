@@ -55,7 +55,7 @@ class TimeShares:
         self._spent = {"computes": 0.0, "waits": 0.0, "network": 0.0}
         self._last: tuple[float, float] | None = None  # (when, step)
 
-    def look(self, member: Record, now: float) -> None:
+    def count(self, member: Record, now: float) -> None:
         step = number(member, "step")
         if self._last is not None and now > self._last[0]:
             seconds = now - self._last[0]
@@ -125,7 +125,7 @@ class OwnProcess:
                 self._status = self._feed.status() or self._status
         for member in records(self._status, "members"):
             if member.get("id") == self._me and self._status is not before:
-                self._shares.look(member, time.monotonic())
+                self._shares.count(member, time.monotonic())
         return self._status or None
 
     def _find_out(self) -> None:

@@ -155,7 +155,7 @@ class FrontDoor:
         return cut
 
     def _read_news(self) -> None:
-        ended, verdicts = self._listener.news()
+        ended, verdicts = self._listener.take_ended()
         for descriptor in ended:
             self._crowd.ends(descriptor)
         for verdict in verdicts:

@@ -141,7 +141,7 @@ class Listener:
     def is_open(self, descriptor: int) -> bool:
         return descriptor in self._heard
 
-    def news(self) -> tuple[list[int], list[Verdict]]:
+    def take_ended(self) -> tuple[list[int], list[Verdict]]:
         """(connections that ended, a verdict for each that ended without a frame) since the last call."""
         ended: list[int] = []
         verdicts: list[Verdict] = []

@@ -49,12 +49,12 @@ class RecordEvents:
         self._frames_at = 0.0
         self._frames: dict[str, Any] = {}
 
-    def begin(self, known: Beginning) -> None:
+    def write_start(self, known: Beginning) -> None:
         """Before the first record of this process."""
         found = read_events(self._path) if self._path is not None else []
         written = [each["pos"] for each in found if isinstance(each.get("pos"), int)]
         rules = known.manifest
-        self._log.begin(
+        self._log.write_start(
             role="coordinator",
             run=rules.run.name,
             run_id=known.run_id.hex(),

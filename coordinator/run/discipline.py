@@ -33,7 +33,7 @@ class Discipline:
         self._core = core
         self._lose = lose
 
-    def look(self) -> None:
+    def follow_up_strikes(self) -> None:
         """After every event: who was struck once too often?"""
         core, rules = self._core, self._core.manifest.admission
         for peer in core.take_struck():

@@ -31,7 +31,7 @@ class GoingBack:
             return beat
         return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))
 
-    def look(self) -> bool:
+    def check_what_is_held(self) -> bool:
         """True if the run went back now."""
         core = self._core
         may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive

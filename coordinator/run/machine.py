@@ -163,7 +163,7 @@ class RunMachine:
         self.core.now = now
         if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
             self.core.strike(peer, "it sent frames that no farflung sends")
-            self.discipline.look()
+            self.discipline.follow_up_strikes()
         return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
 
     @property
@@ -240,7 +240,7 @@ class RunMachine:
                 told = f"nothing heard for {core.members.dead_after_s:g} s"
                 self._lose(member, DepartureCause.SILENT, told)
         self.lending.reclaim()
-        if self.going_back.look():
+        if self.going_back.check_what_is_held():
             self.guidance.recheck_all()
         self._settle(self.conductors)
         return core.take_effects()
@@ -345,7 +345,7 @@ class RunMachine:
         forger = next((m for m in self.core.members.alive.values() if m.contact.key == key), None)
         if forger is not None:
             self.core.strike(forger.peer, "it spoke in the name of another member")
-            self.discipline.look()
+            self.discipline.follow_up_strikes()
         return self.core.take_effects()
 
     def _lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
@@ -367,7 +367,7 @@ class RunMachine:
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
-        self.discipline.look()
+        self.discipline.follow_up_strikes()
 
 
 def _what_counts(member: Member) -> object:

@@ -183,7 +183,7 @@ class Agent:
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
         problem = self._supervisor.watch(now)
-        for text in self._supervisor.news():
+        for text in self._supervisor.take_lines():
             self._say(text)
         if self._supervisor.just_died:
             self._events.on_trainer("gone")
@@ -211,7 +211,7 @@ class Agent:
 
     def _look_at_trainer(self, now: float, step: int) -> None:
         before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
-        vitals.stuck = self._pulse.look(now, step, self._machine.training.stepping)
+        vitals.stuck = self._pulse.check_stuck(now, step, self._machine.training.stepping)
         if vitals.stuck and not before:
             self._events.on_trainer("stuck")
             self._supervisor.on_stuck(self._pulse.patience_s)

@@ -64,7 +64,7 @@ class Answering:
         if part is None:
             return
         in_round = part.in_round
-        self._serving.look(in_round, lambda: self._line_now(in_round), now)
+        self._serving.on_turn(in_round, lambda: self._line_now(in_round), now)
         if not self._serving.held:
             return
         for _ in range(self._serving.let_go(now)):
@@ -98,7 +98,7 @@ class Answering:
         kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST
         header = Header(kind, self._tag, version=effect.version, chunk=effect.chunk)
         what = (kind, effect.chunk)
-        if self._serving.begin(effect.to, what, self._line.link.answers_waiting(effect.to)):
+        if self._serving.start_answer(effect.to, what, self._line.link.answers_waiting(effect.to)):
             self._submit(
                 lambda: with_payload(header, make()), lambda frame: self._served(effect.to, what, frame)
             )

@@ -52,7 +52,7 @@ class RoundEvents:
     ) -> None:
         """`who`: the journal's first words, of `beginning_of`."""
         self._log = log
-        log.begin(**who)
+        log.write_start(**who)
         self._use = use
         self._counts = counts
         self._counts_at = 0.0

@@ -29,7 +29,7 @@ class Supervisor(Protocol):
     def just_died(self) -> bool:
         """True once after each death of a trainer."""
 
-    def news(self) -> list[str]:
+    def take_lines(self) -> list[str]:
         """What a person should hear since the last call."""
 
     def on_stuck(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class ParentTrainer:
         self._pid = pid
         self._news: list[str] = []
 
-    def news(self) -> list[str]:
+    def take_lines(self) -> list[str]:
         news, self._news = self._news, []
         return news
 
@@ -85,7 +85,7 @@ class ChildTrainer:
         died, self._died = self._died, False
         return died
 
-    def news(self) -> list[str]:
+    def take_lines(self) -> list[str]:
         news, self._news = self._news, []
         return news
 

@@ -60,15 +60,15 @@ class Serving:
         self.next_round = NextRound()
         self._results_leave = False
 
-    def look(self, in_round: bool, line: Callable[[], LineNow], now: float) -> None:
+    def on_turn(self, in_round: bool, line: Callable[[], LineNow], now: float) -> None:
         """At every turn of the agent's loop, whether or not anybody waits."""
-        self.next_round.look(in_round, now)
+        self.next_round.on_turn(in_round, now)
         # Others may lack what this peer, which has all, still has to send.
         self._results_leave = in_round or (self._results_leave and line().waiting_bytes > 0)
 
     # ---- answers that are being made ----------------------------------------------------------------------
 
-    def begin(self, to: str, what: What, waiting: int) -> bool:
+    def start_answer(self, to: str, what: What, waiting: int) -> bool:
         """May this answer be made?  `waiting`: how many are made and have not left yet."""
         making = self._making.setdefault(to, set())
         if what in making or len(making) + waiting >= self.most:
@@ -158,7 +158,7 @@ class NextRound:
         self._ended_at: float | None = None
         self._in_round = False
 
-    def look(self, in_round: bool, now: float) -> None:
+    def on_turn(self, in_round: bool, now: float) -> None:
         """At every turn of the agent's loop."""
         if in_round == self._in_round:
             return

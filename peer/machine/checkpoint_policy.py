@@ -42,7 +42,7 @@ class Saving:
             return False
         return version % self._every == 0 or version == self._rounds
 
-    def look(self, lanes: Sequence[Lane], era: int) -> list[Effect]:
+    def due_saves(self, lanes: Sequence[Lane], era: int) -> list[Effect]:
         """Asked at every tick, before anything newer is applied."""
         effects: list[Effect] = []
         late = [lane for lane in lanes if lane.fragment.number not in self._taken]
@@ -87,7 +87,7 @@ class Restoring:
         self._again_at = 0.0
         self._empty_since: float | None = None
 
-    def look(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
+    def due_restore(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
         """Asked at every tick: read a checkpoint if I hold nothing and nobody gives me anything."""
         learned = any(word.version > 0 for word in tick.fragments)
         if not self._enabled or self.busy or not learned or not all(map(_is_empty, lanes)):
@@ -128,7 +128,7 @@ class Recalling:
         self.busy = False  # they are being read into the state
         self._era = 0
 
-    def look(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
+    def due_recall(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
         """Asked at every tick."""
         if not self._due or tick.goal == Goal.FOUND:
             return []

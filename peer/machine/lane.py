@@ -383,8 +383,8 @@ class Lane:
             effects += self.catch.ask(now, late.coming(now) if late is not None else frozenset())
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
         notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
-        if news := self.log.news():
-            notes.append(Note(news))
+        if warning := self.log.take_warning():
+            notes.append(Note(warning))
         return [*resolved, *own, *effects, *notes]
 
     def _own_results(self) -> list[Effect]:

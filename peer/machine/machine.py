@@ -250,10 +250,10 @@ class PeerMachine:
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
-        effects += joined.saving.look(joined.lanes, tick.era)
-        effects += joined.recalling.look(tick, joined.lanes)
+        effects += joined.saving.due_saves(joined.lanes, tick.era)
+        effects += joined.recalling.due_recall(tick, joined.lanes)
         if not joined.recalling.busy:
-            effects += joined.restoring.look(tick, joined.lanes, self.training.loading, self._now)
+            effects += joined.restoring.due_restore(tick, joined.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         effects += exchange.on_tick(tick)

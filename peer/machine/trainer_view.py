@@ -329,7 +329,7 @@ class Pulse:
         self._longest_s = 0.0
         self._has_stepped = False
 
-    def look(self, now: float, step: int, running: bool) -> bool:
+    def check_stuck(self, now: float, step: int, running: bool) -> bool:
         """True while it is stuck.  `running`: it is to take inner steps and has what it needs for them."""
         if not running:
             self._moved_at = None

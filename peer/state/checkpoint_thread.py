@@ -158,7 +158,7 @@ class Checkpointing:
     ) -> None:
         version, problems = NO_VERSION, []
         try:
-            listing = self._store.look(facts.run_id.hex())
+            listing = self._store.list_saved(facts.run_id.hex())
             problems = [f"not used: {problem}" for problem in listing.problems]
             fitting = [
                 saved for saved in listing.complete if fits(saved.manifest, effect.digests, facts.model)

@@ -68,7 +68,10 @@ class CheckpointWriter:
         store.sweep(run_id, identity.peer_id)
         # In a shared store another peer may have been faster: its checkpoint of this version is as good as mine.
         self._there = {
-            d for s in store.look(run_id).complete if s.manifest.age == self.key for d in s.manifest.digests
+            d
+            for s in store.list_saved(run_id).complete
+            if s.manifest.age == self.key
+            for d in s.manifest.digests
         }
         self._draft: Draft = store.draft(
             run_id, first.era, first.version, identity.peer_id, facts.model.chunk_elements

@@ -54,7 +54,7 @@ class EventLog:
     def is_on(self) -> bool:
         return self._file is not None
 
-    def begin(self, **fields: object) -> None:
+    def write_start(self, **fields: object) -> None:
         """The event `start`; said again at the head of each further file."""
         self._head = {"event": "start", "boot": _boot(), **fields}
         self.write(**self._head)
@@ -125,7 +125,7 @@ class Follower:
         self._inode = 0
         self.torn = 0  # lines that are no JSON object: a kill in the middle of a write
 
-    def news(self) -> Iterator[Event]:
+    def new_events(self) -> Iterator[Event]:
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -164,5 +164,5 @@ class Follower:
 def read_events(path: Path) -> list[Event]:
     """All that is still there, the older file first; torn lines are left out."""
     old = Path(f"{path}{OLD}")
-    found = list(Follower(old).news()) if old.exists() else []
-    return [*found, *Follower(path).news()]
+    found = list(Follower(old).new_events()) if old.exists() else []
+    return [*found, *Follower(path).new_events()]

@@ -118,7 +118,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def versions(store: Store) -> list[int]:
-    return [saved.manifest.version for saved in store.look(RUN_ID).complete]
+    return [saved.manifest.version for saved in store.list_saved(RUN_ID).complete]
 
 
 def change(store: Store, saved: Saved, name: str, at: int = 0, cut: int = 0, gone: bool = False) -> None:
@@ -137,10 +137,10 @@ def change(store: Store, saved: Saved, name: str, at: int = 0, cut: int = 0, gon
 
 
 def test_what_was_saved_is_read_again_newest_first(store: Store) -> None:
-    assert store.look(RUN_ID).complete == [] and store.look().problems == []
+    assert store.list_saved(RUN_ID).complete == [] and store.list_saved().problems == []
     for version in (10, 20):
         save(store, version)
-    listing = store.look(RUN_ID)
+    listing = store.list_saved(RUN_ID)
     assert [s.manifest.version for s in listing.complete] == [20, 10] and not listing.problems
     newest = listing.complete[0]
     assert [raw for _, raw in store.chunks(newest)] == state(20)
@@ -198,12 +198,12 @@ def test_a_damaged_newest_one_does_not_make_the_good_one_go(store: Store) -> Non
 def test_without_a_manifest_there_is_no_checkpoint_and_its_writer_sweeps_it(store: Store) -> None:
     save(store, 10)
     change(store, save(store, 20), "manifest.json", gone=True)
-    listing = store.look(RUN_ID)
+    listing = store.list_saved(RUN_ID)
     assert versions(store) == [10] and len(listing.unfinished) == 1
     store.sweep(RUN_ID, "somebody-else")
-    assert len(store.look(RUN_ID).unfinished) == 1
+    assert len(store.list_saved(RUN_ID).unfinished) == 1
     store.sweep(RUN_ID, ME.peer_id)
-    assert not store.look(RUN_ID).unfinished and versions(store) == [10]
+    assert not store.list_saved(RUN_ID).unfinished and versions(store) == [10]
 
 
 # ---- several writers ------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_who_shares_a_place_writes_a_part_each(store: Store) -> None:
     assert {file.writer for file in mine.shards} == {ME.peer_id, other.peer_id}
     assert sorted(mine.shards, key=str) == sorted(theirs[0].shards, key=str)
     save(store, 9, fragments=1)
-    assert versions(store) == [9] and store.problems_of(store.look(RUN_ID).complete[0]) == []
+    assert versions(store) == [9] and store.problems_of(store.list_saved(RUN_ID).complete[0]) == []
     assert not mine.finish(lambda seconds: None), "it is there already"
 
 
@@ -281,7 +281,7 @@ def test_a_note_about_other_chunks_is_not_believed(store: Store) -> None:
 def test_damage_is_named_and_the_one_before_is_used(store: Store, harm: dict[str, int], said: str) -> None:
     save(store, 10)
     change(store, save(store, 20), **harm)  # type: ignore[arg-type]
-    listing = store.look(RUN_ID)
+    listing = store.list_saved(RUN_ID)
     assert versions(store) == [10]
     assert len(listing.problems) == 1 and said in listing.problems[0]
 
@@ -290,7 +290,7 @@ def test_damage_is_named_and_the_one_before_is_used(store: Store, harm: dict[str
 def test_a_flipped_bit_in_a_body_or_head_is_found(store: Store, at: int) -> None:
     saved = save(store, 20)
     change(store, saved, "chunks-00000.safetensors", at=at)
-    assert store.look(RUN_ID).complete, "sizes are right: only reading tells"
+    assert store.list_saved(RUN_ID).complete, "sizes are right: only reading tells"
     assert store.problems_of(saved)[0].endswith("chunks-00000.safetensors: damaged")
     with pytest.raises(CheckpointError, match="chunks-00000"):
         list(store.chunks(saved))
@@ -301,12 +301,12 @@ def test_checkpoints_of_another_run_are_left_alone(store: Store) -> None:
     save(store, 10)
     assert versions(store) == [10]
     store.retain(RUN_ID, 1)
-    assert [s.folder for s in store.look().complete].count(other.folder) == 1
+    assert [s.folder for s in store.list_saved().complete].count(other.folder) == 1
 
 
 def test_a_checkpoint_under_the_name_of_another_run_is_foreign(store: Store) -> None:
     other = save(store, 90, run_id=RUN_ID[:8] + "f" * 24)
-    listing = store.look(RUN_ID)
+    listing = store.list_saved(RUN_ID)
     assert (
         listing.complete == []
         and "of another run" in listing.problems[0]

@@ -361,19 +361,19 @@ def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
     incoming = Incoming(Kernel())
     incoming.came_over(3, "ann")
     incoming.came_over(4, "bob")  # nothing is known of it, as where the kernel tells nothing
-    assert incoming.news() == set(), "from now on"
+    assert incoming.take_peers_heard() == set(), "from now on"
     told[3] = NOTHING._replace(received=100 + NEWS_BYTES - 1)
-    assert incoming.news() == set()
+    assert incoming.take_peers_heard() == set()
     told[3] = NOTHING._replace(received=100 + NEWS_BYTES)
-    assert incoming.news() == {"ann"} and incoming.news() == set()
+    assert incoming.take_peers_heard() == {"ann"} and incoming.take_peers_heard() == set()
     incoming.came_over(3, "cyd")
-    assert incoming.news() == set()
+    assert incoming.take_peers_heard() == set()
     told[3] = NOTHING._replace(received=told[3].received + NEWS_BYTES)
-    assert incoming.news() == {"cyd"}
+    assert incoming.take_peers_heard() == {"cyd"}
     told[3] = NOTHING._replace(received=5)  # closed, and opened anew by nobody knows whom
-    assert incoming.news() == set()
+    assert incoming.take_peers_heard() == set()
     told[3] = NOTHING._replace(received=9 * NEWS_BYTES)
-    assert incoming.news() == set()
+    assert incoming.take_peers_heard() == set()
 
 
 def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:

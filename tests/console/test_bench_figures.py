@@ -98,16 +98,16 @@ def test_a_commit_may_come_before_the_last_result() -> None:
 def test_a_log_is_read_while_it_grows_and_a_torn_line_waits(tmp_path: Path) -> None:
     path = tmp_path / "events"
     follower = Follower(path)
-    assert list(follower.news()) == []
+    assert list(follower.new_events()) == []
     log = EventLog(path)
     log.write("plan", round=1)
-    assert [e["event"] for e in follower.news()] == ["plan"]
+    assert [e["event"] for e in follower.new_events()] == ["plan"]
     with path.open("ab") as file:
         file.write(json.dumps({"at": 1, "event": "torn"}).encode()[:-3])
-    assert list(follower.news()) == []
+    assert list(follower.new_events()) == []
     with path.open("ab") as file:
         file.write(b'n"}\n')
-    assert [e["event"] for e in follower.news()] == ["torn"]
+    assert [e["event"] for e in follower.new_events()] == ["torn"]
     log.close()
     log.write("after the end")
     assert len(read_events(path)) == 2

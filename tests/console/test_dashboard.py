@@ -216,7 +216,7 @@ def test_time_goes_where_the_steps_show_it() -> None:
     for now, (state, step) in enumerate(
         [("inner", 0), ("inner", 5), ("inner", 5), ("ready", 5), ("gather", 5)]  # one step takes two looks
     ):
-        shares.look({"state": state, "step": step}, float(now))
+        shares.count({"state": state, "step": step}, float(now))
     found = shares.shares()
     assert found["computes"] == pytest.approx(0.5, abs=0.02)
     assert found["waits"] == pytest.approx(found["network"], abs=0.01)

@@ -59,14 +59,14 @@ def test_agents_of_another_run_are_left_out(tmp_path: Path) -> None:
 def test_news_come_once_and_the_agents_first(tmp_path: Path) -> None:
     """What a peer tells of a round must be known when the commit is told, in whatever order the files are."""
     history = History(tmp_path, keep=False)
-    assert history.news() == [] and "no journal of a coordinator" in str(history.no_run)
+    assert history.new_events() == [] and "no journal of a coordinator" in str(history.no_run)
     add(tmp_path / "events.jsonl", host(), line("committed") | {"wall": 2.0}, line("opened") | {"wall": 1.0})
     add(tmp_path / "x.events.jsonl", agent("bob"), line("sent") | {"wall": 99.0})
-    told = [event["event"] for _, event in history.news()]
+    told = [event["event"] for _, event in history.new_events()]
     assert told == ["start", "sent", "start", "opened", "committed"]
-    assert history.news() == []
+    assert history.new_events() == []
     add(tmp_path / "x.events.jsonl", line("sealed"))
-    assert [(life.peer, event["event"]) for life, event in history.news()] == [("bob", "sealed")]
+    assert [(life.peer, event["event"]) for life, event in history.new_events()] == [("bob", "sealed")]
     assert [len(life.events) for life in history.agents] == [1], "events are handed on, not kept"
 
 

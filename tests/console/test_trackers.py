@@ -32,7 +32,7 @@ class Rows:
         self.history, self.run = History(folder, keep=False), RunRows()
 
     def news(self) -> list[Row]:
-        return self.run.take(self.history.news())
+        return self.run.take(self.history.new_events())
 
 
 def start(**fields: object) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def a_kept_run(folder: Path) -> Path:
     records = [from_bytes(raw) for raw in world.journal]
     events = RecordEvents(folder / "events.jsonl")
     books = Ledger(8, 3, world.manifest.round.fragments)
-    events.begin(Beginning(world.manifest, bytes(16), books, records))
+    events.write_start(Beginning(world.manifest, bytes(16), books, records))
     events.on_records(list(records_of(900)))
     for cause, text in (
         (NoteCause.OPENED, "round 900 opened from version 0 with 3 peers"),
@@ -281,7 +281,7 @@ def what_programs_find(folder: Path) -> dict[str, Any]:
     report, recording = audit(history), Recording.of(*history.told)
     replay = Replay(recording, 1.0)
     statuses = [replay.status_at(moment.at_s) for moment in recording.moments]
-    rows = [(row.round_no, row.values) for row in RunRows().take(History(folder).news())]
+    rows = [(row.round_no, row.values) for row in RunRows().take(History(folder).new_events())]
     return {
         "findings": [
             (finding.promise, finding.checked, [told.partition(": ")[0] for told in finding.broken])

@@ -86,7 +86,7 @@ def test_a_journal_line_of_lists_without_end_counts_as_torn(tmp_path: Path) -> N
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"[" * 100_000 + b'\n{"event":"end"}\n')
     follower = Follower(path)
-    assert [event["event"] for event in follower.news()] == ["end"]
+    assert [event["event"] for event in follower.new_events()] == ["end"]
     assert follower.torn == 1
 
 

@@ -64,7 +64,7 @@ class Party:
         self.events: list[Event] = []
 
     def look(self) -> list[Event]:
-        self.events += self.follower.news()
+        self.events += self.follower.new_events()
         return self.events
 
     @property

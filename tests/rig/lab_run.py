@@ -246,7 +246,7 @@ class LabRun:
             self._complain_of_the_dead()
             aiming = self.aim is not None and not self.aim.done
             if self.aim is not None and aiming:
-                self.aim.look()
+                self.aim.fire_if_due()
             if time.monotonic() >= end:
                 raise FarflungError(
                     f"not done within {self.setting.timeout_s:g} s: {self.log(COORDINATOR)[-500:]}"

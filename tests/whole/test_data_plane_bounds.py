@@ -66,13 +66,15 @@ def test_P8_answers_wait_in_a_bounded_number_of_bytes(monkeypatch: pytest.Monkey
 
 def test_P8_nobody_has_more_made_for_it_than_an_honest_peer_waits_for() -> None:
     serving = Serving(fragments=2)
-    made = [chunk for chunk in range(100) if serving.begin("mal", (Kind.STATE, chunk), waiting=0)]
+    made = [chunk for chunk in range(100) if serving.start_answer("mal", (Kind.STATE, chunk), waiting=0)]
     assert len(made) == serving.most == 4 * ASKED_OF_ONE_DONOR
-    assert serving.begin("ann", (Kind.STATE, 0), waiting=0), "others are served all the same"
+    assert serving.start_answer("ann", (Kind.STATE, 0), waiting=0), "others are served all the same"
     serving.end("mal", (Kind.STATE, 0))
-    assert not serving.begin("mal", (Kind.STATE, 1), waiting=0), "that one is being made"
-    assert not serving.begin("mal", (Kind.STATE, 0), waiting=1), "what was made and not taken counts too"
-    assert serving.begin("mal", (Kind.STATE, 0), waiting=0)
+    assert not serving.start_answer("mal", (Kind.STATE, 1), waiting=0), "that one is being made"
+    assert not serving.start_answer("mal", (Kind.STATE, 0), waiting=1), (
+        "what was made and not taken counts too"
+    )
+    assert serving.start_answer("mal", (Kind.STATE, 0), waiting=0)
 
 
 # ---- frames that came too early ------------------------------------------------------------------------------

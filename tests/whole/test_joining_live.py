@@ -129,7 +129,7 @@ def slept(serving: Serving, *spans: tuple[bool, float]) -> float:
     """Rounds and pauses, of so many seconds each; returns when they ended."""
     now = 0.0
     for in_round, lasted_s in spans:
-        serving.look(in_round, lambda: FREE, now)
+        serving.on_turn(in_round, lambda: FREE, now)
         now += lasted_s
     return now
 
@@ -137,7 +137,7 @@ def slept(serving: Serving, *spans: tuple[bool, float]) -> float:
 def test_nothing_large_is_given_just_before_the_next_round_and_all_is_again_if_it_does_not_come() -> None:
     serving, lead_s = Serving(fragments=1), PIECES_AWAY * FREE.piece_s
     ended = slept(serving, (True, 5.0), (False, 20.0), (True, 5.0))
-    serving.look(False, lambda: FREE, ended)
+    serving.on_turn(False, lambda: FREE, ended)
     for chunk in range(3):
         serving.hold("ann", want(chunk), ended)
     assert passed(serving, FREE, ended + 20.0 - 1.1 * lead_s) == 0
@@ -149,7 +149,7 @@ def test_nothing_large_is_given_just_before_the_next_round_and_all_is_again_if_i
 def test_pauses_of_several_fragments_are_all_remembered_and_short_ones_are_used_by_half() -> None:
     serving = Serving(fragments=1)
     ended = slept(serving, (True, 1.0), (False, 0.6), (True, 1.0), (False, 9.0), (True, 1.0))
-    serving.look(False, lambda: FREE, ended)
+    serving.on_turn(False, lambda: FREE, ended)
     near = {
         tenth / 10
         for tenth in range(120)
@@ -161,13 +161,13 @@ def test_pauses_of_several_fragments_are_all_remembered_and_short_ones_are_used_
 
 def test_a_round_s_results_leave_before_state_does() -> None:
     serving = Serving(fragments=1)
-    serving.look(True, lambda: BUSY, 0.0)
+    serving.on_turn(True, lambda: BUSY, 0.0)
     serving.hold("ann", want(0), 0.0)
     still = LineNow(in_round=False, waiting_bytes=10, room_bytes=100, piece_s=0.2)
-    serving.look(False, lambda: still, 1.0)
+    serving.on_turn(False, lambda: still, 1.0)
     assert passed(serving, still, 1.0) is None, "others still wait for them"
-    serving.look(False, lambda: FREE, 1.1)
-    serving.look(False, lambda: still, 1.2)
+    serving.on_turn(False, lambda: FREE, 1.1)
+    serving.on_turn(False, lambda: still, 1.2)
     assert passed(serving, still, 1.2) == 0, "what waits now is state"
 
 

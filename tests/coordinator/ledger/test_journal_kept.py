@@ -185,11 +185,11 @@ def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Pa
         path = tmp_path / str(kept)
         if kept:
             before = RecordEvents(path)
-            before.begin(Beginning(Manifest(), RUN_ID, ledger, RECORDS))
+            before.write_start(Beginning(Manifest(), RUN_ID, ledger, RECORDS))
             before.on_records([Vouched(peer="z")])
             before.close("a test", {})
         events = RecordEvents(path)
-        events.begin(Beginning(Manifest(), RUN_ID, ledger, known))
+        events.write_start(Beginning(Manifest(), RUN_ID, ledger, known))
         events.on_records([Departed(peer="p", cause=DepartureCause.LEFT, reason="x")])
         events.close("a test", {})
         text = path.read_text()

@@ -255,7 +255,7 @@ def test_an_owner_reports_when_every_chunk_is_compared_and_again_when_asked_for_
     assert weighing.due(0, 0b111, 0) == 0b111
     plan = Plan(1, 1, 0, ("ann", "bob", "cyd"), (0, 0, 0), ("fp32",) * 3)
     shelf = {name: Piece(name.encode(), b"") for name in plan.members}
-    [effect] = weighing.begin(plan, {0: shelf}, 0, 10)
+    [effect] = weighing.weigh_all(plan, {0: shelf}, 0, 10)
     assert (effect.chunk, effect.members, effect.payloads) == (10, 0b111, (b"ann", b"bob", b"cyd"))
     assert weighing.due(0, 0b111, 0) == 0, "it is being done"
     weighing.on_weighed(0, 0b111, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))

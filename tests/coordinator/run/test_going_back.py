@@ -63,7 +63,7 @@ class Loser(MadeRun):
         until = self.core.now + seconds
         while self.core.now < until:
             self.core.now += 1.0
-            if self.going_back.look():
+            if self.going_back.check_what_is_held():
                 return True
         return False
 
@@ -78,7 +78,7 @@ class Loser(MadeRun):
 def test_it_goes_back_when_nobody_has_held_the_newest_version_for_that_long() -> None:
     run = Loser(5)
     run.holds("ann", 4)
-    assert not run.going_back.look()
+    assert not run.going_back.check_what_is_held()
     assert not run.goes_back_within(PATIENCE_S - 1.0)
     assert run.goes_back_within(1.0)
     assert run.versions == [4]
@@ -295,7 +295,7 @@ def test_what_members_said_before_it_went_back_does_not_count_after_it() -> None
     assert run.goes_back_within(2 * PATIENCE_S)
     assert [member.beat.fragments for member in (ann, bob) if member.beat] == [(NOWHERE,)] * 2
     run.holds("ann", 4)
-    assert run.going_back.look() is False
+    assert run.going_back.check_what_is_held() is False
 
 
 # ---- what people are told ------------------------------------------------------------------------------------
@@ -304,13 +304,13 @@ def test_what_members_said_before_it_went_back_does_not_count_after_it() -> None
 def test_a_version_is_lost_only_after_everybody_had_the_time_to_apply_it() -> None:
     run = Loser(5)
     run.holds("ann", 4)
-    run.going_back.look()
+    run.going_back.check_what_is_held()
     run.goes_back_within(DEAD_AFTER_S - 1.0)
     assert not run.going_back.is_lost(run.conductors[0])
     run.goes_back_within(1.0)
     assert run.going_back.is_lost(run.conductors[0])
     run.holds("ann", 5)
-    run.going_back.look()
+    run.going_back.check_what_is_held()
     assert not run.going_back.is_lost(run.conductors[0])
 
 
@@ -321,11 +321,11 @@ def test_who_has_to_wait_is_told_for_what() -> None:
         return run.going_back.reason(run.conductors[0])
 
     run.holds("ann", 4)
-    run.going_back.look()
+    run.going_back.check_what_is_held()
     lost = "no living peer holds version 5: "
     assert reason() == f"{lost}the run goes back to version 4 unless one comes within 100 s that does"
     run.holds("bob", 5)
-    run.going_back.look()
+    run.going_back.check_what_is_held()
     assert reason() == "waiting for the peers that hold version 5 to show it"
     done = Loser(9)
     done.core.write(Departed(peer=peer_of("zoe"), cause=DepartureCause.FINISHED, reason="finished"))

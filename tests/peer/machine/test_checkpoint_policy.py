@@ -56,7 +56,7 @@ def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> No
     confirm(lane, keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest)))
     for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
         due = saving(pinned=pinned)
-        effects = due.look([lane], era)
+        effects = due.due_saves([lane], era)
         assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [lane.proof if good else b""]
         assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
 
@@ -71,9 +71,9 @@ def test_every_so_many_rounds_and_at_the_end() -> None:
 
 def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
     due = saving()
-    assert due.look(lanes(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
-    assert due.look(lanes(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
-    assert due.look(lanes(3, 2), 0) == []
+    assert due.due_saves(lanes(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
+    assert due.due_saves(lanes(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
+    assert due.due_saves(lanes(3, 2), 0) == []
     assert due.on_saved(2, "") == [Note("checkpoint of version 2 saved")] and due.saved == 2
 
 
@@ -81,26 +81,26 @@ def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
     due = saving()
     lane = Lane("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
     lane.restored(2)
-    assert lane.sealing and due.look([lane], 0) == []
+    assert lane.sealing and due.due_saves([lane], 0) == []
     lane.on_sealed(2, bytes([2]) * 32)
-    assert lane.whole and due.look([lane], 0) == []
+    assert lane.whole and due.due_saves([lane], 0) == []
     confirm(lane)
-    assert due.look([lane], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
+    assert due.due_saves([lane], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
 
 
 def test_what_can_not_become_whole_is_given_up_and_the_next_one_is_tried() -> None:
     due = saving()
-    due.look(lanes(2, 1), 0)
-    assert due.look(lanes(2, 4), 0) == [DropSave(2), SaveFragment(4, 1, bytes([4]) * 32, 0, 0)]
+    due.due_saves(lanes(2, 1), 0)
+    assert due.due_saves(lanes(2, 4), 0) == [DropSave(2), SaveFragment(4, 1, bytes([4]) * 32, 0, 0)]
     assert due.on_saved(2, "") == [], "nobody waits for it any more"
 
 
 def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
     due = saving()
-    due.look(lanes(2), 0)
+    due.due_saves(lanes(2), 0)
     assert due.on_saved(2, "the disk is full") == [Note("the disk is full")] and due.saved == -1
-    assert due.look(lanes(2), 0) == []
-    assert due.look(lanes(4), 0) != []
+    assert due.due_saves(lanes(2), 0) == []
+    assert due.due_saves(lanes(4), 0) != []
 
 
 # ---- copies beside the training --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def drive(pulse: Pulse, seconds: float, step_s: float, start: float = 0.0, runni
     stuck = False
     for tick in range(round(seconds * 10)):
         now = start + tick / 10
-        stuck = pulse.look(now, int(now / step_s) + 1 if step_s else 0, running)
+        stuck = pulse.check_stuck(now, int(now / step_s) + 1 if step_s else 0, running)
     return stuck
 
 
@@ -63,7 +63,7 @@ def test_a_stopped_trainer_is_killed_and_started_again() -> None:
             return trainer.just_died
 
         eventually(is_noticed, "its end is noticed")
-        told = " ".join(trainer.news())
+        told = " ".join(trainer.take_lines())
         assert "no step for 7 s" in told and "starts again" in told
         assert trainer.watch(1.0) is None
         assert isinstance(trainer._process, subprocess.Popen)

@@ -23,7 +23,7 @@ from rig.waiting import LONG_S
 
 def test_a_line_has_its_stamps_and_its_fields(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e")
-    log.begin(role="peer", peer="ann")
+    log.write_start(role="peer", peer="ann")
     log.write("sealed", version=3)
     start, sealed = read_events(tmp_path / "e")
     assert start["event"] == "start" and start["boot"] and start["role"] == "peer"
@@ -33,10 +33,10 @@ def test_a_line_has_its_stamps_and_its_fields(tmp_path: Path) -> None:
 def test_the_file_is_bounded_and_each_further_one_says_whose_it_is(tmp_path: Path) -> None:
     path = tmp_path / "e"
     log, follower, seen = EventLog(path, most_bytes=2000), Follower(path), []
-    log.begin(role="peer", peer="ann")
+    log.write_start(role="peer", peer="ann")
     for number in range(200):
         log.write("n", number=number)
-        seen += [each["number"] for each in follower.news() if each["event"] == "n"]
+        seen += [each["number"] for each in follower.new_events() if each["event"] == "n"]
     assert seen == list(range(200)), "a reader that keeps up misses nothing"
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2 * 2200
     assert len(list(tmp_path.iterdir())) == 2
