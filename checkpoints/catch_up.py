@@ -228,7 +228,9 @@ class CatchUp:
         return dropped
 
     def _all_may_be_asked_again(self, keys: Iterable[Key]) -> None:
-        """Of these, what every donor that answers was asked for in vain, after a pause.  Who fell silent was tried."""
+        """Of these, what every donor that answers was asked for in vain, after a pause.
+
+        A donor that fell silent was tried."""
         trusted = self._of.trusted(self.donors)
         answering = {donor for donor in trusted if not self._of.is_silent(donor)} or set(trusted)
         for key in keys:

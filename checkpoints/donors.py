@@ -95,11 +95,11 @@ class Donors:
         return self._took_s.get(donor, 0.0)
 
     def never_heard_of(self, asked: Asked, most: int) -> bool:
-        """At most `most` are in flight: who answered so much else since then never got this question."""
+        """At most `most` are in flight: a donor that answered so much else since then never got this question."""
         return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * most
 
     def late(self, questions: Iterable[Asked], now: float) -> set[str]:
-        """Who was asked and gave nothing for too long; the patience with each grows, for slow lines."""
+        """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
         first: dict[str, float] = {}
         for asked in questions:
             first[asked.donor] = min(asked.at, first.get(asked.donor, now))

@@ -1,7 +1,7 @@
 """Several writers of one checkpoint: each takes the next file that nobody else is writing, until all are there.
 
 Used by a peer's checkpoint writer.  Peers that share a place hold the same state, bit by bit, so it does not matter who
-writes which file; who has most time writes most.  The folder itself is all that they have in common:
+writes which file; the one with most time writes most.  The folder itself is all that they have in common:
 
     chunks-00000.WRITER.claim    somebody began this file
     chunks-00000.safetensors     it is whole

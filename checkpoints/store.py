@@ -137,7 +137,7 @@ class Store:
                 failpoints.hit("checkpoint.before_remove")
                 self.files.remove(saved.folder, MANIFEST_NAME)
 
-        # Who still writes an older one is too late.
+        # A peer that still writes an older one is too late.
         newest = _age_in(complete[0].folder) if complete else None
         for folder in self.list_saved(run_id).unfinished:
             age = _age_in(folder)

@@ -62,7 +62,7 @@ def _text(source: Path) -> str:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Made if it is not there.  Who can write to it, or put another in its place, could run code as this user."""
+    """Made if it is not there.  A user who can write to it, or put another in its place, could run code as this one."""
     if not hasattr(os, "getuid"):
         raise NoLibrary("compiled codecs are for POSIX systems only")
     home = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", ""), ".cache")

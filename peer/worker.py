@@ -81,7 +81,7 @@ class Worker:
     """`hand_back`: the inbox's `submit`, or another worker's: then what is made here reaches the loop behind
     everything that the other was asked before, and an error passes through it in the same way.
 
-    The queue has no end of its own.  Who must bound it looks at `waiting_bytes` before `submit`.
+    The queue has no end of its own.  An owner that must bound it looks at `waiting_bytes` before `submit`.
     """
 
     def __init__(self, name: str, hand_back: Submit) -> None:

@@ -83,7 +83,7 @@ class Backlog:
         answer = not frame.header.round_no and frame.header.kind in _ANSWERS
         item = Waiting(frame.header.round_no, header, frame.payload, answer)
         if answer:
-            # Who asks without end and takes nothing must not fill our memory.  An honest asker asks again.
+            # A peer that asks without end and takes nothing must not fill our memory.  An honest asker asks again.
             if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
                 return
             self.answers += 1

@@ -107,7 +107,7 @@ class Courtesy:
                 self.bytes_per_s = None
 
     def forget_way(self) -> None:
-        """Whoever answers from now on may have another clock."""
+        """The coordinator that answers from now on may have another clock."""
         self._quickest = self._quickest_before = float("inf")
 
     def _remember(self, now: float, there: float) -> None:

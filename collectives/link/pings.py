@@ -1,7 +1,8 @@
 """Round-trip times between peers, and a short probe of the upload: pings over the data plane itself.  Pure.
 
 Owned by the data plane (zmq_link.py), which sends what this returns and passes on what arrives.  A ping greets too:
-who can't be dialled shows by it the connection over which it is answered.  Must not know sockets, rounds or caps.
+a peer that can't be dialled shows by it the connection over which it is answered.  Must not know sockets, rounds or
+caps.
 
 A ping waits in the queue like any frame, so one measurement may be too long and never too short: the shortest counts.
 """

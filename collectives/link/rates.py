@@ -10,11 +10,11 @@ connection has not yet gained its speed.  Busy time is cut into windows, from on
 long: when a lost packet comes at last, all that had to wait for it counts at once, and that may be half a second of
 the line.
 
-Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.  While
-bytes for most of the others wait, that is unlikely; once only one slow peer is left to be served, it is its line that
-is measured (is_mine).  Small rounds on a fast line may never tell, and not to know is better than a tenth of it.  So
-the best of the last windows is the estimate, never their mean.  A mean would feed on itself: who was measured too
-low is given less to carry, carries less, and is measured lower still.
+Even a busy window tells only what the line carried AT LEAST: the other end's line may have been the narrow one.
+While bytes for most of the others wait, that is unlikely; once only one slow peer is left to be served, it is its
+line that is measured (is_mine).  Small rounds on a fast line may never tell, and not to know is better than a tenth
+of it.  So the best of the last windows is the estimate, never their mean.  A mean would feed on itself: a line that
+was measured too low is given less to carry, carries less, and is measured lower still.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Made by peer/line/data_line.py; everybody else sees a `Link`.  It knows who may 
 them, and nothing of rounds.  Keys, clock and caps are arguments.  It has a ZeroMQ context of its own, whose thread
 encrypts: a word to the coordinator must not wait until megabytes for other peers are through.
 
-Who can be dialled is dialled, one connection for each direction, or several where one is not enough for the line
-(rates.py).  Who cannot be dialled keeps connections to all who can, and is answered over them.  A socket takes
-only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
+A peer that can be dialled is dialled, one connection for each direction, or several where one is not enough for the
+line (rates.py).  One that cannot be dialled keeps connections to all who can, and is answered over them.  A socket
+takes only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner
+keeps.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class ZmqLink:
             if peer not in self.lines:
                 self.lines[peer] = Line(contact)
                 self._peer_of_key[contact.key.hex()] = peer
-        # Connections stand before they are needed: a round does not wait for handshakes, who can't be dialled is
-        # answered over them, and who can't be reached is known.
+        # Connections stand before they are needed: a round does not wait for handshakes, a peer that can't be dialled
+        # is answered over them, and it is known which peers can't be reached.
         for line in self.lines.values():
             if len(contacts) <= CROWD or not self._router:
                 self._dial(line)

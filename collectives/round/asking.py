@@ -58,7 +58,7 @@ class Asking:
 
     @property
     def in_vain(self) -> set[str]:
-        """Who was asked again and again, and gave nothing."""
+        """Members that were asked again and again, and gave nothing."""
         return {member for member, times in self._asked_times.items() if times >= IN_VAIN}
 
 

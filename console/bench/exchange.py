@@ -1,7 +1,7 @@
 """How the hosts of one bench tell their figures to the one that serves.
 
 Called by console/bench/bench.py.  One CURVE socket, two ports above the coordinator's door, with the coordinator's own
-key: who has the join URL can check whom it talks to.  Must not know what the figures mean.
+key: a caller that has the join URL can check whom it talks to.  Must not know what the figures mean.
 """
 
 from __future__ import annotations

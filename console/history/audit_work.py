@@ -82,7 +82,7 @@ def _after(load: Event, account: Account | None) -> Account:
 def _used(peer: str, settled: list[Event], history: History) -> Event | None:
     """Of my contributions that a load answers, the one that a commit has in.
 
-    A load may answer more than the newest round: who lags behind applies two versions and loads once.
+    A load may answer more than the newest round: a peer that lags behind applies two versions and loads once.
     """
     for mine in reversed(settled):
         for commit in history.by_round.get(mine["round"], []):
@@ -155,7 +155,7 @@ def check_samples(history: History) -> Finding:
     finding = Finding("P7", "every sample once", "leases and acknowledgements")
     fragments = history.rules["fragments"]
     if history.coordinators[0].start["versions"] != [0] * fragments:
-        return finding  # the beginning is gone: who holds what is not known
+        return finding  # the beginning is gone: what each peer holds is not known
     commits = [each for found in history.by_round.values() for each in found]
     keepers = {each["fragment"] for each in commits if any(each["used"].values())} or {BOOKS_FRAGMENT}
     books, versions = Books(fragments, keepers), [0] * fragments

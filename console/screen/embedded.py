@@ -229,7 +229,7 @@ def _log_file() -> Iterator[Log]:
 
 
 def _handing_on(child: subprocess.Popen[bytes]) -> Callable[[int, object], None]:
-    """The first two ask it to leave; who asks a third time means it."""
+    """The first two ask it to leave; a third one means it."""
     asked = []
 
     def handler(number_: int, _: object) -> None:

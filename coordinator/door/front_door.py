@@ -239,7 +239,7 @@ class FrontDoor:
             self._waiting_bytes -= len(self._waiting.popleft())
 
     def _say(self, routing_id: bytes, message: Message) -> None:
-        self._listener.send(routing_id, envelope.encode(message))  # who does not read it asks again
+        self._listener.send(routing_id, envelope.encode(message))  # a caller that does not read it asks again
 
     # ---- the status --------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Networks: everybody in an IPv4 /24 or an IPv6 /48 counts as one, and has only so many connections.  Pure.
 
-Used at the front door and by the admission: who has one address usually has its neighbours as well.  This machine
+Used at the front door and by the admission: somebody with one address usually has its neighbours as well.  This machine
 itself is no network: behind a local proxy every stranger would seem to come from here.
 """
 
@@ -31,7 +31,7 @@ class Crowd:
     def __init__(self, most: int, most_of_network: int, patience_s: float) -> None:
         self._most = most
         self._most_of_network = most_of_network
-        self._patience_s = patience_s  # who says nothing for so long makes room for others
+        self._patience_s = patience_s  # a network that says nothing for so long makes room for others
         self._lines: OrderedDict[int, tuple[str, float]] = OrderedDict()  # the longest silent one first
         self._by_network: dict[str, int] = {}
 

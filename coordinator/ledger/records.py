@@ -163,7 +163,7 @@ class Revoked(_Record, frozen=True, kw_only=True, tag="revoked"):
     digest: bytes
     reason: str
     at_s: float
-    guests: bool = False  # who came in by it may not come again without another one
+    guests: bool = False  # those who came in by it may not come again without another one
 
 
 class Banned(_Record, frozen=True, kw_only=True, tag="banned"):

@@ -164,7 +164,7 @@ class InFlight:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
 
     def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
-        """Members that the report refuses.  Who refuses most of the others is not believed (P9)."""
+        """Members that the report refuses.  A member that refuses most of the others is not believed (P9)."""
         others = set(self.plan.members) - {peer}
         about = {member: why for member, why in report.refused.items() if member in others}
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
@@ -211,7 +211,7 @@ class InFlight:
         for reporter, report in self.reports.items():
             others = alive & set(self.plan.members) - {reporter}
             about = set(report.cut_off) & others
-            # Who can reach hardly anybody is itself cut off; among three, either of two may be.
+            # A member that can reach hardly anybody is itself cut off; among three, either of two may be.
             if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
                 said |= about
         return said
@@ -281,7 +281,7 @@ class InFlight:
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
-        """`ready`: who has a whole contribution.  Who is out for its direction counts towards the quorum all the same:
+        """`ready`: who has a whole contribution.  A member that is out for its direction counts towards the quorum:
         one liar must not be able to stop a run that needs everybody."""
         if len(ready) < self.rules.min_peers:
             return self._too_few(len(ready))

@@ -47,7 +47,7 @@ class Screening:
     out: dict[str, str] = field(default_factory=dict)
 
     def suspects(self, far_too_long: float) -> tuple[str, ...]:
-        """Who is out, or was shortened to this or less."""
+        """Members that are out, or were shortened to this or less."""
         long = {name for name, factor in self.factors.items() if factor <= far_too_long}
         return tuple(sorted(long | self.out.keys()))
 

@@ -54,8 +54,8 @@ class Rates:
 def smoothed(rates: Sequence[Rates]) -> list[Rates]:
     """Measured rates with those that are near the median set to it.
 
-    What was measured is uncertain by tens of percent, and depends on the shares themselves: who is given less to
-    carry is measured lower.  Among lines that are about equal, even shares are better than chasing that noise.
+    What was measured is uncertain by tens of percent, and depends on the shares themselves: a member that is given
+    less to carry is measured lower.  Among lines that are about equal, even shares are better than chasing that noise.
     """
     usual_up = _median(_known(line.up_bytes_per_s) for line in rates)
     usual_down = _median(_known(line.down_bytes_per_s) for line in rates)

@@ -40,7 +40,7 @@ class Weighted:
 def weighted(
     tokens: Mapping[str, int], cap: float, rules: MergeRules, screening: Screening | None
 ) -> Weighted:
-    """Of the members in `tokens`, in their order.  Who is out has no place there."""
+    """Of the members in `tokens`, in their order.  A member that is out has no place there."""
     names = list(tokens)
     trust = [rules.trust.get(name, 1.0) for name in names]
     weights = token_weights([tokens[name] for name in names], cap, trust)

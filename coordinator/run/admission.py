@@ -36,7 +36,7 @@ class Let:
 
 
 def token_digest(token: str) -> bytes:
-    """What the journal keeps of a token: who reads the journal can't come in with it."""
+    """What the journal keeps of a token: a reader of the journal can't come in with it."""
     return hash_bytes(b"farflung/token/1\0", token.encode())
 
 
@@ -160,7 +160,7 @@ class Admission:
         return sum(member.admitted_at > since and not member.has_shown for member in alive.values())
 
     def _restless(self, peer: str) -> Refuse | None:
-        """Whoever is let in, is thrown out or goes, and comes again without end."""
+        """An identity that is let in, is thrown out or goes, and comes again without end."""
         if self._comes.take(peer, self._core.now):
             return None
         told = f"this identity came in more than {COMES_PER_MINUTE:g} times in a minute; waiting"

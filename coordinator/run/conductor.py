@@ -99,7 +99,7 @@ class Conductor:
         if why_not:
             self.reason = why_not
             return
-        # Who was left out last time comes first, where not all fit into one round.
+        # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         owners = self.core.members.can_own(self.core.now)
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
@@ -107,7 +107,7 @@ class Conductor:
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
-            return False  # who has not heard that the guard threw a round away might bring its work again
+            return False  # a member that has not heard that the guard threw a round away might bring its work again
         return beat.ready and beat.version == self.book.version and beat.round_no == 0
 
     def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
@@ -397,7 +397,7 @@ class Conductor:
         version = book.version
         if version == 0 or version in book.digests:
             return False
-        # Who speaks for a new version: peers that have shown the run's state before, in whatever session.
+        # These speak for a new version: peers that have shown the run's state before, in whatever session.
         speakers = [m for m in self.holders if m.peer in book.vouched]
         beats = [(m, beat) for m in speakers if (beat := self.beat_of(m)) is not None]
         reports = {m.joined_no: beat.digest for m, beat in beats if beat.version == version and beat.digest}

@@ -26,7 +26,7 @@ class GoingBack:
         self._lost_since: list[float | None] = [None] * len(conductors)
 
     def in_this_era(self, beat: Beat) -> Beat:
-        """Who has not heard yet that the run went back holds nothing of it, whatever the numbers say."""
+        """A member that has not heard yet that the run went back holds nothing of it, whatever its numbers say."""
         if beat.era >= self._core.ledger.era:
             return beat
         return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))

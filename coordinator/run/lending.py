@@ -52,7 +52,8 @@ class Lending:
         if any(c.may_use_work_of(member.peer) and not c.counts_on(member) for c in self._conductors):
             # What its former self contributed may yet be acknowledged: nothing is handed out twice.
             return None, ()
-        books = member.standings.get(BOOKS_FRAGMENT)  # who does not hold it learns from no samples of its own
+        # A member that does not hold this one learns from no samples of its own.
+        books = member.standings.get(BOOKS_FRAGMENT)
         able = books is not None and books.verified and not beat.leaving
         if beat.want and leases.samples and able and not core.finished:
             self._grant(member, beat)

@@ -223,7 +223,7 @@ class Membership:
 
     @property
     def in_order(self) -> Sequence[str]:
-        """Who is alive, sorted by id."""
+        """Ids of the living, sorted."""
         return self._in_order
 
     def roster(self) -> tuple[Contact, ...]:

@@ -1,7 +1,7 @@
 """What the operator of a run may ask of it, and the answers, from `invite` to `drain`.  Pure.
 
 Called by the run machine with what came over the operator's socket (coordinator/operator_socket.py), which only the
-user that runs the coordinator can open.  Who is named by a name, an id or the beginning of one must be one peer
+user that runs the coordinator can open.  A name, an id or the beginning of one must mean one peer
 alone.
 """
 

@@ -104,7 +104,7 @@ class RoundEvents:
         self._log.write("sent", round=sent.round_no, **where, **what)
 
     def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
-        """Who takes chunks has taken their hashes first."""
+        """A peer that takes chunks has taken their hashes first."""
         if (to, version, fragment) in self._served or machine.part is None:
             return
         self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}

@@ -18,7 +18,7 @@ from farflung.protocol.frames import Frame, Kind
 
 What = tuple[Kind, int]  # kind of answer, or of question, and chunk
 
-LATER_EVERY_S = 1.0  # who waits hears so, or it would ask somebody else
+LATER_EVERY_S = 1.0  # an asker that waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
 IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: the round waits for others
 LEAST_PART, LEAST_EVERY_S = 0.02, 5.0  # of the line for joiners, in rounds that never end
@@ -122,7 +122,7 @@ class Serving:
                 self._held.remove(each)
                 if heavy:
                     self._passed_at = now
-                    # Whoever else waits is next.
+                    # Another asker that waits is next.
                     self._held.sort(key=lambda other: other.to == each.to)
                 return each
         return None

@@ -59,7 +59,7 @@ class Exchange:
         return effects
 
     def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
-        """The run is at an older version again: who holds exactly that keeps it, with the work on it."""
+        """The run is at an older version again: a peer that holds exactly that keeps it, with the work on it."""
         news = any(
             lane.version != NO_VERSION for lane in self._part.lanes.values()
         )  # not to who has just come

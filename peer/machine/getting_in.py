@@ -21,7 +21,7 @@ from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, 
 from farflung.protocol.moments import Attached
 from farflung.protocol.signed_words import hello_part
 
-UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; who was in once waits for ever
+UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; a peer that was in once waits for ever
 UNREACHABLE_HINT = (
     "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
     "it printed last"

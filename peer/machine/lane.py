@@ -247,7 +247,8 @@ class Lane:
             self._stands(StandEvent.CONFIRMED, replace(stand, verified=True, proof=tick.proof))
         self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
         if self.catch.lowest == NO_VERSION and not self.sealing:
-            # Too far behind: chunk by chunk it is fetched anew.  Who holds nothing whole says so, and is told commits.
+            # Too far behind: chunk by chunk it is fetched anew.  A peer that holds nothing whole says so, and is told
+            # commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
         known = self.catch.digests.get(self.version)
         differs = (

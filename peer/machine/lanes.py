@@ -66,7 +66,7 @@ class Participation:
         return self._lane_of_chunk.get(chunk)
 
     def is_behind(self, ticks: tuple[FragmentTick, ...]) -> bool:
-        """Who is one version behind is just applying it: no news, and with many fragments it is all the time."""
+        """A peer one version behind is just applying it: no news, and with many fragments it is so all the time."""
         return any(not 0 <= tick.version - lane.version <= 1 for lane, tick in self.words(ticks))
 
     def words(self, ticks: tuple[FragmentTick, ...]) -> list[tuple[Lane, FragmentTick]]:
@@ -193,7 +193,7 @@ class Participation:
     # ---- frames that overtook their explanation ----------------------------------------------------------------------
 
     def _keep_early(self, sender: str, frame: Frame) -> None:
-        """Whoever has most bytes here loses its oldest frame first: a flood pushes out nobody else's."""
+        """The sender with most bytes here loses its oldest frame first: a flood pushes out nobody else's."""
         self._early.append((sender, frame))
         held: Counter[str] = Counter()
         for each, kept in self._early:

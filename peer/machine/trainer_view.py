@@ -98,7 +98,7 @@ class Training:
 
     def _tell_load(self, load: Load) -> list[Effect]:
         self.moved_on = True
-        # Who starts from the anchor or from a slot must know where to go on reading.
+        # A trainer that starts from the anchor or from a slot must know where to go on reading.
         restarts = load.keep in ("drop", "restore")
         return [*(self._tell_leases() if restarts else []), Tell(load)]
 

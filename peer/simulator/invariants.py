@@ -106,7 +106,7 @@ class Invariants:
                 self._on_rolled_back(versions)
 
     def on_evidence(self, kept: KeepEvidence) -> None:
-        """Whoever is in the commit signed for its bytes, and these are the bytes that it made."""
+        """Each member in the commit signed for its bytes, and these are the bytes that it made."""
         by_peer = {said.peer: said for said in kept.said}
         for peer in kept.commit.included:
             said = by_peer.get(peer)
@@ -149,7 +149,7 @@ class Invariants:
         self._is_the_weighted_mean(commit)
 
     def _is_the_weighted_mean(self, commit: Commit) -> None:
-        """Whoever merged, and however often owners changed: the result is the sum that was decided."""
+        """Whichever owner merged, and however often owners changed: the result is the sum that was decided."""
         parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
         weights = [weight for weight in commit.weights if weight > 0.0]
         for index, expected in enumerate(split_hashes(commit.hashes)):

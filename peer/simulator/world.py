@@ -100,7 +100,7 @@ class World:
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
         gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
-        over = what == "exit" and self.calm and gone  # who was asked to leave comes back
+        over = what == "exit" and self.calm and gone  # a peer that was asked to leave comes back
         self._ended = self._ended or over  # everybody who is left has finished
 
     @property
@@ -162,7 +162,7 @@ class World:
         over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
-            # In contact on both sides: who was out of contact then may come back to an empty run.
+            # In contact on both sides: a peer that was out of contact then may come back to an empty run.
             sessions = {member.session for member in here.values()}
             self._waited_for = [
                 p
@@ -398,7 +398,7 @@ def let_some_leave(world: World) -> None:
 
 
 def ask_to_leave(world: World, peer: VirtualPeer, twice: bool = False) -> None:
-    """In good order; who is asked twice goes at once."""
+    """In good order; a peer that is asked twice goes at once."""
     world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
     peer.carry_out(peer.machine.take_leave("asked", world.now))
     if twice:

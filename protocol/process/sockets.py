@@ -72,10 +72,10 @@ _KEPT_ALIVE: Options = {
     zmq.TCP_MAXRT: _DEAD_CONNECTION_MS,
 }
 
-# Whoever calls somebody and forgets what was not delivered when it hangs up.
+# A caller that forgets, when it hangs up, what was not delivered.
 CLIENT: Options = {zmq.LINGER: 0, zmq.IPV6: 1}
 
-# Whoever asks the coordinator's door something, and is no member.
+# A caller that asks the coordinator's door something and is no member.
 STRANGER: Options = {**CLIENT, **_CONTROL_MESSAGE, **_HANDSHAKE, zmq.RECONNECT_IVL: 200}
 
 # A peer's connection to its coordinator.
@@ -95,7 +95,8 @@ CONTROL_SERVER: Options = {
     **CLIENT,
     **_CONTROL_MESSAGE,
     **_HANDSHAKE,
-    # Who is dead is the machine's word, from the beats, by the manifest's dead_after_s; this finds connections.
+    # Which member is dead is the machine's word, from the beats, by the manifest's dead_after_s; this finds
+    # connections.
     **_KEPT_ALIVE,
     zmq.SNDHWM: 256,  # of a ROUTER: for each connection; a tick, and a plan and a decision for each fragment
     zmq.RCVHWM: 64,
