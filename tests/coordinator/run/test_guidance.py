@@ -1,0 +1,531 @@
+"""What each beat is answered with: where the run is, what its member is to do and why, and whatever it lacks.
+
+One part of the run machine, on virtual time; beats that travel are in test_machine.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from farflung.coordinator.ledger.records import (
+    Admitted,
+    DataFixed,
+    Genesis,
+    Paused,
+    RolledBack,
+    Struck,
+    Vouched,
+)
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.guidance import (
+    DIGESTS_TOLD,
+    DONORS_CROWD_S,
+    DONORS_TOLD,
+    FINISH_GRACE_S,
+    ROSTER_ENTRIES_PER_S,
+    SAVED_TOLD,
+    Guidance,
+)
+from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
+from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick
+from farflung.protocol.round_words import CROWD, Decision
+from farflung.protocol.states import Goal, PeerState
+from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
+
+ROUNDS = 20
+OTHER = digest_of(99)  # of a state that is not the run's
+
+
+class Guide(MadeRun):
+    """A run at these versions, one for each fragment.  None: nobody has founded version 0 yet."""
+
+    def __init__(self, *versions: int | None) -> None:
+        rules = RoundSection(fragments=len(versions))
+        super().__init__(
+            Manifest(run=RunSection(rounds=ROUNDS), round=rules, checkpoint=CheckpointSection(every_rounds=2))
+        )
+        self.going_back = GoingBack(self.core, self.conductors)
+        lending = Lending(self.core, self.conductors)
+        self.guidance = Guidance(self.core, self.conductors, lending, self.going_back)
+        if None not in versions:
+            first, *others = (digest_of(0, fragment) for fragment in range(len(versions)))
+            self.core.write(Genesis(digest=first, peer=peer_of("ann"), others=tuple(others)))
+        for fragment, version in enumerate(versions):
+            for _ in range(version or 0):
+                self.commits(fragment=fragment)
+        self.effects()
+
+    def comes(self, name: str, dialable: bool = True) -> Member:
+        member = self.enters(name, verified=False)
+        if dialable:
+            member.claimed = f"{name}:1"
+            assert self.core.members.on_dialled(member.peer, member.session, reached=True)
+        return member
+
+    def hears(self, member: Member, *versions: int, **changes: object) -> list[Message]:
+        """All that the member is told, when it says that it holds these versions of the run's."""
+        self.effects()
+        said = {"fragments": holding(*versions)} if versions else {}
+        assert self.guidance.on_beat(member, self.says(member, **{**said, **changes})) is None
+        return self.told(member)
+
+    def tick(self, member: Member, *versions: int, **changes: object) -> Tick:
+        found = self.hears(member, *versions, **changes)
+        return next(each for each in found if isinstance(each, Tick))
+
+    def part(self, member: Member, *versions: int, **changes: object) -> FragmentTick:
+        """What the tick says of fragment 0."""
+        return self.tick(member, *versions, **changes).fragments[0]
+
+    def goal(self, member: Member, *versions: int, **changes: object) -> tuple[str, str]:
+        tick = self.tick(member, *versions, **changes)
+        return tick.goal, tick.reason
+
+
+def kinds(messages: list[Message]) -> list[type]:
+    return [type(each) for each in messages]
+
+
+# ---- version 0 is founded ------------------------------------------------------------------------------------
+
+
+def test_the_oldest_founds_version_0_and_the_others_wait_and_then_fetch_it() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    assert run.goal(bob, -1) == (Goal.WAIT, "ann gives the run its initial state")
+    assert run.goal(ann, -1) == (Goal.FOUND, "it gives the run its initial state")
+    assert run.goal(ann, 0) == (Goal.TRAIN, "it founded version 0")
+    assert run.goal(bob, -1) == (Goal.SYNC, "it holds version -1, the run is at 0")
+    assert run.goal(bob, 0) == (Goal.TRAIN, "starting"), "the conductor says what is waited for"
+    assert [each for each in run.written if not isinstance(each, Admitted)] == [
+        Genesis(digest=digest_of(0), peer=ann.peer, others=()),
+        Vouched(peer=ann.peer, fragment=0),
+        Vouched(peer=bob.peer, fragment=0),
+    ]
+
+
+def test_when_the_founder_is_lost_before_anything_was_learned_the_next_one_founds_anew() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.tick(ann, 0)
+    flight = run.opens(ann, bob)
+    run.loses(ann)
+    bobs = replace(NOWHERE, version=0, digest=OTHER)
+    tick = run.tick(bob, -1)
+    assert (tick.goal, tick.fragments[0].digests) == (Goal.FOUND, ()), "nobody holds the old one"
+    assert run.goal(bob, fragments=(bobs,)) == (Goal.TRAIN, "it founded version 0")
+    assert run.core.ledger.books[0].digests == {0: OTHER}
+    assert run.conductors[0].round is not flight, "a round from the old version 0 is over"
+    assert run.part(bob, fragments=(bobs,)).digests == ((0, OTHER),)
+
+
+def test_version_0_is_founded_when_the_oldest_holds_it_of_every_fragment() -> None:
+    run = Guide(None, None)
+    ann = run.comes("ann")
+    assert run.goal(ann, 0, -1)[0] == Goal.FOUND
+    assert run.goal(ann, 0, 0) == (Goal.TRAIN, "it founded version 0")
+    assert [book.digests for book in run.core.ledger.books] == [{0: digest_of(0, at)} for at in range(2)]
+
+
+# ---- where a member is, and what it is to do -----------------------------------------------------------------
+
+
+def test_who_holds_the_newest_version_trains_and_its_voice_counts_from_now_on() -> None:
+    run = Guide(3)
+    ann = run.comes("ann")
+    run.hears(ann, 3)
+    standing = ann.standings[0]
+    assert (standing.verified, standing.vouched, ann.state) == (True, True, PeerState.INNER)
+    assert run.core.ledger.books[0].vouched == {ann.peer}
+
+
+def test_who_holds_an_older_version_of_the_runs_is_vouched_for_and_not_verified() -> None:
+    run = Guide(3)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.hears(ann, 3)
+    assert run.goal(bob, 2) == (Goal.SYNC, "it holds version 2, the run is at 3")
+    assert (bob.standings[0].verified, bob.standings[0].vouched) == (False, True)
+
+
+def test_who_lacks_a_version_that_nobody_has_waits_and_is_told_for_what() -> None:
+    run = Guide(3)
+    ann = run.comes("ann")
+    assert run.goal(ann, 2)[0] == Goal.WAIT
+    run.says(ann, fragments=holding(2))
+    run.going_back.check_what_is_held()
+    assert run.goal(ann, 2) == (Goal.WAIT, run.going_back.reason(run.conductors[0]))
+    assert ann.told.startswith("no living peer holds version 3") and ann.state == PeerState.WAITING
+
+
+def test_a_member_that_knows_more_than_the_journal_waits_for_the_newer_journal() -> None:
+    run = Guide(3)
+    goal, reason = run.goal(run.comes("ann"), 4)
+    assert (goal, reason) == (
+        Goal.WAIT,
+        "it holds version 4, the journal ends at 3: restore the newer journal",
+    )
+
+
+def test_a_version_whose_digest_is_not_settled_is_trained_from() -> None:
+    run = Guide(3)
+    del run.core.ledger.books[0].digests[3]
+    ann = run.comes("ann")
+    assert run.goal(ann, 3) == (Goal.TRAIN, "waiting for the digest of version 3 to be settled")
+    assert not ann.verified
+
+
+def test_a_member_is_told_of_its_least_advanced_fragment() -> None:
+    run = Guide(3, 5)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    assert run.goal(ann, 3, 5)[0] == Goal.TRAIN
+    assert run.goal(bob, 3, 4) == (Goal.SYNC, "it holds version 4 of fragment 1, the run is at 5")
+    run.loses(ann)
+    assert run.goal(bob, 2, -1)[0] == Goal.WAIT
+
+
+def test_what_a_member_says_in_an_older_era_counts_for_nothing() -> None:
+    run = Guide(3)
+    run.core.write(RolledBack(versions=(2,), reason="lost"))
+    ann = run.comes("ann")
+    assert run.tick(ann, 2, era=0).era == 1 and not ann.verified
+    assert run.goal(ann, 2, era=1)[0] == Goal.TRAIN and ann.verified
+
+
+def test_a_held_run_says_alone_when_no_round_is_in_flight() -> None:
+    run = Guide(3)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.core.write(Paused(reason="the host sleeps"))
+    assert run.goal(ann, 3) == (
+        Goal.ALONE,
+        "the host paused the run (the host sleeps); training goes on alone",
+    )
+    assert run.goal(bob, 2)[0] == Goal.SYNC, "who holds an older state takes the newest all the same"
+    run.opens(ann)
+    assert run.goal(ann, 3)[0] == Goal.TRAIN, "the round in flight is waited for"
+
+
+def test_whose_data_set_is_another_one_must_go() -> None:
+    run = Guide(3)
+    run.core.write(DataFixed(samples=100, peer=peer_of("ann")))
+    bob = run.comes("bob")
+    why = run.guidance.on_beat(bob, run.says(bob, samples=99))
+    assert why == "data set has 99 samples here, 100 in the run; use the same data"
+    assert run.told(bob) == []
+
+
+def test_the_tick_answers_this_beat_and_says_when_it_was_heard() -> None:
+    run = Guide(0)
+    ann = run.comes("ann")
+    run.core.now = 12.5
+    tick = run.tick(ann, 0, seq=7)
+    assert (tick.answers, tick.heard_s) == (7, 12.5)
+
+
+def test_since_when_a_member_is_ready_is_measured_from_the_first_beat_that_says_so() -> None:
+    run = Guide(1)
+    ann = run.comes("ann")
+    ready = (replace(holding(1)[0], ready=True),)
+    since = []
+    for fragments in (ready, ready, holding(1), ready, (replace(ready[0], digest=OTHER),)):
+        run.core.now += 1.0
+        run.hears(ann, fragments=fragments)
+        since.append(ann.standings[0].ready_since)
+    assert since == [1.0, 1.0, None, 4.0, None]
+
+
+# ---- the end -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_done_stays_a_while_for_those_that_are_not() -> None:
+    run = Guide(ROUNDS)
+    ann, bob, cyd = run.comes("ann"), run.comes("bob"), run.comes("cyd")
+    run.conductors[0]._committed_at = run.core.now = 100.0
+    run.hears(bob, ROUNDS - 1)
+    told = f"fetching version {ROUNDS}"
+    assert run.goal(ann, ROUNDS) == (Goal.WAIT, f"the run is complete; 2 peers are still {told}")
+    run.loses(cyd)
+    assert run.goal(ann, ROUNDS) == (Goal.WAIT, f"the run is complete; 1 peer is still {told}")
+    assert run.goal(bob, ROUNDS - 1)[0] == Goal.SYNC
+    run.core.now += FINISH_GRACE_S - 0.1
+    assert run.goal(ann, ROUNDS)[0] == Goal.WAIT
+    run.core.now += 0.1
+    assert run.goal(ann, ROUNDS) == (Goal.FINISH, f"the run is complete: {ROUNDS} rounds committed")
+
+
+def test_with_everybody_at_the_last_version_nobody_waits() -> None:
+    run = Guide(ROUNDS)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    assert run.goal(ann, ROUNDS)[0] == Goal.WAIT, "bob has said nothing yet"
+    assert run.goal(bob, ROUNDS)[0] == Goal.FINISH
+    assert run.goal(ann, ROUNDS)[0] == Goal.FINISH
+
+
+# ---- P4: a digest that differs -------------------------------------------------------------------------------
+
+
+def test_P4_whose_digest_differs_is_quarantined_struck_once_and_takes_the_runs_state_again() -> None:
+    run = Guide(3)
+    ann, eve = run.comes("ann"), run.comes("eve")
+    run.hears(ann, 3)
+    differs = replace(NOWHERE, version=3, digest=OTHER)
+    for _ in range(2):
+        goal, reason = run.goal(eve, fragments=(differs,))
+        assert (goal, reason) == (
+            Goal.SYNC,
+            "its state differs from the run's; it takes the run's state again",
+        )
+        assert (eve.quarantined, eve.verified, eve.state) == (True, False, PeerState.QUARANTINED)
+    assert run.core.take_struck() == [eve.peer], "one thing went wrong"
+    assert run.goal(eve, 3)[0] == Goal.TRAIN
+    assert not eve.quarantined and eve.state == PeerState.INNER
+
+
+def test_P4_a_strike_names_the_reason_and_people_hear_of_the_quarantine() -> None:
+    run = Guide(3)
+    eve = run.comes("eve")
+    run.guidance.on_beat(eve, run.says(eve, fragments=(replace(NOWHERE, version=2, digest=OTHER),)))
+    assert [event for _, event in run.core.events] == [
+        "eve is quarantined: its digest differs from the run's",
+        "eve gets a strike: its state differs from the run's",
+    ]
+    struck = [record for record in run.records() if isinstance(record, Struck)]
+    assert [(each.peer, each.reason) for each in struck] == [(eve.peer, "its state differs from the run's")]
+
+
+def test_another_version_0_is_nobodys_fault() -> None:
+    """It may be of an earlier beginning of this run."""
+    run = Guide(1)
+    eve = run.comes("eve")
+    run.hears(eve, fragments=(replace(NOWHERE, version=0, digest=OTHER),))
+    assert eve.quarantined and run.core.take_struck() == []
+
+
+def test_P4_a_difference_in_several_fragments_is_one_strike() -> None:
+    run = Guide(3, 3)
+    eve = run.comes("eve")
+    run.hears(eve, fragments=tuple(replace(NOWHERE, fragment=at, version=3, digest=OTHER) for at in range(2)))
+    assert run.core.take_struck() == [eve.peer]
+
+
+# ---- what is repeated when a beat lacks it -------------------------------------------------------------------
+
+
+def test_the_plan_is_repeated_to_who_is_not_in_the_round_or_in_an_older_epoch_of_it() -> None:
+    run = Guide(1)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    flight = run.opens(ann)
+    number = flight.plan.round_no
+    for heard, repeated in (((0, 0), True), ((number, 0), True), ((number, 1), False)):
+        said = replace(holding(1)[0], round_no=heard[0], epoch=heard[1])
+        found = run.hears(ann, fragments=(said,))[1:]
+        assert kinds(found) == ([OpenRound] if repeated else [])
+        assert not repeated or found[0].plan == flight.plan  # type: ignore[union-attr]
+    assert kinds(run.hears(bob, 1)) == [Tick], "the round is without it"
+
+
+def test_the_decision_is_repeated_to_who_has_an_older_one() -> None:
+    run = Guide(1)
+    ann = run.comes("ann")
+    flight = run.opens(ann)
+    number = flight.plan.round_no
+    flight.decision = Decision(number, 2, (1.0,), {})
+    there = replace(holding(1)[0], round_no=number, epoch=1)
+    assert kinds(run.hears(ann, fragments=(replace(there, decision_no=1),))) == [Tick, Decided]
+    assert kinds(run.hears(ann, fragments=(replace(there, decision_no=2),))) == [Tick]
+    assert kinds(run.hears(ann, fragments=holding(1))) == [Tick, OpenRound, Decided]
+
+
+@pytest.mark.parametrize("version", [-1, 0])
+def test_a_round_is_not_told_to_who_can_not_be_in_it_now(version: int) -> None:
+    run = Guide(1)
+    ann = run.comes("ann")
+    run.opens(ann)
+    assert kinds(run.hears(ann, version)) == [Tick]
+
+
+def test_P7_a_round_is_not_told_to_another_process_than_the_one_that_it_counts_on() -> None:
+    run = Guide(1)
+    run.opens(run.comes("ann"))
+    again = run.enters("ann", restarts=1)
+    found = run.hears(again, 1)
+    assert kinds(found) == [Tick] and isinstance(found[0], Tick)
+    assert found[0].fragments[0].round_no == 0
+
+
+def test_the_tick_says_which_round_counts_on_the_member_and_what_was_heard_of_it() -> None:
+    run = Guide(1)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    flight = run.opens(ann)
+    ann.standings[0].progress_seen = 5
+    part = run.part(ann, 1)
+    assert (part.round_no, part.sent_seen, part.progress_seen) == (flight.plan.round_no, False, 5)
+    assert run.part(bob, 1).round_no == 0
+
+
+def test_commits_that_a_member_lacks_are_told_to_who_can_use_them() -> None:
+    run = Guide(3)
+    ann, eve = run.comes("ann"), run.comes("eve")
+
+    def commits(member: Member, version: int, digest: bytes) -> list[int]:
+        said = replace(NOWHERE, version=version, digest=digest, need=(2, 3, 9))
+        found = run.hears(member, fragments=(said,))
+        return [each.commit.version for each in found if isinstance(each, Committed)]
+
+    assert commits(ann, 1, digest_of(1)) == [2, 3], "nobody knows a version 9"
+    assert commits(ann, -1, b"") == [2, 3], "it holds nothing: there is nothing that could go wrong"
+    assert commits(eve, 1, OTHER) == [], "it would roll results onto a state that is not the run's"
+
+
+# ---- donors --------------------------------------------------------------------------------------------------
+
+
+def test_donors_are_who_is_verified_and_never_the_asker() -> None:
+    run = Guide(3)
+    ann, bob, cyd = run.comes("ann"), run.comes("bob"), run.comes("cyd")
+    run.hears(bob, 3)
+    run.hears(cyd, 2)
+    assert run.part(ann, -1).donors == (bob.peer,)
+    run.hears(ann, 3)
+    assert run.part(bob, 3).donors == (ann.peer,)
+    assert run.part(cyd, -1).donors == (ann.peer, bob.peer)
+    run.loses(bob)
+    assert run.part(cyd, -1).donors == (ann.peer,)
+
+
+def test_who_made_the_newest_version_is_asked_before_it_has_shown_it() -> None:
+    run = Guide(2)
+    run.commits({peer_of("bob"): (), peer_of("cyd"): ()})
+    ann, bob, cyd = run.comes("ann"), run.comes("bob"), run.comes("cyd")
+    run.hears(bob, 2)
+    run.hears(cyd, 1)
+    dan = run.comes("dan")
+    run.hears(dan, 2)
+    assert run.part(ann, -1).donors == (bob.peer,), "cyd came back with too little, dan did not make it"
+
+
+def test_who_can_not_be_dialled_asks_those_that_can() -> None:
+    run = Guide(3)
+    ann, bob = run.comes("ann"), run.comes("bob", dialable=False)
+    run.hears(ann, 3)
+    run.hears(bob, 3)
+    cyd, dan = run.comes("cyd", dialable=False), run.comes("dan")
+    assert run.part(cyd, -1).donors == (ann.peer,)
+    assert run.part(dan, -1).donors == (ann.peer, bob.peer)
+
+
+def test_where_all_donors_can_not_be_dialled_and_nor_can_the_asker_it_waits() -> None:
+    run = Guide(3)
+    run.hears(run.comes("ann", dialable=False), 3)
+    assert run.goal(run.comes("bob", dialable=False), -1)[0] == Goal.WAIT
+    assert run.goal(run.comes("cyd"), -1)[0] == Goal.SYNC
+
+
+def test_no_more_donors_are_told_than_a_tick_has_room_for() -> None:
+    run = Guide(3)
+    members = [run.comes(f"{number:02}") for number in range(DONORS_TOLD + 3)]
+    for member in members:
+        run.hears(member, 3)
+    asker = members[0]
+    told = run.part(asker, 3).donors
+    assert len(told) == DONORS_TOLD and asker.peer not in told
+
+
+def test_in_a_crowd_the_list_of_donors_may_be_a_little_old() -> None:
+    run = Guide(3)
+    members = [run.comes(f"{number:02}") for number in range(CROWD + 1)]
+    asker = run.comes("zz")
+    run.hears(members[0], 3)
+    assert run.part(asker, -1).donors == (members[0].peer,)
+    run.hears(members[1], 3)
+    assert run.part(asker, -1).donors == (members[0].peer,)
+    run.core.now += DONORS_CROWD_S
+    assert run.part(asker, -1).donors == (members[0].peer, members[1].peer)
+
+
+# ---- digests and proofs --------------------------------------------------------------------------------------
+
+
+def test_a_member_is_told_the_newest_digests_and_one_with_nothing_also_those_of_checkpoints() -> None:
+    newest = 14
+    run = Guide(newest)
+    ann = run.comes("ann")
+    recent = tuple((v, digest_of(v)) for v in range(newest - DIGESTS_TOLD + 1, newest + 1))
+    assert run.part(ann, newest).digests == recent
+    saved = tuple((v, digest_of(v)) for v in range(2, newest - DIGESTS_TOLD + 1, 2))
+    assert run.part(ann, -1).digests == saved[-SAVED_TOLD:] + recent
+
+
+def test_of_a_version_that_belongs_into_a_checkpoint_its_holder_is_given_a_proof() -> None:
+    for version, proven in ((3, False), (4, True)):
+        run = Guide(version)
+        signed: list[bytes] = []
+        run.core.prove = lambda statement, signed=signed: (signed.append(statement), b"signed")[1]  # type: ignore[misc]
+        ann, bob = run.comes("ann"), run.comes("bob")
+        assert [run.part(ann, version).proof for _ in range(2)] == [b"signed" if proven else b""] * 2
+        assert run.part(bob, -1).proof == b"", "it does not hold it"
+        assert len(signed) == proven, "once"
+
+
+# ---- the roster ----------------------------------------------------------------------------------------------
+
+
+def test_the_roster_is_told_once_and_again_when_somebody_comes_or_goes() -> None:
+    run = Guide(0)
+    ann = run.comes("ann")
+    tick = run.tick(ann, 0)
+    assert tick.roster == (ann.contact,)
+    assert run.tick(ann, 0, roster_no=tick.roster_no).roster is None
+    bob = run.comes("bob")
+    tick = run.tick(ann, 0, roster_no=tick.roster_no)
+    assert tick.roster == (ann.contact, bob.contact)
+    run.loses(bob)
+    assert run.tick(ann, 0, roster_no=tick.roster_no).roster == (ann.contact,)
+
+
+def test_in_a_crowd_the_roster_is_told_with_pauses() -> None:
+    run = Guide(0)
+    members = [run.comes(f"{number:02}") for number in range(CROWD)]
+    ann = members[0]
+    assert run.tick(ann, 0).roster is not None and run.tick(ann, 0).roster is not None, "no crowd: no pause"
+    members.append(run.comes("zz"))
+    pause_s = len(members) / ROSTER_ENTRIES_PER_S
+    run.core.now += pause_s - 0.01
+    assert run.tick(ann, 0).roster is None
+    run.core.now += 0.01
+    assert run.tick(ann, 0).roster == run.core.members.roster()
+    assert run.tick(ann, 0).roster is None
+    assert run.tick(members[1], 0).roster is not None, "each one has its own pause"
+
+
+# ---- everybody is looked at again ----------------------------------------------------------------------------
+
+
+def test_when_a_digest_is_settled_everybody_is_told_at_once() -> None:
+    run = Guide(2)
+    ann, bob, cyd = run.comes("ann"), run.comes("bob"), run.comes("cyd")
+    run.hears(ann, 2)
+    run.hears(bob, 2)
+    run.commits()
+    for member in (ann, bob):
+        run.says(member, fragments=holding(3))
+    run.effects()
+    run.guidance.recheck_all()
+    ticks = [each.peer for each in run.effects() if isinstance(getattr(each, "message", None), Tick)]
+    assert ticks == [ann.peer, bob.peer], "cyd has said nothing that could be answered"
+    assert ann.verified and bob.verified and not cyd.verified
+
+
+def test_in_a_crowd_only_those_that_rounds_are_made_of_are_told_at_once() -> None:
+    run = Guide(2)
+    members = [run.comes(f"{number:02}") for number in range(CROWD + 1)]
+    for member in members:
+        run.says(member, fragments=holding(2))
+    run.commits({members[3].peer: ()})
+    run.opens(members[5])
+    run.effects()
+    run.guidance.recheck_all()
+    ticks = {each.peer for each in run.effects() if isinstance(getattr(each, "message", None), Tick)}
+    assert ticks == {members[3].peer, members[5].peer}
