@@ -171,6 +171,9 @@ class Beat(_FromMember, frozen=True, kw_only=True):
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
+        # Asked of every member in every turn: of a peer that holds all, the place is the number.
+        if fragment < len(self.fragments) and self.fragments[fragment].fragment == fragment:
+            return self.fragments[fragment]
         return next((each for each in self.fragments if each.fragment == fragment), None)
 
 

@@ -30,7 +30,7 @@ MACHINES = (
 TRACE = """
 import importlib, sys
 from pathlib import Path
-root = Path(sys.argv[1]).resolve()
+root = Path(sys.argv[1])  # as it was imported, whatever link leads there
 def first(*names):
     for name in names:
         try:
@@ -74,8 +74,6 @@ def way_of_a_delta(root: Path) -> list[str]:
         (Path(folder) / "farflung").symlink_to(root)
         environ = os.environ | {"PYTHONPATH": folder}
         command = [sys.executable, "-c", TRACE, f"{folder}/farflung"]
-        # The files are found by the name under which they were imported, whatever the link leads to.
-        command[-2] = TRACE.replace(".resolve()", "")
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=300)
     return [name for name in done.stdout.split() if not any(part in name for part in STAGE)]
 
