@@ -16,8 +16,8 @@ import pytest
 
 from rig.waiting import LONG_S
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("protocol", "checkpoints", "collectives", "compression", "coordinator", "optim", "peer", "console")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from rooms import FOLDERS, ROOT
 
 # Both tests need the same wheel: one process of pytest-xdist builds it once.
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
     expected = {"farflung/__init__.py", "farflung/__main__.py", "farflung/py.typed"}
-    for room in ROOMS:
+    for room in FOLDERS:
         for path in (ROOT / room).rglob("*"):
             if path.suffix in (".py", ".c") and "__pycache__" not in path.parts:
                 expected.add(f"farflung/{path.relative_to(ROOT).as_posix()}")
