@@ -20,6 +20,19 @@ def hash_bytes(*parts: bytes | bytearray | memoryview) -> bytes:
     return hasher.digest()
 
 
+def keyed_hash(key: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
+    """Only somebody who has the bytes and the key can name it."""
+    hasher = blake3(key=key)
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
+def drawn_chunk(nonce: bytes, count: int) -> int:
+    """Which of so many chunks a nonce names, by its index."""
+    return int.from_bytes(nonce[:8], "little") % count
+
+
 def is_piece(expected: bytes, payload: bytes | bytearray | memoryview, payload_hash: bytes) -> bool:
     """Whether these bytes are the chunk of state with this hash: all of it, or all but a second half of zeros."""
     return payload_hash == expected or hash_bytes(payload, bytes(len(payload))) == expected

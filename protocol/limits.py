@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 CONTROL_FRAME_BYTES = 256 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
 CONTROL_STR_BYTES = 8 * 1024
+PART_BYTES = 128 * 1024  # of what a member shows the coordinator, in one message
+PARTS_AT_ONCE = 8  # so many messages answer one question; the coordinator asks for the rest
 CONTROL_ARRAY_LEN = 4096
 CONTROL_MAP_LEN = 1024
 

@@ -7,6 +7,7 @@ with protocol/round_words.py, whose types appear here.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -17,6 +18,7 @@ from farflung.protocol.limits import (
     FRAGMENTS_MAX,
     MAX_PEERS,
     MEMBERS_PER_ROUND,
+    PART_BYTES,
     TOKENS_MAX,
 )
 from farflung.protocol.model_schema import ModelSchema
@@ -45,6 +47,8 @@ Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
 Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
 UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
+Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
+TAG_BYTES = 8  # of a nonce, to tell which one was meant
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -144,6 +148,9 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     ready: bool
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
     dropped: Count = 0  # the newest round of which I know that the guard threw its work away
+    shown: Annotated[bytes, Meta(max_length=TAG_BYTES + 32)] = (
+        b""  # that I hold this version: see `proof_of_holding`
+    )
 
 
 class Beat(_FromMember, frozen=True, kw_only=True):
@@ -218,6 +225,17 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     dots: DotProducts | None  # of all chunks that I own, before the decision
 
 
+class Shown(_FromMember, frozen=True, kw_only=True):
+    """A part of the bytes that the coordinator asked for, from `start` on."""
+
+    question: Count
+    start: Count
+    total: Count  # bytes of the whole; 0: I do not have it
+    part: Annotated[bytes, Meta(max_length=PART_BYTES)]
+    # Of its author, where it claims something: see protocol/signed_words.py.
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
 FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 
 
@@ -273,6 +291,9 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = b""
     dropped: Count = 0  # the newest round whose work the guard threw away
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # that the run has this digest, signed
+    nonce_for: Version = -1  # hold this version? then show it under this nonce
+    nonce: Nonce = b""
+    refuted: Digest = b""  # who says that it holds this does not hold the run's state: that was proven
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):
@@ -303,11 +324,35 @@ class Decided(_ToMember, frozen=True, kw_only=True):
 
 class Committed(_ToMember, frozen=True, kw_only=True):
     commit: Commit
+    nonce: Nonce  # under which to show that one holds the version that it makes
 
 
 class Aborted(_ToMember, frozen=True, kw_only=True):
     round_no: Count
     reason: Reason
+
+
+class What(StrEnum):
+    """What the coordinator may ask a member to show, when members contradict each other."""
+
+    HASHES = "hashes"  # of the fragment's chunks at that version, one after the other
+    BEFORE = "before"  # the chunk as it was when its state was last confirmed: that version in 8 bytes, then the state
+    STATE = "state"  # the chunk at that version
+    RESULT = "result"  # of the chunk, which made that version
+    CONTRIBUTION = "contribution"  # of that peer to that round, one chunk
+
+
+class Show(_ToMember, frozen=True, kw_only=True):
+    """Prove it: the only bytes of a model that a coordinator ever sees are one chunk's, in a dispute."""
+
+    question: Count
+    what: What
+    fragment: FragmentNo
+    version: Count
+    chunk: Count  # of the model
+    start: Count  # from this byte on; those before it have come
+    round_no: Count  # of a contribution, else 0
+    peer: PeerName  # whose contribution
 
 
 class Gone(_ToMember, frozen=True, kw_only=True):
@@ -329,6 +374,7 @@ MEMBER_IN: dict[str, type[_Message]] = {
     "beat": Beat,
     "sent": Sent,
     "progress": ProgressReport,
+    "shown": Shown,
     "leave": Leave,
 }
 MEMBER_OUT: dict[str, type[_Message]] = {
@@ -337,14 +383,15 @@ MEMBER_OUT: dict[str, type[_Message]] = {
     "decided": Decided,
     "committed": Committed,
     "aborted": Aborted,
+    "show": Show,
     "gone": Gone,
 }
 
 KINDS: dict[str, type[_Message]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
-FromMember = Beat | Sent | ProgressReport | Leave
-ToMember = Tick | OpenRound | Decided | Committed | Aborted | Gone
+FromMember = Beat | Sent | ProgressReport | Shown | Leave
+ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | Gone
 FromDoor = Knock | Hello | AskStatus | Probe
 ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
 Message = FromMember | ToMember | FromDoor | ToDoor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -65,11 +65,22 @@ def _built(kind: Any, raw: Any) -> Any:
 def _object(kind: Any, raw: dict[str, Any]) -> Any:
     made = object.__new__(kind)
     for name, of_field in _fields(kind).items():
-        object.__setattr__(made, name, _built(of_field, raw[name]))
+        # A snapshot from before the field was thought of says nothing of it.
+        value = _built(of_field, raw[name]) if name in raw else _default(kind, name)
+        object.__setattr__(made, name, value)
     after = getattr(made, "after_unpacking", None)
     if after is not None:
         after()
     return made
+
+
+def _default(kind: type[Any], name: str) -> Any:
+    field = next(each for each in fields(kind) if each.name == name)
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    if field.default is MISSING:
+        raise msgspec.ValidationError(f"the folded ledger has no {name}")
+    return field.default
 
 
 def _tuple(kind: Any, raw: Any) -> tuple[Any, ...]:

@@ -373,7 +373,7 @@ class Conductor:
         for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
-                core.tell(member, Committed, commit=commit)
+                core.tell(member, Committed, commit=commit, nonce=b"")
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:

@@ -155,7 +155,7 @@ class Guidance:
         core, flight, commits = self._core, conductor.round, conductor.book.commits
         for version in said.need:
             if version in commits and (conductor.standing(member).vouched or said.version < 0):
-                core.tell(member, Committed, commit=commits[version])
+                core.tell(member, Committed, commit=commits[version], nonce=b"")
         if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no

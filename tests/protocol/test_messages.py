@@ -100,6 +100,7 @@ EXAMPLES: dict[str, m.Message] = {
         got_hash=H2,
         dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
     ),
+    "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
         **TO,
@@ -116,7 +117,10 @@ EXAMPLES: dict[str, m.Message] = {
     ),
     "open": m.OpenRound(**TO, plan=PLAN),
     "decided": m.Decided(**TO, decision=DECISION),
-    "committed": m.Committed(**TO, commit=COMMIT),
+    "committed": m.Committed(**TO, commit=COMMIT, nonce=H1),
+    "show": m.Show(
+        **TO, question=3, what=m.What.BEFORE, fragment=0, version=4, chunk=1, start=0, round_no=0, peer=""
+    ),
     "aborted": m.Aborted(**TO, round_no=7, reason="too late"),
     "gone": m.Gone(**TO, reason="again please", final=False),
 }
@@ -169,19 +173,21 @@ FROZEN_FIELDS = {
     "sent": "session seq round_no hashes tokens steps loss used signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots",
+    "shown": "session seq question start total part signature",
     "leave": "session seq reason",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
     "open": "session seq plan",
     "decided": "session seq decision",
-    "committed": "session seq commit",
+    "committed": "session seq commit nonce",
+    "show": "session seq question what fragment version chunk start round_no peer",
     "aborted": "session seq round_no reason",
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped",
+    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
-    "proof",
+    "proof nonce_for nonce refuted",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment",
@@ -197,7 +203,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 6
+    assert limits.PROTOCOL_VERSION == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,243 @@
+"""A dispute about one version of a fragment: members that held the version before it name different digests.  Pure.
+
+Nobody votes.  What a chunk becomes is determined to the bit by what it was and by the committed results, so one chunk
+in which the sides differ decides:
+
+    1. each side shows its list of chunk hashes, whose root is the digest that it named, signed
+    2. of the first chunk that differs, somebody shows what it was (its hash stands in the list of a settled version)
+       and the results since (their hashes stand in the commits)
+    3. the step is calculated here; every list that has another hash there is refuted
+
+Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows nothing, or
+something else than it named, has proven nothing: its word does not count any more.  With more than two sides the next
+two are compared, until one is left.  Used by the settling of the run machine, which knows who claims what and who is
+here, and does what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from farflung.coordinator.court.questions import Answer, Questions, Wanted
+from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.messages import What
+from farflung.protocol.round_words import Commit
+
+VERSION_BYTES = 8
+ASKED_AT_ONCE = 16  # of a side, for its list: a league of many that show nothing must not take turns at it
+
+# (state of a chunk, the payload of a committed result, which chunk of the model) -> its next state.
+NextState = Callable[[bytes, bytes, int], bytes]
+IsSigned = Callable[[str, bytes, bytes], bool]  # (peer, the digest that it claims, signature)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the run knows about the version in dispute."""
+
+    fragment: Fragment
+    version: int
+    state_bytes: int  # of one chunk
+    result_bytes_most: int
+    digests: Mapping[int, bytes]  # settled ones, of versions before it
+    commits: Mapping[int, Commit]
+    next_state: NextState
+    is_signed: IsSigned
+
+
+@dataclass(frozen=True)
+class ClaimList:
+    """The list of chunk hashes behind a digest, and who signed for it."""
+
+    hashes: tuple[bytes, ...]
+    by: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """A digest whose list has another hash than the step gives, and all that a third party needs to see that."""
+
+    digest: bytes
+    claim: ClaimList
+    chunk: int  # of the model
+    base: int  # the settled version that the step starts from
+    base_hashes: tuple[bytes, ...]
+    before: bytes
+    results: tuple[bytes, ...]  # of the versions after it
+
+
+@dataclass
+class _Attempt:
+    """One member's way to show what the chunk was, and the results since."""
+
+    by: str
+    chunk: int
+    base: int = -1
+    before: bytes = b""
+    hashes: tuple[bytes, ...] = ()
+    results: dict[int, bytes] = field(default_factory=dict)
+
+
+class Dispute:
+    def __init__(self, case: Case, questions: Questions) -> None:
+        self.case = case
+        self.refuted: dict[bytes, Refuted] = {}  # by digest
+        self.unproven: dict[str, str] = {}  # member -> why its word does not count any more
+        self._questions = questions
+        self._mine: dict[int, Callable[[Answer], None]] = {}
+        self._lists: dict[bytes, ClaimList] = {}
+        self._attempts: dict[str, _Attempt] = {}
+        self._asked_of: set[tuple[str, Wanted]] = set()
+
+    def step(self, claims: Mapping[bytes, list[str]], now: float) -> bool:
+        """`claims`: who names which digest, of members that are here.  True when at most one digest is left."""
+        sides = {
+            digest: heard
+            for digest, by in sorted(claims.items())
+            if digest not in self.refuted and (heard := [peer for peer in by if peer not in self.unproven])
+        }
+        if len(sides) < 2:
+            return True
+        for digest, by in sides.items():
+            for peer in by[:ASKED_AT_ONCE] if digest not in self._lists else ():
+                self._ask_list(peer, digest, now)
+        known = [digest for digest in sides if digest in self._lists][:2]
+        if len(known) == 2:
+            chunk = self._first_difference(*known)
+            for digest in known:
+                self._try(sides[digest][0], chunk, now)
+        return False
+
+    def close(self) -> None:
+        for number in self._mine:
+            self._questions.drop(number)
+        self._mine.clear()
+
+    @property
+    def told(self) -> str:
+        """For people: where it stands."""
+        return f"members claim different states of version {self.case.version}; the coordinator checks one chunk of it"
+
+    # ---- asking ----------------------------------------------------------------------------------------------
+
+    def _wants_hashes(self, version: int) -> Wanted:
+        fragment = self.case.fragment
+        most = HASH_BYTES * fragment.count
+        return Wanted(What.HASHES, fragment.number, version, fragment.first, most)
+
+    def _ask_list(self, peer: str, digest: bytes, now: float) -> None:
+        self._ask(
+            peer, self._wants_hashes(self.case.version), now, lambda answer: self._on_list(answer, digest)
+        )
+
+    def _ask(self, peer: str, wanted: Wanted, now: float, take: Callable[[Answer], None]) -> None:
+        if (peer, wanted) not in self._asked_of:
+            self._asked_of.add((peer, wanted))
+            self._mine[self._questions.ask(peer, wanted, now)] = take
+
+    def on_answer(self, answer: Answer) -> bool:
+        """True if it was an answer to a question of this dispute."""
+        take = self._mine.pop(answer.number, None)
+        if take is None:
+            return False
+        if answer.raw is None:
+            self._prove_nothing(answer.of, f"it did not show {_NAMES[answer.wanted.what]}: {answer.why_none}")
+        else:
+            take(answer)
+        return True
+
+    def _prove_nothing(self, peer: str, why: str) -> None:
+        self.unproven.setdefault(peer, why)
+
+    def _first_difference(self, one: bytes, other: bytes) -> int:
+        pairs = zip(self._lists[one].hashes, self._lists[other].hashes, strict=True)
+        return self.case.fragment.first + next(at for at, (a, b) in enumerate(pairs) if a != b)
+
+    def _try(self, peer: str, chunk: int, now: float) -> None:
+        """Ask this member for whatever its proof of the chunk still lacks."""
+        attempt = self._attempts.get(peer)
+        if attempt is None or attempt.chunk != chunk:
+            attempt = self._attempts[peer] = _Attempt(peer, chunk)
+        number, case = self.case.fragment.number, self.case
+        if not attempt.before:
+            most = VERSION_BYTES + case.state_bytes
+            self._ask(peer, Wanted(What.BEFORE, number, case.version, chunk, most), now, self._on_before)
+        elif not attempt.hashes:
+            self._ask(peer, self._wants_hashes(attempt.base), now, self._on_base_list)
+        else:
+            for version in range(attempt.base + 1, case.version + 1):
+                if version not in attempt.results:
+                    wanted = Wanted(What.RESULT, number, version, chunk, case.result_bytes_most)
+                    self._ask(peer, wanted, now, self._on_result)
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def _on_list(self, answer: Answer, digest: bytes) -> None:
+        hashes = tuple(split_hashes(answer.raw or b""))
+        if len(hashes) != self.case.fragment.count or root_of(hashes) != digest:
+            self._prove_nothing(
+                answer.of, "the hashes that it shows are not those of the digest that it named"
+            )
+        elif not self.case.is_signed(answer.of, digest, answer.signature):
+            self._prove_nothing(answer.of, "its list of hashes is not signed by it")
+        else:
+            self._lists.setdefault(digest, ClaimList(hashes, answer.of, answer.signature))
+
+    def _on_base_list(self, answer: Answer) -> None:
+        hashes, attempt, case = tuple(split_hashes(answer.raw or b"")), self._attempts[answer.of], self.case
+        index = attempt.chunk - case.fragment.first
+        whole = len(hashes) == case.fragment.count and root_of(hashes) == case.digests[attempt.base]
+        if not whole or hashes[index] != hash_bytes(attempt.before):
+            told = f"what it shows of version {attempt.base} is not the state that the run settled"
+            self._prove_nothing(answer.of, told)
+        else:
+            attempt.hashes = hashes
+
+    def _on_before(self, answer: Answer) -> None:
+        raw, case, attempt = answer.raw or b"", self.case, self._attempts[answer.of]
+        base = int.from_bytes(raw[:VERSION_BYTES], "little")
+        if len(raw) != VERSION_BYTES + case.state_bytes or base >= case.version:
+            told = "what it shows is no state of a chunk before that version"
+            return self._prove_nothing(answer.of, told)
+        if base not in case.digests or any(v not in case.commits for v in range(base + 1, case.version + 1)):
+            told = f"the run keeps no commits since version {base} any more"
+            return self._prove_nothing(answer.of, told)
+        if attempt.chunk == answer.wanted.chunk:
+            attempt.base, attempt.before = base, raw[VERSION_BYTES:]
+        return None
+
+    def _on_result(self, answer: Answer) -> None:
+        raw, wanted, attempt = answer.raw or b"", answer.wanted, self._attempts[answer.of]
+        index = wanted.chunk - self.case.fragment.first
+        if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:
+            told = f"the result that it shows is not the one that version {wanted.version} was committed with"
+            return self._prove_nothing(answer.of, told)
+        if attempt.chunk == wanted.chunk:
+            attempt.results[wanted.version] = raw
+            if attempt.hashes and len(attempt.results) == self.case.version - attempt.base:
+                self._decide(attempt)
+        return None
+
+    def _decide(self, attempt: _Attempt) -> None:
+        state, index = attempt.before, attempt.chunk - self.case.fragment.first
+        results = tuple(attempt.results[version] for version in sorted(attempt.results))
+        for payload in results:
+            state = self.case.next_state(state, payload, attempt.chunk)
+        truth = hash_bytes(state)
+        for digest, claim in self._lists.items():
+            if claim.hashes[index] != truth and digest not in self.refuted:
+                self.refuted[digest] = Refuted(
+                    digest, claim, attempt.chunk, attempt.base, attempt.hashes, attempt.before, results
+                )
+
+
+_NAMES = {
+    What.HASHES: "the hashes of its chunks",
+    What.BEFORE: "what the chunk was before",
+    What.RESULT: "the result that made the version",
+    What.STATE: "a chunk of its state",
+    What.CONTRIBUTION: "a contribution",
+}

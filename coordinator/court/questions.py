@@ -1,0 +1,136 @@
+"""Questions to members whose words are to be proven: asked in parts, asked again, given up.  Pure.
+
+Used by the run machine's judges (digests, sums), which say what they want of whom and read whole answers.  A question
+is one `Show`; its answer comes as `Shown` parts in order, at most so many at once, and the rest is asked for.  Whoever
+shows nothing new for `PATIENCE_S` while it is here has no answer.  What the bytes mean, and whether they are true, is
+the asker's business: a length over the one that was allowed is no answer, and no memory is taken for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
+from farflung.protocol.messages import Shown, What
+
+ASK_AGAIN_S = 2.0
+PATIENCE_S = 20.0  # without a new part; on a line that carries 6 KB/s a part comes in time
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One thing that a member may hold."""
+
+    what: What
+    fragment: int
+    version: int
+    chunk: int
+    most_bytes: int  # a longer one is not it
+    round_no: int = 0
+    peer: str = ""  # whose contribution
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`raw` is None where the member has none, or does not answer."""
+
+    number: int
+    of: str  # which member showed it
+    wanted: Wanted
+    raw: bytes | None
+    signature: bytes = b""
+    why_none: str = ""
+
+
+@dataclass
+class _Open:
+    of: str
+    wanted: Wanted
+    parts: bytearray = field(default_factory=bytearray)
+    signature: bytes = b""
+    asked_at: float | None = None
+    asked_from: int = 0
+    news_at: float = 0.0
+
+
+class Questions:
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._answers: list[Answer] = []
+        self._number = 0
+
+    def ask(self, of: str, wanted: Wanted, now: float) -> int:
+        """The same question of the same member is asked once: its number is the one that it has."""
+        for number, each in self._open.items():
+            if (each.of, each.wanted) == (of, wanted):
+                return number
+        self._number += 1
+        self._open[self._number] = _Open(of, wanted, news_at=now)
+        return self._number
+
+    def drop(self, number: int) -> None:
+        """The answer is not needed any more."""
+        self._open.pop(number, None)
+
+    def on_shown(self, peer: str, shown: Shown, now: float) -> bool:
+        """False: nobody asked that of this member, or it is not the part that is due."""
+        asked = self._open.get(shown.question)
+        if asked is None or asked.of != peer or shown.start != len(asked.parts):
+            return False
+        if shown.total == 0:
+            self._end(shown.question, None, "it has none")
+        elif shown.total > asked.wanted.most_bytes:
+            self._end(shown.question, None, f"what it shows has {shown.total} bytes, and can't have so many")
+        elif len(shown.part) != min(PART_BYTES, shown.total - shown.start):
+            # Parts of a byte each would keep everybody waiting for ever.
+            self._end(shown.question, None, "it shows parts that are not as long as they should be")
+        else:
+            asked.parts += shown.part
+            asked.news_at = now
+            asked.signature = shown.signature or asked.signature
+            if len(asked.parts) == shown.total:
+                self._end(shown.question, bytes(asked.parts), "")
+            elif len(asked.parts) - asked.asked_from >= PART_BYTES * PARTS_AT_ONCE:
+                asked.asked_at = None  # all that one question brings: the rest is asked for at once
+        return True
+
+    def due(self, here: set[str], now: float) -> list[tuple[str, dict[str, object]]]:
+        """(whom to ask, the fields of its `Show`).  Somebody who is not here can't answer: it is not its fault."""
+        asks: list[tuple[str, dict[str, object]]] = []
+        for number, each in list(self._open.items()):
+            if each.of not in here:
+                each.asked_at, each.news_at = None, now
+            elif now - each.news_at >= PATIENCE_S:
+                self._end(number, None, f"it showed nothing for {PATIENCE_S:g} s")
+            elif each.asked_at is None or now - max(each.asked_at, each.news_at) >= ASK_AGAIN_S:
+                each.asked_at, each.asked_from = now, len(each.parts)
+                asks.append((each.of, _fields(number, each)))
+        return asks
+
+    def take_answers(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def asked(self) -> set[str]:
+        """Members that owe an answer."""
+        return {each.of for each in self._open.values()}
+
+    def _end(self, number: int, raw: bytes | None, why_none: str) -> None:
+        asked = self._open.pop(number)
+        self._answers.append(Answer(number, asked.of, asked.wanted, raw, asked.signature, why_none))
+
+
+def _fields(number: int, asked: _Open) -> dict[str, object]:
+    """Of a `Show`, but for the session and its number."""
+    wanted = asked.wanted
+    return {
+        "question": number,
+        "what": wanted.what,
+        "fragment": wanted.fragment,
+        "version": wanted.version,
+        "chunk": wanted.chunk,
+        "start": len(asked.parts),
+        "round_no": wanted.round_no,
+        "peer": wanted.peer,
+    }
