@@ -20,6 +20,7 @@ from farflung.coordinator.ledger.records import (
     DecidedOn,
     Departed,
     DigestFixed,
+    DigestWithdrawn,
     Folded,
     Genesis,
     Granted,
@@ -28,10 +29,12 @@ from farflung.coordinator.ledger.records import (
     Opened,
     Paused,
     Record,
+    Refuted,
     Released,
     Resumed,
     Revoked,
     RolledBack,
+    ShownFixed,
     Started,
     StreamEnded,
     Struck,
@@ -41,7 +44,7 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.digests import hash_bytes
+from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit
@@ -59,8 +62,9 @@ class FragmentBook:
     version: int = 0
     open_round: int = 0  # a round that was opened and neither committed nor aborted, 0 if none
     digests: dict[int, bytes] = field(default_factory=dict)
+    shown: dict[int, bytes] = field(default_factory=dict)  # by version: what its holders show under its nonce
     commits: dict[int, Commit] = field(default_factory=dict)  # the last `keep_results`
-    vouched: set[str] = field(default_factory=set)  # peers that have shown the run's state
+    vouched: set[str] = field(default_factory=set)  # peers that have shown that they hold the run's state
     # Peer -> commits it was in, since it was last suspect.
     trust: Counter[str] = field(default_factory=Counter)
     # By version, of the last merged updates: the norm, and the mean of its members' tokens.
@@ -86,6 +90,7 @@ class Ledger:
     fragments: int = 1
     every_rounds: int = 0  # the versions that are saved as checkpoints; 0: none
     incarnation: int = 0
+    secret: bytes = b""
     era: int = 0  # how often the run went back to an older state
     delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
     model: ModelSchema | None = None
@@ -114,8 +119,9 @@ class Ledger:
     def apply(self, record: Record) -> None:
         self.register.apply(record)
         match record:
-            case Started(incarnation=incarnation):
+            case Started(incarnation=incarnation, secret=secret):
                 self.incarnation = incarnation
+                self.secret = secret or self.secret
             case ModelFixed(model=model):
                 self.model = model
                 for book in self.books:
@@ -128,6 +134,8 @@ class Ledger:
             case Genesis():
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
+                for book, shown in zip(self.books, record.shown, strict=False):
+                    book.shown[0] = shown
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
             case Vouched(peer=peer, fragment=fragment):
@@ -147,6 +155,17 @@ class Ledger:
                 digests[version] = digest
                 for old in [v for v in digests if not self._is_kept(v, version)]:
                     del digests[old]
+                    self.books[fragment].shown.pop(old, None)
+                if record.shown:
+                    self.books[fragment].shown[version] = record.shown
+            case ShownFixed(version=version, fragment=fragment, shown=shown):
+                self.books[fragment].shown[version] = shown
+            case DigestWithdrawn(version=version, fragment=fragment):
+                for known in (self.books[fragment].digests, self.books[fragment].shown):
+                    for void in [v for v in known if v >= version]:
+                        del known[void]
+            case Refuted(peers=peers, fragment=fragment):
+                self.books[fragment].vouched -= set(peers)
             case RolledBack(versions=versions):
                 self._go_back(versions)
             case Granted(peer=peer, lease=lease):
@@ -197,6 +216,11 @@ class Ledger:
         """Checkpoints of this version may exist."""
         return version > 0 and self.every_rounds > 0 and version % self.every_rounds == 0
 
+    def nonce_of(self, fragment: int, version: int) -> bytes:
+        """Under which holders of this version show that they are; nobody knows it before it is told."""
+        numbers = b"".join(number.to_bytes(8, "big") for number in (self.era, fragment, version))
+        return keyed_hash(hash_bytes(b"farflung/nonce/1\0", self.secret), numbers)
+
     def _is_kept(self, version: int, newest: int) -> bool:
         far = version <= newest - self.every_rounds * SAVED_KEPT
         return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
@@ -214,6 +238,7 @@ class Ledger:
             else:
                 reaches.append(self.leases.reach(fragment))
             book.version, book.open_round, book.dropped_at = version, 0, -1
+            book.shown.clear()  # another era has other nonces
             known: dict[int, Any]
             for known in (book.digests, book.commits, book.norms, book.marks):
                 for newer in [v for v in known if v > version]:

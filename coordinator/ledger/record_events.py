@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from farflung import __version__
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
@@ -24,6 +26,7 @@ from farflung.coordinator.ledger.records import (
     ModelFixed,
     Opened,
     Record,
+    Started,
 )
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
@@ -132,6 +135,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             return "model", {"peer": peer, "chunks": model.chunk_count, "elements": model.chunk_elements}
         case DataFixed(samples=samples, peer=peer):
             return "data", {"peer": peer, "samples": samples}
+        case Started():
+            return _plain(msgspec.structs.replace(record, secret=b""))  # whoever reads the events must not foresee what follows from it
         case Granted(peer=peer, lease=lease):
             fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
             return "granted", {"peer": peer, **fields}

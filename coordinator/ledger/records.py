@@ -27,6 +27,7 @@ class Started(_Record, frozen=True, kw_only=True, tag="started"):
     # The run's clock, and the wall clock of this machine, at that moment: see register.py.
     clock_s: float = 0.0
     wall_s: float = 0.0
+    secret: bytes = b""  # of the run, once: nobody can foresee what follows from it
 
 
 class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
@@ -54,6 +55,7 @@ class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
     digest: bytes  # of fragment 0
     peer: str
     others: tuple[bytes, ...] = ()  # of fragments 1, 2, ...
+    shown: tuple[bytes, ...] = ()  # of each fragment: how its holders show that they hold it
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -68,7 +70,7 @@ class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
 
 
 class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
-    """This peer has shown the run's state: it may speak for the digest of a version that it helped to make."""
+    """This peer has shown that it holds the run's state: what it says of the next version's digest is heard."""
 
     peer: str
     fragment: int = 0
@@ -117,6 +119,33 @@ class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
     version: int
     digest: bytes
     fragment: int = 0
+    shown: bytes = b""  # what holders show under the version's nonce
+
+
+class ShownFixed(_Record, frozen=True, kw_only=True, tag="shown"):
+    """What holders of a settled version show under its nonce, calculated from a chunk that was seen."""
+
+    version: int
+    fragment: int
+    shown: bytes
+
+
+class DigestWithdrawn(_Record, frozen=True, kw_only=True, tag="withdrawn"):
+    """It was proven that the committed results do not lead to this digest: it, and what followed from it, is void."""
+
+    version: int
+    fragment: int
+    digest: bytes
+
+
+class Refuted(_Record, frozen=True, kw_only=True, tag="refuted"):
+    """These members named a digest that is proven wrong; `chunk` is where that was seen."""
+
+    peers: tuple[str, ...]
+    version: int
+    fragment: int
+    digest: bytes
+    chunk: int
 
 
 class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
@@ -212,6 +241,9 @@ Record = (
     | CommittedRound
     | AbortedRound
     | DigestFixed
+    | ShownFixed
+    | DigestWithdrawn
+    | Refuted
     | RolledBack
     | Granted
     | Released
