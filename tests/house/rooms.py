@@ -35,11 +35,13 @@ ROOMS: dict[str, Room] = {
     "collectives/link": Room(PROTOCOL),
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
+    "coordinator/court": Room(("protocol",), pure=True),
     "coordinator/ledger": Room(PROTOCOL),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/run": Room(
         (
             "coordinator/rounds",
+            "coordinator/court",
             "coordinator/ledger",
             "coordinator/door/hello_check",
             "coordinator/door/networks",
@@ -49,7 +51,14 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "coordinator": Room(
-        ("coordinator/rounds", "coordinator/ledger", "coordinator/door", "coordinator/run", *PROTOCOL)
+        (
+            "coordinator/rounds",
+            "coordinator/court",
+            "coordinator/ledger",
+            "coordinator/door",
+            "coordinator/run",
+            *PROTOCOL,
+        )
     ),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
@@ -114,7 +123,7 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/screen": Room(PROTOCOL),
-    "console/history": Room(("console/screen", "coordinator/ledger", *PROTOCOL)),
+    "console/history": Room(("console/screen", "coordinator/court", "coordinator/ledger", *PROTOCOL)),
     "console/doctor": Room(
         ("console/screen", "coordinator/door", "peer", "peer/line", "collectives/link", *PROTOCOL)
     ),
@@ -181,6 +190,7 @@ THIRD_PARTY = {
     "optim": {"torch", "numpy"},
     "collectives/round": {"msgspec"},
     "coordinator/rounds": {"msgspec"},
+    "coordinator/court": {"msgspec", "numpy"},
     "coordinator/run": {"msgspec"},
     "peer/machine": {"msgspec"},
     "protocol": {"msgspec", "msgpack", "pydantic", "blake3", "cryptography"},
