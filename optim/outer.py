@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from farflung.protocol.manifest import OuterNumbers
+
 
 def fp32(value: float) -> float:
     """The nearest fp32 number: what a tensor operation really multiplies by."""
@@ -60,23 +62,11 @@ class PlainMean:
 OuterStep = Nesterov | PlainMean
 
 
-def outer_step_for(
-    step: str, lr: float | str, momentum: float | str, rounds: int, fused: Fused | None = None
-) -> OuterStep:
-    """What `[outer]` of a run of so many rounds asks for.  "auto" is settled here, so that all peers agree."""
-    if step == "nesterov":
-        mu = momentum_for(rounds) if isinstance(momentum, str) else momentum
-        return Nesterov(0.7 if isinstance(lr, str) else lr, mu, fused)
-    return PlainMean(1.0 if isinstance(lr, str) else lr)
-
-
-def momentum_for(rounds: int) -> float:
-    """A momentum that remembers ten rounds (0.9) of 100, and fewer of a shorter run: with the square, down to 0.3.
-
-    In a run of 30 rounds a momentum of 0.9 still pushes where the first rounds went while the inner rate is already
-    falling; of 100, less than 0.9 is too slow (docs/learning.md has the measurements of both).
-    """
-    return min(0.9, max(0.3, 1.0 - 1000.0 / rounds**2))
+def outer_step_for(numbers: OuterNumbers, fused: Fused | None = None) -> OuterStep:
+    """The step that takes these numbers, which are the same for all peers."""
+    if numbers.nesterov:
+        return Nesterov(numbers.lr, numbers.momentum, fused)
+    return PlainMean(numbers.lr)
 
 
 def checked(fused: Fused | None) -> Fused | None:

@@ -15,8 +15,7 @@ from farflung.protocol.manifest import Manifest
 
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
-    outer = manifest.outer
-    return outer_step_for(outer.step, outer.lr, outer.momentum, manifest.run.rounds, fused)
+    return outer_step_for(manifest.outer_numbers, fused)
 
 
 def inner_of(manifest: Manifest, model: nn.Module) -> Optimizer:

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import tomllib
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -89,6 +89,31 @@ class OuterSection(_Section):
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
     overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
     mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
+
+
+class OuterNumbers(NamedTuple):
+    """`[outer]` as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
+
+    nesterov: bool  # else theta <- theta - lr * d, without momentum
+    lr: float
+    momentum: float
+
+
+def outer_numbers(step: str, lr: float | str, momentum: float | str, rounds: int) -> OuterNumbers:
+    """What `[outer]` of a run of so many rounds asks for."""
+    nesterov = step == "nesterov"
+    usual = 0.7 if nesterov else 1.0
+    mu = _momentum_for(rounds) if isinstance(momentum, str) else momentum
+    return OuterNumbers(nesterov, usual if isinstance(lr, str) else lr, mu if nesterov else 0.0)
+
+
+def _momentum_for(rounds: int) -> float:
+    """A momentum that remembers ten rounds (0.9) of 100, and fewer of a shorter run: with the square, down to 0.3.
+
+    In a run of 30 rounds a momentum of 0.9 still pushes where the first rounds went while the inner rate is already
+    falling; of 100, less than 0.9 is too slow (docs/learning.md has the measurements of both).
+    """
+    return min(0.9, max(0.3, 1.0 - 1000.0 / rounds**2))
 
 
 class RoundSection(_Section):
@@ -188,6 +213,11 @@ class Manifest(_Section):
         """The one byte string of what all must agree on: JSON, sorted keys, no spaces, every default spelled out."""
         content = self.model_dump(mode="json", exclude=COORDINATORS_OWN)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    @property
+    def outer_numbers(self) -> OuterNumbers:
+        outer = self.outer
+        return outer_numbers(outer.step, outer.lr, outer.momentum, self.run.rounds)
 
     @property
     def digest(self) -> bytes:

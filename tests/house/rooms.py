@@ -190,6 +190,7 @@ THIRD_PARTY = {
     "optim": {"torch", "numpy"},
     "collectives/round": {"msgspec"},
     "coordinator/rounds": {"msgspec"},
+    "coordinator/court": {"msgspec", "numpy"},
     "coordinator/run": {"msgspec"},
     "peer/machine": {"msgspec"},
     "protocol": {"msgspec", "msgpack", "pydantic", "blake3", "cryptography"},

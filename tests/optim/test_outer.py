@@ -13,6 +13,7 @@ from torch import Tensor
 from farflung.compression.native import outer_step
 from farflung.optim.ahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean, checked, outer_step_for
+from farflung.protocol.manifest import outer_numbers
 
 
 def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_used() -> None:
@@ -40,11 +41,11 @@ def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_us
 # ---- what every outer step keeps to -----------------------------------------------------------------------------
 
 STEPS = {
-    "nesterov": outer_step_for("nesterov", 0.7, 0.9, 100),
-    "nesterov, auto": outer_step_for("nesterov", "auto", "auto", 40),
-    "mean": outer_step_for("mean", "auto", "auto", 40),
-    "mean, slow": outer_step_for("mean", 0.3, "auto", 40),
-    "sparse": outer_step_for("sparse", "auto", "auto", 40),
+    "nesterov": outer_step_for(outer_numbers("nesterov", 0.7, 0.9, 100)),
+    "nesterov, auto": outer_step_for(outer_numbers("nesterov", "auto", "auto", 40)),
+    "mean": outer_step_for(outer_numbers("mean", "auto", "auto", 40)),
+    "mean, slow": outer_step_for(outer_numbers("mean", 0.3, "auto", 40)),
+    "sparse": outer_step_for(outer_numbers("sparse", "auto", "auto", 40)),
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
@@ -115,7 +116,7 @@ def test_it_goes_the_way_that_was_learned(step: OuterStep) -> None:
 def test_plain_averaging_ends_where_the_peers_are_on_average() -> None:
     anchor = torch.tensor([1.0, 2.0])
     local = [torch.tensor([0.0, 4.0]), torch.tensor([2.0, -2.0])]
-    step = outer_step_for("mean", "auto", "auto", 10)
+    step = outer_step_for(outer_numbers("mean", "auto", "auto", 10))
     step.step(anchor, torch.zeros(2), sum(anchor - each for each in local) / 2)
     assert anchor.tolist() == [1.0, 1.0]
 
@@ -124,9 +125,9 @@ def test_plain_averaging_ends_where_the_peers_are_on_average() -> None:
     ("rounds", "mu"), [(1, 0.3), (20, 0.3), (40, 0.375), (50, 0.6), (100, 0.9), (9999, 0.9)]
 )
 def test_short_runs_remember_less(rounds: int, mu: float) -> None:
-    step = outer_step_for("nesterov", "auto", "auto", rounds)
+    step = outer_step_for(outer_numbers("nesterov", "auto", "auto", rounds))
     assert isinstance(step, Nesterov) and step.momentum == pytest.approx(mu)
-    named = outer_step_for("nesterov", "auto", 0.9, rounds)
+    named = outer_step_for(outer_numbers("nesterov", "auto", 0.9, rounds))
     assert isinstance(named, Nesterov) and named.momentum == 0.9
 
 

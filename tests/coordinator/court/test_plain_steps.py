@@ -1,0 +1,158 @@
+"""The court's sum and step are those of the owner and of every peer, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.round.effects import Roll
+from farflung.compression.codec import codec_named, codec_names
+from farflung.coordinator.court.plain_codecs import encode
+from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged
+from farflung.optim.recipes import outer_of
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.errors import FrameError
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
+from farflung.protocol.model_schema import ModelSchema
+
+NAMES = tuple(codec_names())
+sizes = st.sampled_from((1.0, 1e-3, 1e-30, 1e-38, 1e-44, 1e30, 3e38))
+
+
+def noise(count: int, scale: float, chance: np.random.Generator) -> NDArray[np.float32]:
+    wide = chance.standard_normal(count) * scale
+    wide[chance.random(count) < 0.2] = 0.0
+    wide[chance.random(count) < 0.1] = -0.0
+    return np.clip(wide, -3.4e38, 3.4e38).astype(np.float32)
+
+
+# ---- the owner's sum -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(NAMES),
+    st.lists(st.tuples(st.sampled_from(NAMES), sizes), min_size=1, max_size=5),
+    st.sampled_from((0, 1, 63, 300, 4097)),
+)
+def test_P1_a_sum_is_that_of_its_owner(
+    seed: int, result_codec: str, contributions: list[tuple[str, float]], elements: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    payloads = [encode(name, noise(elements, scale, chance)) for name, scale in contributions]
+    shares = chance.random(len(payloads)) + 0.01
+    weights = [float(np.float32(share / shares.sum())) for share in shares]
+    wanted = merged_chunk(codec_named(result_codec), elements, payloads, weights)
+    assert merged(result_codec, elements, payloads, weights) == wanted
+
+
+def test_P9_a_sum_that_overflows_is_held_at_the_largest_number() -> None:
+    payloads = [encode("fp32", np.full(5, 3.4e38, np.float32))] * 3
+    weights = [1.0, 0.5, 0.25]
+    for name in NAMES:
+        assert merged(name, 5, payloads, weights) == merged_chunk(codec_named(name), 5, payloads, weights)
+
+
+def test_P8_no_payload_is_summed_unchecked() -> None:
+    good = encode("int8", np.ones(300, np.float32))
+    for bad in (b"", good[:-1], good + b"\0", encode("int8", np.ones(299, np.float32)), bytes(len(good))):
+        with pytest.raises(FrameError):
+            merged("fp32", 300, [good, bad], [0.5, 0.5])
+    with pytest.raises(FrameError, match="the sum of 1 contributions: value 0 is nan"):
+        merged("fp32", 300, [good], [float("nan")])
+
+
+# ---- the step -------------------------------------------------------------------------------------------------
+
+ELEMENTS, CHUNKS, FIRST_PLAIN = 257, 4, 3
+MODEL = ModelSchema((), ELEMENTS, CHUNKS, FIRST_PLAIN, bytes(32))
+OUTERS = (
+    OuterSection(),
+    OuterSection(lr=0.37, momentum=0.1),
+    OuterSection(lr=1.0, momentum=0.0),
+    OuterSection(step="mean"),
+    OuterSection(step="mean", lr=0.3, momentum=0.5),
+)
+
+
+def run(outer: OuterSection, codec: str = "fp32", rounds: int = 30) -> Manifest:
+    manifest = Manifest(outer=outer, round=RoundSection(gather_codec=codec))
+    return manifest.model_copy(update={"run": manifest.run.model_copy(update={"rounds": rounds})})
+
+
+def peer_state(manifest: Manifest) -> OuterState:
+    return OuterState(torch.zeros(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
+
+
+def installed(state: OuterState, chunk: int, old: bytes) -> None:
+    values = torch.frombuffer(bytearray(old), dtype=torch.float32)
+    state._anchor[chunk].copy_(values[:ELEMENTS])
+    state._momentum[chunk].copy_(values[ELEMENTS:])
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 2**32), st.sampled_from(OUTERS), st.sampled_from(NAMES), st.sampled_from((7, 30, 100)))
+def test_P1_a_chunk_after_each_of_some_results_is_what_every_peer_holds(
+    seed: int, outer: OuterSection, codec: str, rounds: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    manifest = run(outer, codec, rounds)
+    rules, peer = ChunkRules.of(manifest, MODEL), peer_state(manifest)
+    scale = float(chance.choice([1.0, 1e-38, 1e-44, 1e15]))
+    for chunk in range(CHUNKS):
+        old = noise(2 * ELEMENTS, scale, chance).tobytes()
+        installed(peer, chunk, old)
+        for _ in range(4):
+            payload = encode(codec, noise(ELEMENTS, scale * float(chance.choice([1.0, 1e-3])), chance))
+            peer.roll(Roll(chunk, 1, payload))
+            old = rules.after(old, payload, chunk)
+            assert old == peer.chunk_bytes(chunk)
+    peer.seal()
+    assert chunk_hash(old) == peer.hashes[CHUNKS - 1]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(OUTERS))
+def test_P1_any_numbers_step_alike(seed: int, outer: OuterSection) -> None:
+    """But for NaN, which two infinite values of opposite signs make: its bits are each machine's own."""
+    chance = np.random.default_rng(seed)
+
+    def any_numbers(count: int) -> NDArray[np.float32]:
+        values = chance.integers(0, 2**32, count, np.uint32).view(np.float32)
+        return np.where(np.isfinite(values), values, np.float32(0))
+
+    state, payload = any_numbers(2 * ELEMENTS).tobytes(), encode("fp32", any_numbers(ELEMENTS))
+    manifest = run(outer)
+    peer = peer_state(manifest)
+    for chunk in (0, FIRST_PLAIN):
+        installed(peer, chunk, state)
+        peer.roll(Roll(chunk, 1, payload))
+        came, wanted = ChunkRules.of(manifest, MODEL).after(state, payload, chunk), peer.chunk_bytes(chunk)
+        numbers, theirs = np.frombuffer(came, np.float32), np.frombuffer(wanted, np.float32)
+        assert (np.isnan(numbers) == np.isnan(theirs)).all()
+        same = numbers.view(np.uint32) == theirs.view(np.uint32)
+        assert (same | np.isnan(numbers)).all()
+
+
+def test_a_momentum_of_zeros_may_be_left_out() -> None:
+    rules = ChunkRules.of(run(OuterSection()), MODEL)
+    theta, payload = np.ones(ELEMENTS, np.float32).tobytes(), encode("fp32", np.ones(ELEMENTS, np.float32))
+    assert rules.after(theta, payload, 0) == rules.after(theta + bytes(len(theta)), payload, 0)
+
+
+def test_P8_what_is_no_state_or_no_result_is_a_frame_error() -> None:
+    rules = ChunkRules.of(run(OuterSection(), "int8"), MODEL)
+    old, payload = bytes(8 * ELEMENTS), encode("int8", np.ones(ELEMENTS, np.float32))
+    assert len(rules.after(old, payload, 0)) == 8 * ELEMENTS
+    for bad in (b"", old[:-1], old + b"\0", old + old):
+        with pytest.raises(FrameError, match="a state chunk of"):
+            rules.after(bad, payload, 0)
+    for bad in (b"", payload[:-1], encode("fp32", np.ones(ELEMENTS, np.float32))):
+        with pytest.raises(FrameError, match="int8 payload"):
+            rules.after(old, bad, 0)
