@@ -49,6 +49,7 @@ from farflung.coordinator.run.effects import (
     Effect,
     Forbid,
     KeepEvidence,
+    KeepRefutation,
     Note,
     Tell,
     Write,
@@ -68,7 +69,7 @@ JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -369,7 +370,7 @@ class Server:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case KeepEvidence():
+            case KeepEvidence() | KeepRefutation():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
             case Note(text=text, cause=cause, routine=routine):

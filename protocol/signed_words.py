@@ -1,4 +1,4 @@
-"""What exactly a signature of a member covers: of a hello, and of a hash list.  Pure.
+"""What exactly a signature of a member covers: of a hello, a hash list, and of a digest that it claims.  Pure.
 
 Called by whoever signs (the peer) and whoever checks (the front door, the witness, the audit).  Must not know keys.
 """
@@ -19,6 +19,12 @@ def hello_part(hello: Hello, nonce: bytes) -> bytes:
 def sent_part(run_id: bytes, sent: Sent) -> bytes:
     """The bytes that the signature of a hash list covers: all of it, and the run."""
     return b"farflung/sent/1\0" + run_id + bare_hash(sent)
+
+
+def claim_part(run_id: bytes, era: int, fragment: int, version: int, digest: bytes) -> bytes:
+    """The bytes that a member signs when it shows the hashes behind a digest: I calculated this state."""
+    numbers = b"".join(number.to_bytes(8, "big") for number in (era, fragment, version))
+    return b"farflung/claim/1\0" + run_id + numbers + digest
 
 
 def bare_hash(signed: msgspec.Struct) -> bytes:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.court.questions import Answer, Questions, Wanted
 from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
+from farflung.protocol.errors import FrameError
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import What
 from farflung.protocol.round_words import Commit
@@ -224,14 +225,18 @@ class Dispute:
     def _decide(self, attempt: _Attempt) -> None:
         state, index = attempt.before, attempt.chunk - self.case.fragment.first
         results = tuple(attempt.results[version] for version in sorted(attempt.results))
-        for payload in results:
-            state = self.case.next_state(state, payload, attempt.chunk)
+        try:
+            for payload in results:
+                state = self.case.next_state(state, payload, attempt.chunk)
+        except FrameError as error:
+            return self._prove_nothing(attempt.by, f"nothing follows from what it shows: {error}")
         truth = hash_bytes(state)
         for digest, claim in self._lists.items():
             if claim.hashes[index] != truth and digest not in self.refuted:
                 self.refuted[digest] = Refuted(
                     digest, claim, attempt.chunk, attempt.base, attempt.hashes, attempt.before, results
                 )
+        return None
 
 
 _NAMES = {

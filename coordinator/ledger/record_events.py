@@ -136,7 +136,9 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
         case DataFixed(samples=samples, peer=peer):
             return "data", {"peer": peer, "samples": samples}
         case Started():
-            return _plain(msgspec.structs.replace(record, secret=b""))  # whoever reads the events must not foresee what follows from it
+            return _plain(
+                msgspec.structs.replace(record, secret=b"")
+            )  # whoever reads the events must not foresee what follows from it
         case Granted(peer=peer, lease=lease):
             fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
             return "granted", {"peer": peer, **fields}

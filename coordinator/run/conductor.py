@@ -1,20 +1,19 @@
-"""Conducts the rounds of one fragment: opens them, moves them on, commits them, settles the digest of a version.
+"""Conducts the rounds of one fragment: opens them, moves them on, commits them.
 
 One of the two halves of the run machine (the other is machine.py, which listens to members); there is one conductor
 for each fragment, and their rounds are in flight side by side.  Pure.  The rules that a round is opened with, and the
-witness that checks the signed hash lists, are its own parts.
+witness that checks the signed hash lists, are its own parts; what state a version is, is its settling's business.
 Each decision leaves a reason in `reason`, which the status shows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence, Set
 from statistics import median
 
 from farflung.coordinator.ledger.evidence import Said, is_signed
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, DigestFixed, Opened
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 from farflung.coordinator.rounds.shares import codecs_by_member
@@ -23,6 +22,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.membership import Member, Standing
+from farflung.coordinator.run.settling import Settling
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import fragments_of
@@ -51,6 +51,7 @@ class Conductor:
         self.core = core
         self.fragment = fragment
         self.round: InFlight | None = None
+        self.settling = Settling(core, fragment)
         self._witness = Witness(core)
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
@@ -95,7 +96,7 @@ class Conductor:
             return
         able = self.able
         ready = [m for m in able if self._is_ready(m)]
-        why_not = self.core.held or self._why_not_open(able, ready)
+        why_not = self.core.held or self.settling.reason or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
             return
@@ -373,7 +374,7 @@ class Conductor:
         for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
-                core.tell(member, Committed, commit=commit, nonce=b"")
+                core.tell(member, Committed, commit=commit, nonce=self.settling.nonce(commit.version))
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:
@@ -391,27 +392,11 @@ class Conductor:
 
     # ---- the digest of a version -----------------------------------------------------------------------
 
-    def maybe_fix_digest(self) -> bool:
-        """Settle the digest of a version that has just been made.  True when it was settled now."""
-        book = self.book
-        version = book.version
-        if version == 0 or version in book.digests:
-            return False
-        # These speak for a new version: peers that have shown the run's state before, in whatever session.
-        speakers = [m for m in self.holders if m.peer in book.vouched]
-        beats = [(m, beat) for m in speakers if (beat := self.beat_of(m)) is not None]
-        reports = {m.joined_no: beat.digest for m, beat in beats if beat.version == version and beat.digest}
-        if not reports:
-            return False
-        digest, agreeing = Counter(reports.values()).most_common(1)[0]
+    def settle_digest(self) -> bool:
+        """True when what stands as the digest of the newest version, or who holds it, changed now."""
+        said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
-        still_to_come = any(0 <= beat.version < version for _, beat in beats)
-        if agreeing < 2 and still_to_come and not patience_over:
-            return False  # one voice alone decides only when no other voice will be heard soon
-        if agreeing < 2:
-            digest = reports[min(reports)]
-        self.core.write(DigestFixed(version=version, digest=digest, fragment=self.fragment))
-        return True
+        return self.settling.settle(said, patience_over)
 
 
 def _peers(count: int) -> str:

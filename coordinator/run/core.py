@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from farflung.coordinator.court.questions import Questions
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Record, Struck
@@ -36,7 +37,9 @@ class Core:
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
         self._effects: list[Effect] = []
+        self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []
+        self._convicted: list[tuple[str, str]] = []
 
     @property
     def clock_s(self) -> float:
@@ -65,6 +68,14 @@ class Core:
     def take_struck(self) -> list[str]:
         struck, self._struck = self._struck, []
         return struck
+
+    def convict(self, peer: str, reason: str) -> None:
+        """It was proven to have lied: it is banned when this event is over."""
+        self._convicted.append((peer, reason))
+
+    def take_convicted(self) -> list[tuple[str, str]]:
+        convicted, self._convicted = self._convicted, []
+        return convicted
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)

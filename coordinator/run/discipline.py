@@ -34,8 +34,10 @@ class Discipline:
         self._lose = lose
 
     def follow_up_strikes(self) -> None:
-        """After every event: who was struck once too often?"""
+        """After every event: who was proven to lie, and who was struck once too often?"""
         core, rules = self._core, self._core.manifest.admission
+        for peer, why in core.take_convicted():
+            self.ban(peer, why, rules.ban_hours * 3600.0)
         for peer in core.take_struck():
             strikes = core.ledger.register.strikes_of(peer, core.clock_s)
             banned = core.ledger.register.ban_of(peer, "", core.clock_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.coordinator.court.dispute import Refuted
 from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.causes import NoteCause
@@ -67,4 +68,15 @@ class KeepEvidence:
     said: tuple[Said, ...]
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence
+@dataclass(frozen=True, slots=True)
+class KeepRefutation:
+    """A digest that was proven wrong, and who named it: whoever was not there can calculate it again."""
+
+    era: int
+    fragment: int
+    version: int
+    proof: Refuted
+    peers: tuple[str, ...]
+
+
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from farflung.coordinator.ledger.records import Genesis, Vouched
+from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
@@ -133,6 +133,9 @@ class Guidance:
             compare=flight.comparing.asked if flight is not None and counted else b"",
             dropped=conductor.book.dropped_round,
             proof=self._proof(conductor) if standing.verified else b"",
+            nonce_for=said.version if said is not None else -1,
+            nonce=conductor.settling.nonce(said.version) if said is not None else b"",
+            refuted=conductor.settling.refuted(member, said) if said is not None else b"",
         )
 
     def _proof(self, conductor: Conductor) -> bytes:
@@ -155,7 +158,8 @@ class Guidance:
         core, flight, commits = self._core, conductor.round, conductor.book.commits
         for version in said.need:
             if version in commits and (conductor.standing(member).vouched or said.version < 0):
-                core.tell(member, Committed, commit=commits[version], nonce=b"")
+                nonce = conductor.settling.nonce(version)
+                core.tell(member, Committed, commit=commits[version], nonce=nonce)
         if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no
@@ -207,16 +211,8 @@ class Guidance:
         return judged
 
     def _recognise(self, member: Member, conductor: Conductor, said: FragmentBeat) -> None:
-        book = conductor.book
-        known = book.digests.get(said.version)
-        is_the_runs = said.version >= 0 and known is not None and said.digest == known
-        standing = conductor.standing(member)
-        verified = is_the_runs and said.version == book.version
-        if verified != standing.verified:
-            standing.verified = verified
+        if conductor.settling.recognise(member, said):
             self._changes += 1
-        if is_the_runs:
-            self._vouch(member, conductor)
 
     def _judge_fragment(self, member: Member, conductor: Conductor, said: FragmentBeat) -> Judgement:
         standing, version = conductor.standing(member), conductor.book.version
@@ -228,6 +224,11 @@ class Guidance:
                 f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
             )
         if said.version >= 0 and known is not None and said.digest != known:
+            if conductor.settling.is_heard(member, said):
+                return (
+                    Goal.WAIT,
+                    f"what it calculated as version {version}{of} is not what others did: it is checked",
+                )
             self._quarantine(member, standing, said.version)
             return self._sync(
                 member, conductor, "its state differs from the run's; it takes the run's state again"
@@ -235,6 +236,8 @@ class Guidance:
         if standing.verified:
             standing.quarantined = False
             return Goal.TRAIN, conductor.reason
+        if said.version == version and known is not None and conductor.settling.has_shown(said):
+            return Goal.WAIT, f"it has to prove that it holds version {version}{of}"
         if said.version == version:
             return Goal.TRAIN, f"waiting for the digest of version {version}{of} to be settled"
         return self._sync(member, conductor, f"it holds version {said.version}{of}, the run is at {version}")
@@ -264,10 +267,16 @@ class Guidance:
 
     def _genesis_is_held(self) -> bool:
         """Somebody holds version 0 of every fragment as it was founded."""
-        genesis = [(0, book.digests.get(0)) for book in self._core.ledger.books]
         return any(
-            m.beat is not None and [(each.version, each.digest) for each in m.beat.fragments] == genesis
+            m.beat is not None and all(map(self._is_genesis, m.beat.fragments))
             for m in self._core.members.alive.values()
+        )
+
+    def _is_genesis(self, said: FragmentBeat) -> bool:
+        book, settling = self._conductors[said.fragment].book, self._conductors[said.fragment].settling
+        shown = settling.has_shown(said)
+        return (said.version, said.digest, shown) == (0, book.digests.get(0), book.shown.get(0)) and bool(
+            shown
         )
 
     def _found(self, member: Member, beat: Beat) -> Judgement:
@@ -275,21 +284,17 @@ class Guidance:
         oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
         if member is not oldest:
             return Goal.WAIT, f"{oldest.contact.name} gives the run its initial state"
-        if any(said.version != 0 or not said.digest for said in beat.fragments):
+        shown = tuple(self._conductors[said.fragment].settling.has_shown(said) for said in beat.fragments)
+        if any(said.version != 0 or not said.digest for said in beat.fragments) or not all(shown):
             return Goal.FOUND, "it gives the run its initial state"
         for conductor in self._conductors:
             conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
         first, *others = (said.digest for said in beat.fragments)
-        self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others)))
+        self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others), shown=shown))
         self._core.note(f"{member.contact.name} founded version 0")
         for conductor, said in zip(self._conductors, beat.fragments, strict=True):
             self._recognise(member, conductor, said)
         return Goal.TRAIN, "it founded version 0"
-
-    def _vouch(self, member: Member, conductor: Conductor) -> None:
-        conductor.standing(member).vouched = True
-        if member.peer not in conductor.book.vouched:
-            self._core.write(Vouched(peer=member.peer, fragment=conductor.fragment))
 
     def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""

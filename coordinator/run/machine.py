@@ -42,6 +42,8 @@ from farflung.protocol.messages import (
     ProgressReport,
     Refuse,
     Sent,
+    Show,
+    Shown,
     StatusReply,
     Welcome,
 )
@@ -98,7 +100,8 @@ class RunMachine:
         self.member_port = member_port
         clock_s = register.clock_at_start(wall_s)
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
-        core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s))
+        secret = b"" if core.ledger.secret else self._random(32)
+        core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s, secret=secret))
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
@@ -193,6 +196,9 @@ class RunMachine:
         if isinstance(message, Sent | ProgressReport):
             touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
             self.counters.count(self._on_round_report(member, message, touched))
+        elif isinstance(message, Shown):
+            wanted = self.core.questions.on_shown(member.peer, message, now)
+            self.counters.count(Verdict.ACCEPTED if wanted else Verdict.STALE)
         else:
             before = _what_counts(member)
             self.counters.count(self._on_member_message(member, message))
@@ -360,14 +366,22 @@ class RunMachine:
 
     def _settle(self, conductors: list[Conductor]) -> None:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
+        for answer in self.core.questions.take_answers():
+            any(conductor.settling.on_answer(answer) for conductor in self.conductors)
         for conductor in conductors:
             conductor.advance()
-        if any([conductor.maybe_fix_digest() | conductor.asks_anew() for conductor in conductors]):
+        if any([conductor.settle_digest() | conductor.asks_anew() for conductor in conductors]):
             self.guidance.recheck_all()
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
         self.discipline.follow_up_strikes()
+        self._ask_members()
+
+    def _ask_members(self) -> None:
+        alive = self.core.members.alive
+        for peer, fields in self.core.questions.due(set(alive), self.core.now):
+            self.core.tell(alive[peer], Show, **fields)
 
 
 def _what_counts(member: Member) -> object:

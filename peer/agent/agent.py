@@ -310,6 +310,10 @@ class Agent:
         | do.ServeState
         | do.ServeManifest
         | do.ServeLogged
+        | do.KeepBefore
+        | do.DropBefore
+        | do.ProveHolding
+        | do.FetchShown
         | do.SaveFragment
         | do.DropSave
         | do.Restore
@@ -344,6 +348,19 @@ class Agent:
                     submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
+            case do.KeepBefore(fragment=fragment, version=version):
+                submit(lambda: state.keep_before(fragment, version), nothing)
+            case do.DropBefore(fragment=fragment):
+                submit(lambda: state.before.drop(fragment), nothing)
+            case do.ProveHolding(fragment=fragment, nonce=nonce):
+                submit(
+                    lambda: state.prove_holding(fragment, nonce), lambda value: self._proven(effect, value)
+                )
+            case do.FetchShown(show=show, logged=logged):
+                submit(
+                    lambda: bytes(logged) if logged is not None else state.shown(show),
+                    lambda raw: self._carry_out(machine.on_shown(show, raw, time.monotonic())),
+                )
             case do.ServeState() | do.ServeManifest():
                 hands.answering.serve(effect, state)
             case do.ServeLogged() if hands.results is not None:
@@ -365,6 +382,10 @@ class Agent:
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
+
+    def _proven(self, effect: do.ProveHolding, value: object) -> None:
+        assert isinstance(value, bytes)
+        self._carry_out(self._machine.on_holding_proven(effect, value, time.monotonic()))
 
     def _calculated(self, effect: Merge | Weigh, made: object) -> None:
         self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))

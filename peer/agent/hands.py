@@ -22,6 +22,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.arrived_pieces import Arriving
+from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import OuterState, payload_bytes_most
 from farflung.peer.state.results_on_disk import KeepingResults, Place
@@ -57,7 +58,10 @@ class Hands:
     def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: Tools) -> Hands:
         rules, elements = attached.known.manifest.round, attached.model.chunk_elements
         outer = outer_of(attached.known.manifest, checked(outer_step()))
-        state = OuterState(shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.momentum)
+        before = unnamed_file(tools.folder)
+        state = OuterState(
+            shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.momentum, before
+        )
         hashes_bytes, results_bytes = 32 * attached.model.chunk_count, payload_bytes_most(rules, elements)
         largest = max(attached.piece_bytes, hashes_bytes, results_bytes)
         submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own

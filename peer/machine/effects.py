@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from farflung.collectives.round.effects import DataEffect
 from farflung.peer.local.words import ToTrainer
-from farflung.protocol.messages import FromDoor, FromMember
+from farflung.protocol.frames import Payload
+from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.round_words import Contact
 
 
@@ -94,6 +95,36 @@ class ServeLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBefore:
+    """Chunks of this fragment are about to change: keep what they are at `version`, until `DropBefore`."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropBefore:
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProveHolding:
+    """Calculate what only a holder of this version can, under the nonce; the state is at it when this is due."""
+
+    fragment: int
+    version: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchShown:
+    """The coordinator wants to see this.  `logged`: the result that it asks for, where it is at hand."""
+
+    show: Show
+    logged: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFragment:
     """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
 
@@ -153,6 +184,10 @@ Effect = (
     | ServeState
     | ServeManifest
     | ServeLogged
+    | KeepBefore
+    | DropBefore
+    | ProveHolding
+    | FetchShown
     | SaveFragment
     | DropSave
     | Restore

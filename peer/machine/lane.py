@@ -27,6 +27,7 @@ from farflung.peer.machine.effects import (
     ServeManifest,
     ServeState,
 )
+from farflung.peer.machine.grounds import Grounds
 from farflung.peer.machine.lane_states import (
     ROLES,
     STANDS,
@@ -81,12 +82,16 @@ class Lane:
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
         self.log = log  # of all fragments together
+        self._grounds = Grounds(fragment)
         self._me = me
         self._run_tag = run_tag
         self._compare = compare  # owners compare contributions before the decision
         self._stand: Stand = Empty()
         self._role: Role = Idle()
         self._last_round_no = 0
+        self._planned_at = (
+            NO_VERSION  # the version from which the newest round starts: the run counts on my state
+        )
         self._dropped_round = 0
         self._last_commit = LastCommit()
         self._lost_track = False
@@ -164,6 +169,16 @@ class Lane:
         return self._stand.proof if isinstance(self._stand, Whole) else b""
 
     @property
+    def shown(self) -> bytes:
+        """That I hold my version: for whoever knows the nonce."""
+        return self._grounds.shown(self.version) if self.whole else b""
+
+    @property
+    def proving(self) -> bool:
+        """The shell is calculating what shows that I hold my version."""
+        return self.whole and self._grounds.is_proving(self.version)
+
+    @property
     def idle(self) -> bool:
         """Nothing is going on that would end in a new version here."""
         return isinstance(self._role, Idle) and not self.sealing and self.catch.done
@@ -188,7 +203,7 @@ class Lane:
         unfit = self._me not in plan.members or len(plan.owners) != self.fragment.count
         if stale or unfit or isinstance(self._role, Merged):
             return []
-        self._last_round_no = plan.round_no
+        self._last_round_no, self._planned_at = plan.round_no, plan.version
         self._end()  # a new round from the same version: the one before was aborted
         first = self.fragment.first
         flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare)
@@ -205,7 +220,8 @@ class Lane:
     def on_decision(self, decision: Decision, now: float) -> list[Effect]:
         return [*self.round.on_decision(decision, now)] if self.round is not None else []
 
-    def on_commit(self, commit: Commit, now: float) -> None:
+    def on_commit(self, commit: Commit, now: float, nonce: bytes = b"") -> None:
+        self._grounds.on_nonce(commit.version, nonce)
         if commit.version <= self.version:
             return
         self.catch.on_commit(commit)
@@ -243,17 +259,23 @@ class Lane:
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what I held was not its state."""
         stand = self._stand
+        self._grounds.on_nonce(tick.nonce_for, tick.nonce)
         if tick.verified and isinstance(stand, Whole) and stand.version == tick.version:
             self._stands(StandEvent.CONFIRMED, replace(stand, verified=True, proof=tick.proof))
+            self._grounds.lose()
         self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: chunk by chunk it is fetched anew.  A peer that holds nothing whole says so, and is told
             # commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
+            self._grounds.lose()
         known = self.catch.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
         )
+        refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole
+        # What I calculated from a confirmed version I keep, whatever others say, until it is proven wrong.
+        differs = refuted or (differs and not self._grounds.calculated)
         if differs:
             self._forget_state()
         if tick.version == self.version:
@@ -309,17 +331,20 @@ class Lane:
 
     def restored(self, version: int) -> list[Effect]:
         """A checkpoint of this version was read into the state."""
+        self._lose_grounds()
         self._stands(StandEvent.WRITTEN, Sealing())
         return [*self.catch.founded(version)]
 
     def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
         """Pieces that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty)."""
+        self._lose_grounds()
         self.catch.recalled(held)
         self._look_whether_torn()
 
     def go_back(self, version: int, digest: bytes | None) -> None:
         """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
         self._end()
+        self._lose_grounds()
         stand = self._stand
         keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
         self.catch.go_back(version, keep)
@@ -338,7 +363,7 @@ class Lane:
             return None
         self._stands(StandEvent.SEALED, Whole(version, digest))
         known = self.catch.digests.get(version)
-        if known is not None and known != digest:
+        if known is not None and known != digest and not self._grounds.calculated:
             self._forget_state()
             return None
         self._look_whether_torn()
@@ -357,7 +382,16 @@ class Lane:
     def _forget_state(self) -> None:
         """What I hold is not the run's state (P4): take the run's again."""
         self._stands(StandEvent.FORGOTTEN, Empty())
+        self._lose_grounds()
         self.catch.reset()
+
+    def _lose_grounds(self) -> None:
+        """What I hold from now on is not what I calculated."""
+        self._grounds.lose()
+        self._grounds.forget_holding()
+
+    def on_holding_proven(self, version: int, nonce: bytes, value: bytes) -> None:
+        self._grounds.on_proven(version, nonce, value)
 
     def _look_whether_torn(self) -> None:
         """A chunk may have come as the state of a newer version: until all have, nothing is served."""
@@ -370,14 +404,20 @@ class Lane:
         resolved = self.take_resolved()
         if self.sealing:
             return [*resolved]
+        proofs, before = self._grounds.take_effects(), self._stand
         effects: list[DataEffect] = self.catch.roll()
         if effects:
             self._look_whether_torn()
+        if isinstance(before, Whole) and not self.whole:
+            counted_on = before.verified or self._planned_at == before.version
+            proofs += self._grounds.rolls_on(before.version, counted_on)
+        shows = self._grounds.prove(self.version) if self.whole else []
         for effect in effects:
             if isinstance(effect, Roll):
                 self.log.put(self.fragment.number, effect.version, effect.chunk, effect.payload)
             elif isinstance(effect, Seal):
                 self._stands(StandEvent.ARRIVED, Sealing(self.version, self.digest))
+                shows = self._grounds.prove(effect.version)
         own = self._own_results()
         if not self.catch.done:
             late = self._last_commit.late
@@ -386,7 +426,7 @@ class Lane:
         notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
         if warning := self.log.take_warning():
             notes.append(Note(warning))
-        return [*resolved, *own, *effects, *notes]
+        return [*resolved, *own, *proofs, *effects, *shows, *notes]
 
     def _own_results(self) -> list[Effect]:
         """What a former life of mine kept on disk of the next version: one version at a time bounds the memory."""
@@ -432,6 +472,7 @@ class Lane:
         """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none."""
         verdict, effects = self.catch.on_frame(sender, frame)
         if any(isinstance(effect, Install) for effect in effects):
+            self._lose_grounds()
             self._look_whether_torn()
         return verdict, [*effects]
 

@@ -52,10 +52,12 @@ from farflung.protocol.messages import (
     Gone,
     OpenRound,
     Refuse,
+    Show,
     Tick,
     ToDoor,
     ToMember,
     Welcome,
+    What,
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
@@ -210,14 +212,22 @@ class PeerMachine:
                 effects = self._on_plan(plan, part)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
-            case Committed(commit=commit):
+            case Committed(commit=commit, nonce=nonce):
                 if commit.fragment in part.lanes:
-                    part.lanes[commit.fragment].on_commit(commit, now)
+                    part.lanes[commit.fragment].on_commit(commit, now, nonce)
                 effects = []
+            case Show():
+                effects = self._on_show(message, part)
             case Aborted(round_no=round_no):
                 part.on_aborted(round_no)
                 effects = []
         return effects + self._move_on()
+
+    def _on_show(self, show: Show, part: Participation) -> list[do.Effect]:
+        if show.fragment not in part.lanes:
+            return [*self.reports.shown(show, None)]
+        logged = part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
+        return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
     def _on_plan(self, plan: Plan, part: Participation) -> list[do.Effect]:
         if plan.fragment not in part.lanes:
@@ -338,7 +348,23 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        return joined.exchange.on_sealed(fragment, version, digest) + self._beat() + self._move_on()
+        effects = joined.exchange.on_sealed(fragment, version, digest)
+        # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
+        told = [] if joined.part.lanes[fragment].proving else self._beat()
+        return effects + told + self._move_on()
+
+    def on_holding_proven(self, proof: do.ProveHolding, value: bytes, now: float) -> list[do.Effect]:
+        """What only a holder of the version can calculate."""
+        self._now, joined = now, self.joined
+        if joined is None:
+            return []
+        joined.part.lanes[proof.fragment].on_holding_proven(proof.version, proof.nonce, value)
+        return self._beat() + self._move_on()
+
+    def on_shown(self, show: Show, raw: bytes | None, now: float) -> list[do.Effect]:
+        """The bytes that the coordinator asked for; None: they are not here."""
+        self._now = now
+        return [*self.reports.shown(show, raw)] if self.doorway.inside else []
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 

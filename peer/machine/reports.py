@@ -18,7 +18,8 @@ from farflung.peer.machine.effects import ToCoordinator
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
-from farflung.protocol.digests import bits, mask_of, mask_to_bytes
+from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
+from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
 from farflung.protocol.messages import (
     Beat,
     DotProducts,
@@ -27,9 +28,12 @@ from farflung.protocol.messages import (
     Leave,
     ProgressReport,
     Sent,
+    Show,
+    Shown,
+    What,
 )
 from farflung.protocol.round_words import Plan
-from farflung.protocol.signed_words import sent_part
+from farflung.protocol.signed_words import claim_part, sent_part
 from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
@@ -153,6 +157,29 @@ class Reporter:
             again.append(ToCoordinator(said.progress))
         return again
 
+    # ---- what the coordinator asks to see -----------------------------------------------------------------
+
+    def shown(self, show: Show, raw: bytes | None) -> list[ToCoordinator]:
+        """The parts of the answer.  A list of hashes is signed: it claims a state."""
+        signature = b""
+        if show.what is What.HASHES and raw:
+            digest = root_of(split_hashes(raw))
+            signature = self._sign(claim_part(self.run_id, self.era, show.fragment, show.version, digest))
+        return [
+            ToCoordinator(
+                Shown(
+                    session=self.session,
+                    seq=self._next(),
+                    question=show.question,
+                    start=start,
+                    total=len(raw or b""),
+                    part=part,
+                    signature=signature,
+                )
+            )
+            for start, part in _parts(show, raw or b"")
+        ]
+
     # ---- beats -----------------------------------------------------------------------------------------
 
     def beat(self, part: Participation, training: Training) -> ToCoordinator:
@@ -194,6 +221,14 @@ class Reporter:
         return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
 
 
+def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:
+    """From where the question begins, so many at once; one that is empty says that there is nothing."""
+    if not raw:
+        return [(0, b"")]
+    end = min(len(raw), show.start + PARTS_AT_ONCE * PART_BYTES)
+    return [(at, raw[at : min(at + PART_BYTES, end)]) for at in range(show.start, end, PART_BYTES)]
+
+
 def _told(dots: Dots | None) -> DotProducts | None:
     if dots is None:
         return None
@@ -212,6 +247,7 @@ def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
         ready=work.frozen is not None and flight is None and not lane.sealing and not leaving,
         need=lane.catch.needs_commits,
         dropped=lane.dropped_round,
+        shown=lane.shown,
     )
 
 

@@ -14,8 +14,15 @@ from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Genesis, Record, RolledBack
-from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.ledger.records import (
+    CommittedRound,
+    DigestFixed,
+    DigestWithdrawn,
+    Genesis,
+    Record,
+    RolledBack,
+)
+from farflung.coordinator.run.effects import KeepEvidence, KeepRefutation
 from farflung.peer.machine.effects import Encode, SaveFragment
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
@@ -72,6 +79,7 @@ class Invariants:
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
         self.checks = 0
+        self.liars: set[str] = set()  # whom the scenario has lie to the coordinator
 
     def version_of(self, fragment: int) -> int:
         return max((version for number, version in self.commits if number == fragment), default=0)
@@ -97,6 +105,9 @@ class Invariants:
                 same = now.digests.setdefault(key, digest) == digest
                 self._require("P1", same, f"two digests for {key}")
                 self._require("P1", now.sealed.get(key) == digest, f"the digest of {key} is nobody's")
+            case DigestWithdrawn(version=version, fragment=fragment):
+                for key in [k for k in self.eras[-1].digests if k[0] == fragment and k[1] >= version]:
+                    del self.eras[-1].digests[key]
             case Genesis(digests=digests):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
                 self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
@@ -116,6 +127,14 @@ class Invariants:
             hashes = split_hashes(said.sent.hashes) if said is not None else []
             for chunk, payload in truth.payloads.items() if truth is not None else ():
                 self._require("P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes")
+
+    def on_refutation(self, kept: KeepRefutation) -> None:
+        """Only what nobody honest has calculated is ever refuted, and nobody honest is out for it."""
+        truth = self.eras[kept.era].sealed.get((kept.fragment, kept.version))
+        told = f"the true digest of version {kept.version} of {kept.fragment} was refuted"
+        self._require("P18", truth != kept.proof.digest, told)
+        honest = sorted(set(kept.peers) - self.liars)
+        self._require("P18", not honest, f"{honest} are out for a digest that they never named")
 
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]

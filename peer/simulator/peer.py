@@ -155,6 +155,10 @@ class VirtualPeer:
                 | do.ServeState()
                 | do.ServeManifest()
                 | do.ServeLogged()
+                | do.KeepBefore()
+                | do.DropBefore()
+                | do.ProveHolding()
+                | do.FetchShown()
                 | do.Recall()
             ):
                 era = self.machine.era  # when it was asked for: the run may go back meanwhile
@@ -210,6 +214,16 @@ class VirtualPeer:
                     self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 self.state.resolve(self.slots[slot], used, fragment)
+            case do.KeepBefore(fragment=fragment, version=version):
+                self.state.keep_before(fragment, version)
+            case do.DropBefore(fragment=fragment):
+                self.state.before.drop(fragment)
+            case do.ProveHolding():
+                value = self.state.prove_holding(effect.fragment, effect.nonce)
+                self.carry_out(self.machine.on_holding_proven(effect, value, now))
+            case do.FetchShown(show=show, logged=logged):
+                raw = bytes(logged) if logged is not None else self.state.shown(show)
+                self.carry_out(self.machine.on_shown(show, raw, now))
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():

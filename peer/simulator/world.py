@@ -20,7 +20,15 @@ from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, Record, from_bytes, to_bytes
-from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, KeepEvidence, Tell, Write
+from farflung.coordinator.run.effects import (
+    AnswerDoor,
+    DialBack,
+    Effect,
+    KeepEvidence,
+    KeepRefutation,
+    Tell,
+    Write,
+)
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.getting_in import Me, Stand
 from farflung.peer.machine.machine import PeerMachine
@@ -128,6 +136,9 @@ class World:
         for effect in effects:
             if isinstance(effect, KeepEvidence):
                 self.invariants.on_evidence(effect)
+                continue
+            if isinstance(effect, KeepRefutation):
+                self.invariants.on_refutation(effect)
                 continue
             if self.coordinator is not machine or not self.survives(COORDINATOR):
                 return

@@ -7,7 +7,9 @@ Knows nothing of the network, of rounds, or of who decided what.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -20,12 +22,14 @@ from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.optim.outer import OuterStep, PlainMean
 from farflung.peer.machine.effects import Encode
+from farflung.peer.state.before_images import BeforeImages
 from farflung.protocol.codec_names import LADDER
-from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import RoundSection
+from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.verdicts import Verdict
 
@@ -41,9 +45,11 @@ class OuterState:
         outer: OuterStep,
         mark_torn: Callable[[bool], None] = lambda torn: None,
         momentum: Tensor | None = None,
+        before: BinaryIO | None = None,
     ) -> None:
         """`anchor`, and `momentum` if it is not to be this object's own: fp32, of chunk_count * chunk_elements values.
 
+        `before` takes what chunks were before they changed; without it that is kept in memory.
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
         """
         self._model = model
@@ -54,6 +60,7 @@ class OuterState:
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
+        self.before = BeforeImages(io.BytesIO() if before is None else before, model, self._fragments)
         self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
         own = torch.zeros_like(anchor) if momentum is None else momentum
         self._momentum = own.view(model.chunk_count, model.chunk_elements)
@@ -90,6 +97,7 @@ class OuterState:
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
+        self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
         step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
@@ -116,9 +124,38 @@ class OuterState:
 
     def _hash_of(self, chunk: int) -> bytes:
         """Of `chunk_bytes`, without copying them."""
-        return hash_bytes(
-            *(part[chunk].numpy().view(np.uint8).data for part in (self._anchor, self._momentum))
+        return hash_bytes(*self._parts_of(chunk))
+
+    def _parts_of(self, chunk: int) -> tuple[memoryview, memoryview]:
+        anchor, momentum = (
+            part[chunk].numpy().view(np.uint8).data for part in (self._anchor, self._momentum)
         )
+        return anchor, momentum
+
+    # ---- what others may want to see proven ----------------------------------------------------------------
+
+    def keep_before(self, fragment: int, version: int) -> None:
+        """Chunks of the fragment are about to leave this version."""
+        self.before.begin(fragment, version, self.manifest_bytes(fragment))
+
+    def prove_holding(self, fragment: int, nonce: bytes) -> bytes:
+        """Calculated from the bytes of the chunk that the nonce names: nothing else of the state gives it away."""
+        chunks = self._fragments[fragment].chunks
+        return keyed_hash(nonce, *self._parts_of(chunks.start + drawn_chunk(nonce, len(chunks))))
+
+    def shown(self, show: Show) -> bytes | None:
+        """What the coordinator asks to see of this fragment, if it is here."""
+        chunks, sealed = self._fragments[show.fragment].chunks, show.fragment not in self._torn
+        match show.what:
+            case What.HASHES:
+                # Of the state as it was sealed last, or of the one before; which it is, its root says.
+                kept = self.before.hashes_at(show.fragment, show.version)
+                return kept if kept is not None else self.manifest_bytes(show.fragment) if sealed else None
+            case What.BEFORE if show.chunk in chunks:
+                return self.before.shown(show.fragment, show.chunk)
+            case What.STATE if show.chunk in chunks and sealed:
+                return self.chunk_bytes(show.chunk)
+        return None
 
     def restart_momentum(self) -> None:
         """The anchor was written from a model's initial values: version 0."""

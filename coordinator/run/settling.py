@@ -1,0 +1,266 @@
+"""Which digest a version of one fragment has, and who holds it: computed and proven, never voted.  Pure.
+
+One of the parts of the run machine; each conductor has one.  Members that have shown that they hold the run's state
+name the digest of the version that they made of it.  While they all name one, it is settled.  Where they contradict
+each other, also long after it was settled, a dispute (coordinator/court/dispute.py) calculates one chunk of it, and
+whoever named a digest that is proven wrong is out, be it nine of ten.  That a member holds a version it shows under the
+version's nonce; an echo of the digest shows nothing (coordinator/court/possession.py).
+
+Must not know what follows for a member's orders (guidance.py) or for rounds (conductor.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from farflung.coordinator.court.dispute import Case, Dispute
+from farflung.coordinator.court.dispute import Refuted as Proof
+from farflung.coordinator.court.plain_steps import ChunkRules
+from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
+from farflung.coordinator.court.questions import Answer
+from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.ledger.records import DigestFixed, DigestWithdrawn, Refuted, ShownFixed, Vouched
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.effects import KeepRefutation
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.signed_words import claim_part
+from farflung.protocol.signing import verify
+
+CHECKS_AT_ONCE = 4  # of possession, by bytes
+RESULT_SLACK_BYTES = 4096  # a payload's head, over the largest codec
+
+Speaker = tuple[Member, FragmentBeat]
+
+
+class Settling:
+    def __init__(self, core: Core, fragment: int) -> None:
+        self._core = core
+        self._number = fragment
+        self._version = -1  # all below is about this one, in this era
+        self._era = -1
+        self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is
+        self._refuted: dict[bytes, Proof] = {}
+        self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
+        self._dispute: Dispute | None = None
+        self._checks: dict[str, PossessionCheck] = {}
+
+    @property
+    def _book(self) -> FragmentBook:
+        return self._core.ledger.books[self._number]
+
+    @property
+    def reason(self) -> str:
+        """Why no round may begin now; empty if none of this speaks against it."""
+        return self._dispute.told if self._dispute is not None else ""
+
+    def nonce(self, version: int) -> bytes:
+        return self._core.ledger.nonce_of(self._number, version) if version >= 0 else b""
+
+    # ---- one member's word ---------------------------------------------------------------------------------------
+
+    def recognise(self, member: Member, said: FragmentBeat) -> bool:
+        """Take in what a beat says that the member holds.  True if it is verified now and was not, or the reverse."""
+        book, standing = self._book, member.standings[self._number]
+        self._begin_anew(book.version)
+        known = book.digests.get(said.version)
+        shows = said.version >= 0 and known is not None and said.digest == known
+        standing.vouched = standing.vouched or shows
+        value = shown_value(said.shown, self.nonce(said.version))
+        holds = False
+        if said.version == book.version and said.digest:
+            if member.peer in book.vouched:
+                self._named.setdefault(member.peer, set()).add(said.digest)
+            holds = shows and bool(value) and value == book.shown.get(said.version)
+            if shows and value and not holds:
+                self._check(member, said.digest)
+        changed, standing.verified = holds != standing.verified, holds
+        if holds and member.peer not in book.vouched:
+            self._core.write(Vouched(peer=member.peer, fragment=self._number))
+        return changed
+
+    def has_shown(self, said: FragmentBeat) -> bytes:
+        """Under the nonce of the version that it says it holds; empty: nothing."""
+        return shown_value(said.shown, self.nonce(said.version))
+
+    def is_heard(self, member: Member, said: FragmentBeat) -> bool:
+        """It has held the run's state, so what it says against the settled digest is looked into."""
+        return (
+            member.peer in self._book.vouched
+            and said.version == self._book.version
+            and member.peer not in self._void
+            and said.digest not in self._refuted
+        )
+
+    def refuted(self, member: Member, said: FragmentBeat) -> bytes:
+        """The digest that this member shall not believe any longer."""
+        if said.version != self._version:
+            return b""
+        return said.digest if said.digest in self._refuted or member.peer in self._void else b""
+
+    def _begin_anew(self, version: int) -> None:
+        era = self._core.ledger.era
+        if (version, era) == (self._version, self._era):
+            return
+        if self._dispute is not None:
+            self._dispute.close()
+        for check in self._checks.values():
+            check.close()
+        self._version, self._era, self._dispute = version, era, None
+        self._named, self._refuted, self._void, self._checks = {}, {}, {}, {}
+
+    # ---- settling ------------------------------------------------------------------------------------------------
+
+    def settle(self, speakers: Sequence[Speaker], patience_over: bool) -> bool:
+        """`speakers`: living members that hold the fragment, with their beats.  True: what stands changed now."""
+        book, version = self._book, self._book.version
+        self._begin_anew(version)
+        changed = self._end_checks()
+        heard = [(member, said) for member, said in speakers if member.peer in book.vouched]
+        claims = self._claims(heard)
+        if version and len(claims) > 1:
+            changed |= self._contest(claims)
+            claims = self._claims(heard)
+        elif self._dispute is not None:
+            self._end_dispute()
+        if version == 0 or version in book.digests or len(claims) != 1:
+            return changed
+        [(digest, agreeing)] = claims.items()
+        to_come = [member for member, said in heard if self._may_still_speak(member, said)]
+        if to_come and 2 * len(agreeing) <= len(agreeing) + len(to_come) and not patience_over:
+            return changed  # whoever speaks later and knows better is heard then; but it costs the others a dispute
+        shown = Counter(self._values(heard, digest)).most_common(1)[0][0]
+        self._core.write(DigestFixed(version=version, digest=digest, fragment=self._number, shown=shown))
+        return True
+
+    def _claims(self, heard: Iterable[Speaker]) -> dict[bytes, list[str]]:
+        """Digest -> who names it, of members whose word counts; those that came first are first."""
+        claims: dict[bytes, list[str]] = {}
+        for member, said in sorted(heard, key=lambda speaker: speaker[0].joined_no):
+            if said.version == self._version and said.digest and self.is_heard(member, said):
+                if self.has_shown(said):
+                    claims.setdefault(said.digest, []).append(member.peer)
+        return claims
+
+    def _may_still_speak(self, member: Member, said: FragmentBeat) -> bool:
+        if member.peer in self._void or said.digest in self._refuted:
+            return False
+        return 0 <= said.version < self._version or (
+            said.version == self._version and not self.has_shown(said)
+        )
+
+    def _values(self, heard: Iterable[Speaker], digest: bytes) -> list[bytes]:
+        found = [self.has_shown(said) for _, said in heard if said.digest == digest]
+        return [value for value in found if value]
+
+    # ---- disputes --------------------------------------------------------------------------------------------------
+
+    def _contest(self, claims: Mapping[bytes, list[str]]) -> bool:
+        if self._dispute is None:
+            self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
+            self._dispute = Dispute(self._case(), self._core.questions)
+        over = self._dispute.step(claims, self._core.now)
+        changed = self._judge(self._dispute)
+        if over:
+            self._end_dispute()
+        return changed
+
+    def _end_dispute(self) -> None:
+        if self._dispute is not None:
+            self._dispute.close()
+        self._dispute = None
+
+    def _of_whom(self, claims: Mapping[bytes, list[str]]) -> str:
+        names = " / ".join(", ".join(map(self._core.name, by[:5])) for by in claims.values())
+        of = self._core.of(self._number)
+        return f"members contradict each other about version {self._version}{of} ({names})"
+
+    def _judge(self, dispute: Dispute) -> bool:
+        """What follows from what the dispute has found so far."""
+        changed = False
+        for peer, why in dispute.unproven.items():
+            if peer not in self._void:
+                self._void[peer] = why
+                self._core.strike(peer, f"it did not prove what it says of version {self._version}: {why}")
+                changed = True
+        for digest, proof in dispute.refuted.items():
+            if digest not in self._refuted:
+                self._refuted[digest] = proof
+                self._convict(digest, proof)
+                changed = True
+        return changed
+
+    def _convict(self, digest: bytes, proof: Proof) -> None:
+        core, version = self._core, self._version
+        peers = tuple(sorted(peer for peer, named in self._named.items() if digest in named))
+        core.write(
+            Refuted(peers=peers, version=version, fragment=self._number, digest=digest, chunk=proof.chunk)
+        )
+        core.do(KeepRefutation(core.ledger.era, self._number, version, proof, peers))
+        if self._book.digests.get(version) == digest:
+            core.write(DigestWithdrawn(version=version, fragment=self._number, digest=digest))
+        of = core.of(self._number)
+        why = f"the state that it named of version {version}{of} is proven wrong in chunk {proof.chunk}"
+        for peer in peers:
+            core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
+
+    def _case(self) -> Case:
+        core, book = self._core, self._book
+        rules, fragment = self._rules_and_fragment()
+        return Case(
+            fragment,
+            self._version,
+            rules.state_bytes,
+            rules.state_bytes + RESULT_SLACK_BYTES,
+            {version: digest for version, digest in book.digests.items() if version < self._version},
+            book.commits,
+            rules.after,
+            lambda peer, digest, signature: self._is_signed(
+                core.members.members.get(peer), digest, signature
+            ),
+        )
+
+    def _rules_and_fragment(self) -> tuple[ChunkRules, Fragment]:
+        core, model = self._core, self._core.ledger.model
+        if model is None:
+            raise RuntimeError("a version of a model that nobody has named")
+        fragment = fragments_of(model.chunk_count, core.ledger.fragments)[self._number]
+        return ChunkRules.of(core.manifest, model), fragment
+
+    def _is_signed(self, member: Member | None, digest: bytes, signature: bytes) -> bool:
+        core = self._core
+        claim = claim_part(core.run_id, core.ledger.era, self._number, self._version, digest)
+        return member is not None and verify(member.identity, claim, signature)
+
+    # ---- possession ------------------------------------------------------------------------------------------------
+
+    def _check(self, member: Member, digest: bytes) -> None:
+        """It shows something that nobody has shown: by the bytes of one chunk it can prove that it is right."""
+        if member.peer in self._checks or member.peer in self._void or len(self._checks) >= CHECKS_AT_ONCE:
+            return
+        rules, fragment = self._rules_and_fragment()
+        held = Held(
+            member.peer, fragment, self._version, digest, self.nonce(self._version), rules.state_bytes
+        )
+        self._checks[member.peer] = PossessionCheck(held, self._core.questions, self._core.now)
+
+    def _end_checks(self) -> bool:
+        over = [check for check in self._checks.values() if check.over]
+        for check in over:
+            peer = check.held.peer
+            del self._checks[peer]
+            if check.unproven:
+                self._void[peer] = check.unproven
+                self._core.strike(peer, check.unproven)
+            elif self._book.shown.get(self._version) != check.value:
+                record = ShownFixed(version=self._version, fragment=self._number, shown=check.value)
+                self._core.write(record)
+        return bool(over)
+
+    def on_answer(self, answer: Answer) -> bool:
+        """True if it was a question of this fragment."""
+        if self._dispute is not None and self._dispute.on_answer(answer):
+            return True
+        return any(check.on_answer(answer, self._core.now) for check in self._checks.values())

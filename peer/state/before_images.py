@@ -1,0 +1,78 @@
+"""What each chunk of the outer state was before it changed, until the run has confirmed what it became.
+
+Owned by the outer state, in the arithmetic thread.  A peer whose result others contradict can show from what it was
+calculated.  The bytes (8 for each parameter of the fragment, for the few seconds between two confirmations) go to a
+file without a name: they count as the kernel's cache, not as this process' memory, and mostly are gone before they are
+written.  A disk that takes no more costs the proof, and no round.  Must not know who asks, nor why.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.model_schema import ModelSchema
+
+VERSION_BYTES = 8
+
+log = logging.getLogger("farflung.agent")
+
+
+def unnamed_file(folder: Path) -> BinaryIO:
+    """It is gone with the process, however that ends."""
+    return tempfile.TemporaryFile(dir=folder)
+
+
+@dataclass
+class _Kept:
+    version: int
+    hashes: bytes  # of all chunks, at that version
+    chunks: set[int] = field(default_factory=set)  # that have changed since
+
+
+class BeforeImages:
+    def __init__(self, file: BinaryIO, model: ModelSchema, fragments: Sequence[Fragment]) -> None:
+        self._file = file
+        self._state_bytes = 8 * model.chunk_elements
+        self._fragment_of = {chunk: each.number for each in fragments for chunk in each.chunks}
+        self._kept: dict[int, _Kept] = {}  # by fragment
+
+    def begin(self, fragment: int, version: int, hashes: bytes) -> None:
+        """From now on what changes in the fragment is kept as it was at this version."""
+        self._kept[fragment] = _Kept(version, hashes)
+
+    def keep(self, chunk: int, parts: Sequence[memoryview]) -> None:
+        """This chunk is about to change."""
+        kept = self._kept.get(self._fragment_of[chunk])
+        if kept is None or chunk in kept.chunks:
+            return
+        try:
+            self._file.seek(chunk * self._state_bytes)
+            for part in parts:
+                self._file.write(part)
+            kept.chunks.add(chunk)
+        except OSError as error:
+            del self._kept[self._fragment_of[chunk]]
+            log.warning("what version %d was is not kept, so it can't be shown: %s", kept.version, error)
+
+    def drop(self, fragment: int) -> None:
+        self._kept.pop(fragment, None)
+        if not self._kept:
+            self._file.truncate(0)
+
+    def hashes_at(self, fragment: int, version: int) -> bytes | None:
+        kept = self._kept.get(fragment)
+        return kept.hashes if kept is not None and kept.version == version else None
+
+    def shown(self, fragment: int, chunk: int) -> bytes | None:
+        """The version in 8 bytes, then the chunk's state at it."""
+        kept = self._kept.get(fragment)
+        if kept is None or chunk not in kept.chunks:
+            return None
+        self._file.seek(chunk * self._state_bytes)
+        return kept.version.to_bytes(VERSION_BYTES, "little") + self._file.read(self._state_bytes)
