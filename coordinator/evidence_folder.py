@@ -13,7 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
-from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run.effects import KeepEvidence, KeepRefutation
 from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
 
 FOLDER_NAME = "evidence"
@@ -41,6 +41,9 @@ class EvidenceFolder:
             log.warning(
                 "%s: evidence of round %d is not kept: %s", self._folder, effect.commit.round_no, error
             )
+
+    def keep_refutation(self, effect: KeepRefutation) -> None:
+        log.warning("a state of version %d was proven wrong: %s", effect.version, ", ".join(effect.peers))
 
     def _forget(self) -> None:
         """The oldest ones, where there are too many or they are too large."""

@@ -370,9 +370,12 @@ class Server:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case KeepEvidence() | KeepRefutation():
+            case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
+            case KeepRefutation():
+                if self.evidence is not None:
+                    self.evidence.keep_refutation(effect)
             case Note(text=text, cause=cause, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text, cause)
