@@ -138,8 +138,6 @@ class Ledger:
                     book.shown[0] = shown
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
-            case Vouched(peer=peer, fragment=fragment):
-                self.books[fragment].vouched.add(peer)
             case Opened(plan=plan):
                 self.round_no = max(self.round_no, plan.round_no)
                 self.books[plan.fragment].open_round = plan.round_no
@@ -150,22 +148,8 @@ class Ledger:
                 book.open_round = 0
                 if record.dropped:
                     book.dropped_round, book.dropped_at = record.round_no, book.version
-            case DigestFixed(version=version, digest=digest, fragment=fragment):
-                digests = self.books[fragment].digests
-                digests[version] = digest
-                for old in [v for v in digests if not self._is_kept(v, version)]:
-                    del digests[old]
-                    self.books[fragment].shown.pop(old, None)
-                if record.shown:
-                    self.books[fragment].shown[version] = record.shown
-            case ShownFixed(version=version, fragment=fragment, shown=shown):
-                self.books[fragment].shown[version] = shown
-            case DigestWithdrawn(version=version, fragment=fragment):
-                for known in (self.books[fragment].digests, self.books[fragment].shown):
-                    for void in [v for v in known if v >= version]:
-                        del known[void]
-            case Refuted(peers=peers, fragment=fragment):
-                self.books[fragment].vouched -= set(peers)
+            case DigestFixed() | ShownFixed() | DigestWithdrawn() | Refuted() | Vouched():
+                self._know_state(self.books[record.fragment], record)
             case RolledBack(versions=versions):
                 self._go_back(versions)
             case Granted(peer=peer, lease=lease):
@@ -180,6 +164,29 @@ class Ledger:
                 vars(self).update(vars(unpacked(raw, Ledger)))
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
+
+    def _know_state(
+        self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | Refuted | Vouched
+    ) -> None:
+        """What a version's state is, and who is heard about it."""
+        match record:
+            case DigestFixed(version=version, digest=digest, shown=shown):
+                book.digests[version] = digest
+                if shown:
+                    book.shown[version] = shown
+                for old in [v for v in book.digests if not self._is_kept(v, version)]:
+                    del book.digests[old]
+                    book.shown.pop(old, None)
+            case ShownFixed(version=version, shown=shown):
+                book.shown[version] = shown
+            case DigestWithdrawn(version=version):
+                for known in (book.digests, book.shown):
+                    for void in [v for v in known if v >= version]:
+                        del known[void]
+            case Refuted(peers=peers):
+                book.vouched -= set(peers)
+            case Vouched(peer=peer):
+                book.vouched.add(peer)
 
     def _commit(self, record: CommittedRound) -> None:
         commit = record.commit

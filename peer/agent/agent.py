@@ -38,7 +38,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.checkpoint_writer import RunFacts
-from farflung.peer.state.outer_state import CHUNKS_AT_ONCE
+from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
 from farflung.peer.worker import Inbox, Job, Worker, nothing
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import Frame, Kind
@@ -348,6 +348,22 @@ class Agent:
                     submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
+            case do.KeepBefore() | do.DropBefore() | do.ProveHolding() | do.FetchShown():
+                self._prove(state, effect)
+            case do.ServeState() | do.ServeManifest():
+                hands.answering.serve(effect, state)
+            case do.ServeLogged() if hands.results is not None:
+                hands.results.serve(effect, machine.era)
+            case do.SaveFragment() | do.DropSave() | do.Restore() if hands.checkpoints is not None:
+                facts = RunFacts(hands.attached, machine.doorway.incarnation)
+                hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
+
+    def _prove(
+        self, state: OuterState, effect: do.KeepBefore | do.DropBefore | do.ProveHolding | do.FetchShown
+    ) -> None:
+        """What others may want to see: read and calculated in its turn, between the changes of the state."""
+        machine, submit = self._machine, self._arithmetic.submit
+        match effect:
             case do.KeepBefore(fragment=fragment, version=version):
                 submit(lambda: state.keep_before(fragment, version), nothing)
             case do.DropBefore(fragment=fragment):
@@ -361,13 +377,6 @@ class Agent:
                     lambda: bytes(logged) if logged is not None else state.shown(show),
                     lambda raw: self._carry_out(machine.on_shown(show, raw, time.monotonic())),
                 )
-            case do.ServeState() | do.ServeManifest():
-                hands.answering.serve(effect, state)
-            case do.ServeLogged() if hands.results is not None:
-                hands.results.serve(effect, machine.era)
-            case do.SaveFragment() | do.DropSave() | do.Restore() if hands.checkpoints is not None:
-                facts = RunFacts(hands.attached, machine.doorway.incarnation)
-                hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
 
     def _change(self, hands: Hands, effect: Install | Roll, job: Job) -> None:
         digest = self._machine.digest_of(effect.chunk, effect.version)
