@@ -10,8 +10,9 @@ in which the sides differ decides:
 
 Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows nothing, or
 something else than it named, has proven nothing: its word does not count any more.  With more than two sides the next
-two are compared, until one is left.  Used by the settling of the run machine, which knows who claims what and who is
-here, and does what follows.
+two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another one
+shows so much of a few chunks that nobody could foresee.  Used by the settling of the run machine, which knows who
+claims what and who is here, and does what follows.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Case:
     commits: Mapping[int, Commit]
     next_state: NextState
     is_signed: IsSigned
+    drawn: tuple[int, ...] = ()  # chunks that a digest is looked at in which nobody here contradicts
 
 
 @dataclass(frozen=True)
@@ -91,26 +93,34 @@ class Dispute:
         self._mine: dict[int, Callable[[Answer], None]] = {}
         self._lists: dict[bytes, ClaimList] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._looked_at: set[int] = set()  # chunks whose step was calculated
         self._asked_of: set[tuple[str, Wanted]] = set()
 
     def step(self, claims: Mapping[bytes, list[str]], now: float) -> bool:
-        """`claims`: who names which digest, of members that are here.  True when at most one digest is left."""
+        """`claims`: who names which digest, of members that are here.  True when it is over: at most one digest is
+        left, and it was looked at in the chunks that were drawn."""
         sides = {
             digest: heard
             for digest, by in sorted(claims.items())
             if digest not in self.refuted and (heard := [peer for peer in by if peer not in self.unproven])
         }
-        if len(sides) < 2:
+        unseen = [chunk for chunk in self.case.drawn if chunk not in self._looked_at]
+        if not sides or (len(sides) == 1 and not unseen):
             return True
         for digest, by in sides.items():
             for peer in by[:ASKED_AT_ONCE] if digest not in self._lists else ():
                 self._ask_list(peer, digest, now)
         known = [digest for digest in sides if digest in self._lists][:2]
-        if len(known) == 2:
-            chunk = self._first_difference(*known)
+        if len(known) == 2 or len(known) == len(sides):
+            chunk = self._first_difference(*known) if len(known) == 2 else unseen[0]
             for digest in known:
                 self._try(sides[digest][0], chunk, now)
         return False
+
+    @property
+    def stands(self) -> bool:
+        """Every chunk that was drawn has been calculated."""
+        return self._looked_at.issuperset(self.case.drawn)
 
     def close(self) -> None:
         for number in self._mine:
@@ -231,6 +241,7 @@ class Dispute:
         except FrameError as error:
             return self._prove_nothing(attempt.by, f"nothing follows from what it shows: {error}")
         truth = hash_bytes(state)
+        self._looked_at.add(attempt.chunk)
         for digest, claim in self._lists.items():
             if claim.hashes[index] != truth and digest not in self.refuted:
                 self.refuted[digest] = Refuted(

@@ -24,12 +24,14 @@ from farflung.coordinator.ledger.records import DigestFixed, DigestWithdrawn, Re
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepRefutation
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.messages import FragmentBeat
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
 CHECKS_AT_ONCE = 4  # of possession, by bytes
+CHUNKS_DRAWN = 8  # that a state is looked at in which nobody defends the settled one
 RESULT_SLACK_BYTES = 4096  # a payload's head, over the largest codec
 
 Speaker = tuple[Member, FragmentBeat]
@@ -120,8 +122,10 @@ class Settling:
         changed = self._end_checks()
         heard = [(member, said) for member, said in speakers if member.peer in book.vouched]
         claims = self._claims(heard)
-        if version and len(claims) > 1:
-            changed |= self._contest(claims)
+        settled = book.digests.get(version)
+        undefended = settled is not None and bool(claims) and settled not in claims and patience_over
+        if version and (len(claims) > 1 or undefended):
+            changed |= self._contest(claims, undefended)
             claims = self._claims(heard)
         elif self._dispute is not None:
             self._end_dispute()
@@ -157,15 +161,26 @@ class Settling:
 
     # ---- disputes --------------------------------------------------------------------------------------------------
 
-    def _contest(self, claims: Mapping[bytes, list[str]]) -> bool:
+    def _contest(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
+        """`undefended`: nobody is left who names the settled digest, and those who are here name another one."""
         if self._dispute is None:
             self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
-            self._dispute = Dispute(self._case(), self._core.questions)
+            self._dispute = Dispute(self._case(undefended), self._core.questions)
         over = self._dispute.step(claims, self._core.now)
         changed = self._judge(self._dispute)
         if over:
+            left = set(claims) - self._refuted.keys()
+            if self._dispute.case.drawn and left and self._dispute.stands:
+                self._withdraw()
+                changed = True
             self._end_dispute()
         return changed
+
+    def _withdraw(self) -> None:
+        """The settled digest is void: the results do not lead to it."""
+        digest = self._book.digests.get(self._version)
+        if digest is not None:
+            self._core.write(DigestWithdrawn(version=self._version, fragment=self._number, digest=digest))
 
     def _end_dispute(self) -> None:
         if self._dispute is not None:
@@ -200,13 +215,13 @@ class Settling:
         )
         core.do(KeepRefutation(core.ledger.era, self._number, version, proof, peers))
         if self._book.digests.get(version) == digest:
-            core.write(DigestWithdrawn(version=version, fragment=self._number, digest=digest))
+            self._withdraw()
         of = core.of(self._number)
         why = f"the state that it named of version {version}{of} is proven wrong in chunk {proof.chunk}"
         for peer in peers:
             core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
 
-    def _case(self) -> Case:
+    def _case(self, undefended: bool) -> Case:
         core, book = self._core, self._book
         rules, fragment = self._rules_and_fragment()
         return Case(
@@ -220,7 +235,13 @@ class Settling:
             lambda peer, digest, signature: self._is_signed(
                 core.members.members.get(peer), digest, signature
             ),
+            self._drawn(fragment) if undefended else (),
         )
+
+    def _drawn(self, fragment: Fragment) -> tuple[int, ...]:
+        nonce = self.nonce(self._version)
+        found = {drawn_chunk(hash_bytes(nonce, bytes([at])), fragment.count) for at in range(CHUNKS_DRAWN)}
+        return tuple(fragment.first + index for index in sorted(found))
 
     def _rules_and_fragment(self) -> tuple[ChunkRules, Fragment]:
         core, model = self._core, self._core.ledger.model

@@ -26,6 +26,7 @@ from farflung.peer.state.results_on_disk import logged_answer
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Show
 from farflung.protocol.model_schema import ModelSchema
 
 
@@ -61,6 +62,7 @@ class VirtualPeer:
             recalls=True,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
+        self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
@@ -222,6 +224,7 @@ class VirtualPeer:
                 value = self.state.prove_holding(effect.fragment, effect.nonce)
                 self.carry_out(self.machine.on_holding_proven(effect, value, now))
             case do.FetchShown(show=show, logged=logged):
+                self.asked[show.question] = show
                 raw = bytes(logged) if logged is not None else self.state.shown(show)
                 self.carry_out(self.machine.on_shown(show, raw, now))
             case do.ServeState():

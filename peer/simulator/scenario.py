@@ -59,6 +59,8 @@ class Scenario:
     hostile_until_s: float = 8.0
     forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
     policy: str = "robust"
+    liars: int = 0  # the last so many peers lie to the coordinator about their state, in league
+    lies: str = ""  # how: see liars.py
 
     @staticmethod
     def of(seed: int) -> Scenario:

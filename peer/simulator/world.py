@@ -35,6 +35,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
 from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, spoil
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
+from farflung.peer.simulator.liars import League
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
 from farflung.peer.simulator.surroundings import Surroundings
@@ -43,7 +44,7 @@ from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Message
+from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.moments import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 
@@ -51,6 +52,7 @@ COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
 TAG = tag_of(RUN_ID)
 TICK_S = 0.4
+LIARS_LATE_S = 3.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
@@ -83,6 +85,9 @@ class World:
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
         self.own: dict[int, OwnDisk] = {}  # and so does what lies beside a peer's key
         self._keys = [self._identity() for _ in range(scenario.peers)]
+        liars = {_peer_of(key) for key in self._keys[scenario.peers - scenario.liars :]}
+        self.league = League(scenario.lies, liars, RUN_ID)
+        self.invariants.liars |= liars
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
     # ---- time -----------------------------------------------------------------------------------------------
@@ -94,7 +99,9 @@ class World:
     def run(self) -> Report:
         self.start_coordinator()
         for index in range(len(self._keys)):
-            self.after(self.random.uniform(0, 3.0), lambda index=index: self.start_peer(index))  # type: ignore[misc]
+            late_s = LIARS_LATE_S if index >= self.scenario.peers - self.scenario.liars else 0.0
+            starts_s = late_s + self.random.uniform(0, 3.0)
+            self.after(starts_s, lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
         if self.scenario.blackout_at_s:
             self.after(self.scenario.blackout_at_s, self._blackout)
@@ -205,9 +212,7 @@ class World:
             after=self.after,
             delay=self._local_delay,
             to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
-            to_coordinator=lambda peer, effect: self._deliver(
-                peer, COORDINATOR, effect.message, _MEMBERS[0], me.key
-            ),
+            to_coordinator=lambda peer, effect: self._say(peer, effect.message, me.key),
             to_peer=self._send_frame,
             survives=self.survives,
             observe=self._observe,
@@ -226,6 +231,11 @@ class World:
         peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
         self.peers[me.peer] = peer
         self._peer_tick(peer)
+
+    def _say(self, peer: str, message: FromMember, key: bytes) -> None:
+        said = self.league.says(self.peers[peer], message) if peer in self.league.members else message
+        if said is not None:
+            self._deliver(peer, COORDINATOR, said, _MEMBERS[0], key)
 
     def _disk_of(self, index: int) -> VirtualDisk | None:
         if not self.scenario.every_rounds:
@@ -275,7 +285,8 @@ class World:
         if type(message) in DOOR_OUT.values():
             peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
         else:
-            peer.carry_out(peer.machine.on_control(message, self.now))  # type: ignore[arg-type]
+            heard = self.league.hears(peer, message) if target in self.league.members else message  # type: ignore[arg-type]
+            peer.carry_out(peer.machine.on_control(heard, self.now))  # type: ignore[arg-type]
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         if not (self._dialable(source) or self._dialable(effect.to)):
@@ -374,7 +385,11 @@ class World:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
-        left_behind = [p.peer for p in self._waited_for if p.alive and not p.exit_code]
+        left_behind = [
+            p.peer
+            for p in self._waited_for
+            if p.alive and not p.exit_code and p.peer not in self.league.members
+        ]
         if finished and left_behind:
             if can_go_on:
                 raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
