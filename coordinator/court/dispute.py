@@ -8,9 +8,10 @@ in which the sides differ decides:
        and the results since (their hashes stand in the commits)
     3. the step is calculated here; every list that has another hash there is refuted
 
-Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows nothing, or
-something else than it named, has proven nothing: its word does not count any more.  With more than two sides the next
-two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another one
+Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows no list, or
+another one than it named, does not hold what it says, and does not count any more.  Who can't show what the chunk was
+may be honest (it fetched the state from others): somebody else of its side is asked.  With more than two sides the
+next two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another one
 shows so much of a few chunks that nobody could foresee.  Used by the settling of the run machine, which knows who
 claims what and who is here, and does what follows.
 """
@@ -80,7 +81,6 @@ class _Attempt:
     chunk: int
     base: int = -1
     before: bytes = b""
-    hashes: tuple[bytes, ...] = ()
     results: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -88,11 +88,13 @@ class Dispute:
     def __init__(self, case: Case, questions: Questions) -> None:
         self.case = case
         self.refuted: dict[bytes, Refuted] = {}  # by digest
-        self.unproven: dict[str, str] = {}  # member -> why its word does not count any more
+        self.unproven: dict[str, str] = {}  # members that do not hold what they named, and why that is so
+        self.groundless: dict[str, str] = {}  # members that can't show how they came to it
         self._questions = questions
         self._mine: dict[int, Callable[[Answer], None]] = {}
         self._lists: dict[bytes, ClaimList] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._base_lists: dict[int, tuple[bytes, ...]] = {}  # of settled versions before it
         self._looked_at: set[int] = set()  # chunks whose step was calculated
         self._asked_of: set[tuple[str, Wanted]] = set()
 
@@ -113,9 +115,17 @@ class Dispute:
         known = [digest for digest in sides if digest in self._lists][:2]
         if len(known) == 2 or len(known) == len(sides):
             chunk = self._first_difference(*known) if len(known) == 2 else unseen[0]
-            for digest in known:
-                self._try(sides[digest][0], chunk, now)
+            able = [[peer for peer in sides[digest] if peer not in self.groundless] for digest in known]
+            for peers in able:
+                for peer in peers[:1]:
+                    self._try(peer, chunk, now)
+            return not any(able)
         return False
+
+    @property
+    def undecidable(self) -> bool:
+        """Once it is over: nobody could show what came before."""
+        return bool(self.groundless) and not self.refuted and not self._looked_at
 
     @property
     def stands(self) -> bool:
@@ -155,13 +165,18 @@ class Dispute:
         if take is None:
             return False
         if answer.raw is None:
-            self._prove_nothing(answer.of, f"it did not show {_NAMES[answer.wanted.what]}: {answer.why_none}")
+            of_list = answer.wanted.what is What.HASHES and answer.wanted.version == self.case.version
+            blame = self._prove_nothing if of_list else self._has_no_ground
+            blame(answer.of, f"it did not show {_NAMES[answer.wanted.what]}: {answer.why_none}")
         else:
             take(answer)
         return True
 
     def _prove_nothing(self, peer: str, why: str) -> None:
         self.unproven.setdefault(peer, why)
+
+    def _has_no_ground(self, peer: str, why: str) -> None:
+        self.groundless.setdefault(peer, why)
 
     def _first_difference(self, one: bytes, other: bytes) -> int:
         pairs = zip(self._lists[one].hashes, self._lists[other].hashes, strict=True)
@@ -176,8 +191,11 @@ class Dispute:
         if not attempt.before:
             most = VERSION_BYTES + case.state_bytes
             self._ask(peer, Wanted(What.BEFORE, number, case.version, chunk, most), now, self._on_before)
-        elif not attempt.hashes:
+        elif attempt.base not in self._base_lists:
             self._ask(peer, self._wants_hashes(attempt.base), now, self._on_base_list)
+        elif self._base_lists[attempt.base][chunk - case.fragment.first] != hash_bytes(attempt.before):
+            told = f"what it shows of version {attempt.base} is not the state that the run settled"
+            self._has_no_ground(peer, told)
         else:
             for version in range(attempt.base + 1, case.version + 1):
                 if version not in attempt.results:
@@ -198,24 +216,22 @@ class Dispute:
             self._lists.setdefault(digest, ClaimList(hashes, answer.of, answer.signature))
 
     def _on_base_list(self, answer: Answer) -> None:
-        hashes, attempt, case = tuple(split_hashes(answer.raw or b"")), self._attempts[answer.of], self.case
-        index = attempt.chunk - case.fragment.first
-        whole = len(hashes) == case.fragment.count and root_of(hashes) == case.digests[attempt.base]
-        if not whole or hashes[index] != hash_bytes(attempt.before):
-            told = f"what it shows of version {attempt.base} is not the state that the run settled"
-            self._prove_nothing(answer.of, told)
+        hashes, version = tuple(split_hashes(answer.raw or b"")), answer.wanted.version
+        if len(hashes) != self.case.fragment.count or root_of(hashes) != self.case.digests[version]:
+            told = f"the hashes that it shows of version {version} are not those that the run settled"
+            self._has_no_ground(answer.of, told)
         else:
-            attempt.hashes = hashes
+            self._base_lists[version] = hashes
 
     def _on_before(self, answer: Answer) -> None:
         raw, case, attempt = answer.raw or b"", self.case, self._attempts[answer.of]
         base = int.from_bytes(raw[:VERSION_BYTES], "little")
         if len(raw) != VERSION_BYTES + case.state_bytes or base >= case.version:
             told = "what it shows is no state of a chunk before that version"
-            return self._prove_nothing(answer.of, told)
+            return self._has_no_ground(answer.of, told)
         if base not in case.digests or any(v not in case.commits for v in range(base + 1, case.version + 1)):
             told = f"the run keeps no commits since version {base} any more"
-            return self._prove_nothing(answer.of, told)
+            return self._has_no_ground(answer.of, told)
         if attempt.chunk == answer.wanted.chunk:
             attempt.base, attempt.before = base, raw[VERSION_BYTES:]
         return None
@@ -225,27 +241,28 @@ class Dispute:
         index = wanted.chunk - self.case.fragment.first
         if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:
             told = f"the result that it shows is not the one that version {wanted.version} was committed with"
-            return self._prove_nothing(answer.of, told)
+            return self._has_no_ground(answer.of, told)
         if attempt.chunk == wanted.chunk:
             attempt.results[wanted.version] = raw
-            if attempt.hashes and len(attempt.results) == self.case.version - attempt.base:
+            if len(attempt.results) == self.case.version - attempt.base:
                 self._decide(attempt)
         return None
 
     def _decide(self, attempt: _Attempt) -> None:
         state, index = attempt.before, attempt.chunk - self.case.fragment.first
+        base_hashes = self._base_lists[attempt.base]  # or no result had been asked for
         results = tuple(attempt.results[version] for version in sorted(attempt.results))
         try:
             for payload in results:
                 state = self.case.next_state(state, payload, attempt.chunk)
         except FrameError as error:
-            return self._prove_nothing(attempt.by, f"nothing follows from what it shows: {error}")
+            return self._has_no_ground(attempt.by, f"nothing follows from what it shows: {error}")
         truth = hash_bytes(state)
         self._looked_at.add(attempt.chunk)
         for digest, claim in self._lists.items():
             if claim.hashes[index] != truth and digest not in self.refuted:
                 self.refuted[digest] = Refuted(
-                    digest, claim, attempt.chunk, attempt.base, attempt.hashes, attempt.before, results
+                    digest, claim, attempt.chunk, attempt.base, base_hashes, attempt.before, results
                 )
         return None
 

@@ -167,7 +167,11 @@ class Settling:
             self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
             self._dispute = Dispute(self._case(undefended), self._core.questions)
         over = self._dispute.step(claims, self._core.now)
-        changed = self._judge(self._dispute)
+        changed = self._judge(self._dispute, {peer for by in claims.values() for peer in by})
+        if over and self._dispute.undecidable:
+            self._choose(claims, self._dispute)
+            self._end_dispute()
+            return True
         if over:
             left = set(claims) - self._refuted.keys()
             if self._dispute.case.drawn and left and self._dispute.stands:
@@ -192,13 +196,23 @@ class Settling:
         of = self._core.of(self._number)
         return f"members contradict each other about version {self._version}{of} ({names})"
 
-    def _judge(self, dispute: Dispute) -> bool:
-        """What follows from what the dispute has found so far."""
+    def _choose(self, claims: Mapping[bytes, list[str]], dispute: Dispute) -> None:
+        """Nobody is left who calculated the version: all fetched it.  What was settled stands, else what most hold."""
+        settled = self._book.digests.get(self._version)
+        kept = settled if settled in claims else max(claims, key=lambda digest: len(claims[digest]))
+        for digest, by in claims.items():
+            for peer in by if digest != kept else ():
+                self._void[peer] = dispute.groundless.get(peer, "nobody can show how it came to that state")
+                self._core.note(f"{self._core.name(peer)} takes the run's state again: {self._void[peer]}")
+
+    def _judge(self, dispute: Dispute, naming: set[str]) -> bool:
+        """What follows from what the dispute has found so far.  `naming`: who still says so."""
         changed = False
         for peer, why in dispute.unproven.items():
-            if peer not in self._void:
+            if peer not in self._void and peer in naming:
+                # It was asked for a few kilobytes, again and again, while its beats came.
                 self._void[peer] = why
-                self._core.strike(peer, f"it did not prove what it says of version {self._version}: {why}")
+                self._core.convict(peer, f"it named a state of version {self._version} of its own, and {why}")
                 changed = True
         for digest, proof in dispute.refuted.items():
             if digest not in self._refuted:

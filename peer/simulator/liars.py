@@ -1,8 +1,8 @@
 """Members of the simulator that lie to the coordinator about the state that they hold, alone or in league.
 
 Called by the simulator with every message that such a member is about to send; what comes back is sent instead.  A
-liar's machine is an honest one underneath: it has the run's true state, so its lies are as good as lies can be, and it
-answers at once.  The ways to lie are named in `WAYS`.
+liar's machine is an honest one underneath: it has the run's true state and was believed before it lies, so its lies
+are as good as lies can be.  The ways to lie are named in `WAYS`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ WAYS = ("forge", "mute", "junk", "lone", "echo")
 class League:
     def __init__(self, way: str, members: set[str], run_id: bytes) -> None:
         self.way, self.members, self._run_id = way, members, run_id
+        # (member, fragment) -> the version at which it was believed first: it lies from the next one on.
+        self._believed: dict[tuple[str, int], int] = {}
 
     def says(self, peer: VirtualPeer, message: FromMember) -> FromMember | None:
         """What the liar says instead; None: nothing."""
@@ -42,6 +44,9 @@ class League:
         part = peer.machine.part
         if not isinstance(message, Tick) or part is None:
             return message
+        for word in message.fragments:
+            if word.verified:
+                self._believed.setdefault((peer.peer, word.fragment), word.version)
         words = [
             replace(word, digests=(), verified=False, refuted=b"")
             if (lane := part.lanes[word.fragment]).whole
@@ -54,7 +59,7 @@ class League:
     # ---- what it names --------------------------------------------------------------------------------------------
 
     def _beat(self, peer: VirtualPeer, said: FragmentBeat) -> FragmentBeat:
-        if said.version < 1 or not said.digest:
+        if said.version <= self._believed.get((peer.peer, said.fragment), said.version) or not said.digest:
             return said
         if self.way == "echo":
             return replace(said, shown=said.shown[:TAG_BYTES] + bytes(HASH_BYTES))
@@ -78,7 +83,14 @@ class League:
         if self.way == "junk":
             return replace(shown, part=bytes(len(shown.part)))
         lane = peer.machine.joined.part.lanes[show.fragment] if peer.machine.joined is not None else None
-        if self.way == "echo" or show.what is not What.HASHES or lane is None or show.version != lane.version:
+        believed = self._believed.get((peer.peer, show.fragment), show.version)
+        if (
+            self.way == "echo"
+            or show.version <= believed
+            or show.what is not What.HASHES
+            or lane is None
+            or show.version != lane.version
+        ):
             return shown
         raw = b"".join(self._list(peer, show.fragment))
         era, digest = peer.machine.era, root_of(split_hashes(raw))
