@@ -32,7 +32,7 @@ from pages import write_between
 from farflung.protocol.join_url import JoinUrl
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
-HERE = Path(__file__).resolve().parent
+SHAMS = Path(__file__).resolve().parent.parent / "tests" / "rig" / "shams.py"
 OWNERS = 8
 PATIENCE_S = 60.0
 RUN = """
@@ -118,7 +118,7 @@ class Worker:
     def __init__(self, url: JoinUrl, count: int, owners: int) -> None:
         self.count = count
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "shams.py"), str(url), str(count), str(owners)],
+            [sys.executable, str(SHAMS), str(url), str(count), str(owners)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -28,6 +28,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, FragmentBeat, Message
 from farflung.protocol.round_words import Commit, Contact, Plan, Used
 from farflung.protocol.states import PeerEvent
+from rig.showing import showing, value_of
 
 RUN_ID = bytes(range(16))
 NOWHERE = FragmentBeat(
@@ -96,9 +97,11 @@ class MadeRun:
         return member
 
     def says(self, member: Member, **changes: object) -> Beat:
-        """The member's newest beat."""
+        """The member's newest beat; of the versions that it names it shows that it holds them."""
         plain = {"seq": member.in_seq + 1, "fragments": holding(*[0] * self.core.ledger.fragments)}
-        member.beat = replace(BARE_BEAT, session=member.session, **{**plain, **changes})
+        beat = replace(BARE_BEAT, session=member.session, **{**plain, **changes})
+        shown = tuple(showing(self.core.ledger, said) for said in beat.fragments)
+        member.beat = replace(beat, fragments=shown)
         member.in_seq, member.heard_at = member.beat.seq, self.core.now
         return member.beat
 
@@ -128,7 +131,9 @@ class MadeRun:
                 commit=commit, used=used, excluded={}, tokens=10, steps=1, loss=1.0, seconds=1.0, tx_bytes=0
             )
         )
-        self.core.write(DigestFixed(version=version, digest=digest_of(version, fragment), fragment=fragment))
+        digest = digest_of(version, fragment)
+        shown = value_of(self.core.ledger, fragment, version, digest)
+        self.core.write(DigestFixed(version=version, digest=digest, fragment=fragment, shown=shown))
         self.conductors[fragment].round = None
         return version
 

@@ -27,10 +27,11 @@ import zmq
 from farflung.peer.identity import Identity
 from farflung.peer.machine.getting_in import Doorway, me_of
 from farflung.protocol import envelope as wire
-from farflung.protocol.digests import combined, full_mask, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import combined, full_mask, hash_bytes, keyed_hash, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
+    TAG_BYTES,
     Beat,
     Challenge,
     DotProducts,
@@ -89,6 +90,7 @@ class Version(msgspec.Struct):
 
 class Committed(msgspec.Struct):
     commit: Version
+    nonce: bytes
 
 
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -170,6 +172,7 @@ class Sham:
         self.leases: tuple[int, ...] = ()
         self.applying, self.applied_at = -1, 0.0
         self.said: dict[int, float] = {}
+        self.nonces: dict[int, bytes] = {}  # by version
         if listens:
             self._listen()
 
@@ -221,7 +224,16 @@ class Sham:
         digest = digest_of(self.version) if self.version >= 0 else NOTHING
         ready = self.crowd.rounds and self.version >= 0 and not self.round_no and now >= self.ready_at
         where = FragmentBeat(
-            0, self.version, digest, self.round_no, self.epoch, self.decision_no, bool(ready), ()
+            0,
+            self.version,
+            digest,
+            self.round_no,
+            self.epoch,
+            self.decision_no,
+            bool(ready),
+            (),
+            0,
+            self.shown,
         )
         self.said[self.seq] = now
         self.tell(
@@ -249,6 +261,12 @@ class Sham:
             )
         )
 
+    @property
+    def shown(self) -> bytes:
+        """That it holds its version: it has no bytes, so its digest stands for them, as in showing.py."""
+        nonce = self.nonces.get(self.version, NOTHING)
+        return nonce[:TAG_BYTES] + keyed_hash(nonce, digest_of(self.version)) if nonce else NOTHING
+
     def tell(self, message: Message) -> None:
         self.crowd.say(self.crowd.inside, self, message)
 
@@ -262,6 +280,7 @@ class Sham:
             self._report()
         elif kind == "committed":
             self._out_of_round()
+            self.nonces[message.commit.version] = message.nonce
             self.applying, self.applied_at = message.commit.version, now + random.uniform(*APPLY_S)
         else:
             self.crowd.count(kind)
@@ -284,6 +303,10 @@ class Sham:
         of = tick.fragments[0]
         if self.crowd.only_joins:
             return
+        if of.nonce and self.nonces.get(of.nonce_for) != of.nonce:
+            self.nonces[of.nonce_for] = of.nonce
+            if of.nonce_for == self.version:
+                self.beat(now)
         if tick.goal == "found" and self.version < 0:
             self.at_version(0, now)
         elif tick.goal == "sync" and of.digests and of.version > self.version:

@@ -40,6 +40,7 @@ from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
+from rig.showing import let_all_be_shown, showing
 
 TAG = bytes(8)
 CALM = {
@@ -376,6 +377,8 @@ class Hall:
             "era": 0, "saved": -1, "unsure": False, "leaving": False,
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
+        shown = tuple(showing(self.machine.core.ledger, said) for said in beat.fragments)
+        beat = msgspec.structs.replace(beat, fragments=shown)
         return self.machine.on_member(member.contact.key, beat, 0.1)
 
     def plans(self, effects: list[Effect]) -> list[Plan]:
@@ -459,6 +462,7 @@ def test_a_fragment_that_has_had_its_rounds_goes_on_until_all_have() -> None:
     for book, digest in zip(core.ledger.books, GENESIS, strict=True):
         book.version = core.manifest.run.rounds
         book.digests = {book.version: digest}
+    let_all_be_shown(core.ledger)
     core.ledger.books[1].version -= 1
     last = core.manifest.run.rounds
     for _ in range(2):

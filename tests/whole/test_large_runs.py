@@ -19,6 +19,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact
+from rig.showing import let_all_be_shown, showing
 
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
 GENESIS = hash_bytes(b"version 0")
@@ -34,6 +35,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
         lambda size: bytes(size),
     )
     machine.start(0.0, 4000)
+    let_all_be_shown(machine.core.ledger)
     for number in range(count):
         key = hash_bytes(str(number).encode())
         contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
@@ -45,7 +47,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             session=key[:16],
             seq=1,
             roster_no=0,
-            fragments=(m.FragmentBeat(0, 0, GENESIS, 0, 0, 0, ready, ()),),
+            fragments=(showing(machine.core.ledger, m.FragmentBeat(0, 0, GENESIS, 0, 0, 0, ready, ())),),
             phase="inner",
             step=1 << 40,
             tokens=limits.TOKENS_MAX,

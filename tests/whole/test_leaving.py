@@ -36,6 +36,7 @@ class Steady(World):
         super().__init__(3, Scenario(peers=4, chunks=4, rounds=4, faults_until_s=0.0, **CALM))  # type: ignore[arg-type]
         self._phase, self._twice = phase, twice
         self.leaver: VirtualPeer | None = None
+        self._an_owner = ""  # of chunks in the newest round
         self.asked_at_s = self.left_at_s = 0.0
         self.committed_s: dict[int, float] = {}
         self.included: dict[int, tuple[str, ...]] = {}
@@ -62,8 +63,10 @@ class Steady(World):
             self.included[record.commit.version] = record.commit.included
         if isinstance(record, Released) and self.leaver is not None and not self.released_at_s:
             self.released_at_s = self.now
+        if isinstance(record, Opened):
+            self._an_owner = record.plan.members[record.plan.owners[-1]]
         if self._phase and self.leaver is None and PHASES[self._phase](record):
-            self.leaver = sorted(self.peers.items())[1][1]  # an owner of chunks like all others
+            self.leaver = self.peers[self._an_owner]
             self.after(0.05, self._ask)
 
     def _ask(self) -> None:

@@ -47,6 +47,7 @@ from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import name_of
 from farflung.protocol.verdicts import Verdict
 from rig.guests import Guest
+from rig.showing import showing
 
 RUN_ID = bytes(range(16))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
@@ -118,7 +119,8 @@ class House:
 
     def beat(self, guest: Guest, version: int = -1, digest: bytes = b"", ready: bool = False) -> list[Effect]:
         guest.seq += 1
-        where = m.FragmentBeat(0, version, digest, 0, 0, 0, ready, ())
+        bare = m.FragmentBeat(0, version, digest, 0, 0, 0, ready, ())
+        where = showing(self.machine.core.ledger, bare)
         beat = m.Beat(
             session=guest.session, seq=guest.seq, roster_no=0, fragments=(where,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,

@@ -34,6 +34,7 @@ from farflung.protocol.messages import Committed, Decided, FragmentTick, Message
 from farflung.protocol.round_words import CROWD, Decision
 from farflung.protocol.states import Goal, PeerState
 from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
+from rig.showing import let_all_be_shown, value_of
 
 ROUNDS = 20
 OTHER = digest_of(99)  # of a state that is not the run's
@@ -53,6 +54,7 @@ class Guide(MadeRun):
         if None not in versions:
             first, *others = (digest_of(0, fragment) for fragment in range(len(versions)))
             self.core.write(Genesis(digest=first, peer=peer_of("ann"), others=tuple(others)))
+            let_all_be_shown(self.core.ledger)
         for fragment, version in enumerate(versions):
             for _ in range(version or 0):
                 self.commits(fragment=fragment)
@@ -101,7 +103,12 @@ def test_the_oldest_founds_version_0_and_the_others_wait_and_then_fetch_it() -> 
     assert run.goal(bob, -1) == (Goal.SYNC, "it holds version -1, the run is at 0")
     assert run.goal(bob, 0) == (Goal.TRAIN, "starting"), "the conductor says what is waited for"
     assert [each for each in run.written if not isinstance(each, Admitted)] == [
-        Genesis(digest=digest_of(0), peer=ann.peer, others=()),
+        Genesis(
+            digest=digest_of(0),
+            peer=ann.peer,
+            others=(),
+            shown=(value_of(run.core.ledger, 0, 0, digest_of(0)),),
+        ),
         Vouched(peer=ann.peer, fragment=0),
         Vouched(peer=bob.peer, fragment=0),
     ]
@@ -189,6 +196,7 @@ def test_a_member_is_told_of_its_least_advanced_fragment() -> None:
 def test_what_a_member_says_in_an_older_era_counts_for_nothing() -> None:
     run = Guide(3)
     run.core.write(RolledBack(versions=(2,), reason="lost"))
+    let_all_be_shown(run.core.ledger)
     ann = run.comes("ann")
     assert run.tick(ann, 2, era=0).era == 1 and not ann.verified
     assert run.goal(ann, 2, era=1)[0] == Goal.TRAIN and ann.verified

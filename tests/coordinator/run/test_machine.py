@@ -39,6 +39,7 @@ from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Phase
 from farflung.protocol.verdicts import Verdict
 from rig.guests import Guest
+from rig.showing import let_all_be_shown, showing
 
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
@@ -59,6 +60,7 @@ class Hall:
         self.effects: list[Effect] = []  # of the last word at the door
         self.machine = RunMachine(self.manifest, RUN_ID, self.records, self.random)
         self.machine.start(self.now, 4000)
+        let_all_be_shown(self.machine.core.ledger)
 
     def random(self, count: int) -> bytes:
         self.drawn += 1
@@ -97,8 +99,11 @@ class Hall:
         return self.machine.on_member(key or guest.key, message, self.now)
 
     def beat(self, guest: Guest, **changes: object) -> m.Tick:
+        """It shows that it holds what it says."""
         guest.seq += 1
-        effects = self.says(guest, beat_of(guest, **changes))
+        beat = beat_of(guest, **changes)
+        shown = tuple(showing(self.machine.core.ledger, said) for said in beat.fragments)
+        effects = self.says(guest, replace(beat, fragments=shown))
         ticks = [e.message for e in effects if isinstance(e, Tell) and e.peer == guest.peer]
         return next(tick for tick in ticks if isinstance(tick, m.Tick))
 
@@ -141,7 +146,7 @@ def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", f"protocol version is 7 here, {PROTOCOL_VERSION} in the run", {"protocol": 7}),
+        ("protocol", f"protocol version is 8 here, {PROTOCOL_VERSION} in the run", {"protocol": 8}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
@@ -365,6 +370,7 @@ def test_P4_the_run_signs_the_digests_of_versions_that_are_saved_for_those_who_h
     book = hall.machine.core.ledger.books[0]
     for version, signs in ((1, False), (2, True), (3, False)):
         book.version, book.digests[version] = version, GENESIS
+        let_all_be_shown(hall.machine.core.ledger)
         proof = hall.beat(peer, version=version, digest=GENESIS).fragments[0].proof
         assert proof == (b"signed " + statement_of(RUN_ID, 0, 0, version, GENESIS) if signs else b"")
         assert hall.beat(other, version=0, digest=GENESIS).fragments[0].proof == b""

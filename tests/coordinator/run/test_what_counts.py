@@ -32,6 +32,7 @@ from farflung.protocol.round_words import Commit, Decision, Used
 from farflung.protocol.signed_words import hello_part, sent_part
 from rig.guests import Guest
 from rig.made_run import BARE_BEAT, NOWHERE, RUN_ID, MadeRun, digest_of, holding
+from rig.showing import let_all_be_shown, showing
 
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
 MANIFEST = Manifest(run=RunSection(min_peers=2))
@@ -57,6 +58,7 @@ class Hall:
         self.now, self.drawn = 0.0, 0
         self.machine = RunMachine(MANIFEST, RUN_ID, records, self.random)
         self.machine.start(self.now, 4000)
+        let_all_be_shown(self.machine.core.ledger)
 
     def random(self, count: int) -> bytes:
         self.drawn += 1
@@ -85,7 +87,9 @@ class Hall:
         return self.machine.on_member(guest.key, said, self.now)
 
     def told(self, guest: Guest, **beat: object) -> list[m.Message]:
-        effects = self.says(guest, replace(BARE_BEAT, **beat))
+        plain = replace(BARE_BEAT, **beat)
+        shown = tuple(showing(self.machine.core.ledger, each) for each in plain.fragments)
+        effects = self.says(guest, replace(plain, fragments=shown))
         return [each.message for each in effects if isinstance(each, Tell) and each.peer == guest.peer]
 
     def tick(self, guest: Guest, **beat: object) -> m.Tick:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.collectives.round.effects import Seal
 from farflung.peer.local.words import Finish, Load, Resume
 from farflung.peer.machine.effects import Effect, Note, Resolve
-from farflung.peer.machine.lane_states import Empty, Idle, Merged, Owning
+from farflung.peer.machine.lane_states import Empty, Idle, Merged, Owning, Whole
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal
@@ -135,12 +135,23 @@ def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_it
     assert effects[0] == Resolve(1, False, 0)
 
 
-def test_P4_a_version_that_is_not_the_runs_is_not_loaded() -> None:
-    ann = Ann()
-    ann.applies(commit_of(0))
+def test_P4_a_version_that_came_from_others_and_is_not_the_runs_is_not_loaded() -> None:
+    ann = MadePart()
+    ann.training.attached = True
+    ann.lane(0).on_tick(word_of(0, 1, donors=("bob",), verified=False))
+    ann.lane(0).recalled({chunk: (1, b"") for chunk in ann.lane(0).fragment.chunks})
+    ann.lane(0).advance(0.0)
     ann.lane(0).on_tick(word_of(0, 1, digests=((1, b"x" * 32),), verified=False))
     assert ann.exchange.on_sealed(0, 1, digest_of(0, 1)) == []
     assert isinstance(ann.lane(0).stand, Empty)
+
+
+def test_P18_a_version_that_she_calculated_is_loaded_whatever_digest_she_is_told() -> None:
+    ann = Ann()
+    ann.applies(commit_of(0))
+    ann.lane(0).on_tick(word_of(0, 1, digests=((1, b"x" * 32),), verified=False))
+    assert loads(ann.exchange.on_sealed(0, 1, digest_of(0, 1))) == [(0, 1, "all")]
+    assert isinstance(ann.lane(0).stand, Whole)
 
 
 def test_a_new_version_of_one_fragment_leaves_the_other_one_alone() -> None:

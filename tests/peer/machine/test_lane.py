@@ -144,6 +144,7 @@ def test_a_round_that_commits() -> None:
         version 1 is committed
             Whole/Contributing -> Sealing/Merged
             Resolve slot 2, used, fragment 0
+            KeepBefore fragment 0, version 0
             Roll chunk 0, version 1, payload new zero
             Roll chunk 1, version 1, payload new one
             Seal version 1, fragment 0
@@ -178,6 +179,7 @@ def test_P6_a_commit_without_her_work_leaves_it_to_her() -> None:
         version 1 is committed
             Whole/Contributing -> Sealing/Idle
             Resolve slot 2, not used, fragment 0
+            KeepBefore fragment 0, version 0
             Roll chunk 0, version 1, payload new zero
             Roll chunk 1, version 1, payload new one
             Seal version 1, fragment 0
@@ -241,6 +243,7 @@ def test_P2_the_run_goes_back_while_a_version_is_hashed() -> None:
             Sealing/Merged -> VoidSealing/Idle
         version 1 is hashed
             VoidSealing/Idle -> Empty/Idle
+            DropBefore fragment 0
     """)
 
 

@@ -453,7 +453,7 @@ MUTANTS = [
     (CountsUsedStepsOn, "P6"),
     (RestoresNothing, "P7"),
     (LearnsTwice, "P7"),
-    (PutsNothingBack, "P7"),
+    (PutsNothingBack, ("P6", "P7")),  # the sums of its delta or its samples, whichever a seed meets first
     (ReadsNothingAgain, "P7"),
     (FreezesWhatIsInUse, "P6"),
     (ReadsWhatMayBeOthers, "P7"),
@@ -463,7 +463,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("mutant", "promise"), MUTANTS)
 def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
-    mutant: type[TrainerMachine], promise: str
+    mutant: type[TrainerMachine], promise: str | tuple[str, ...]
 ) -> None:
     assert seen_by_the_simulator(mutant).startswith(promise)
 
