@@ -11,8 +11,8 @@ in which the sides differ decides:
 Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows no list, or
 another one than it named, does not hold what it says, and does not count any more.  Who can't show what the chunk was
 may be honest (it fetched the state from others): somebody else of its side is asked.  With more than two sides the
-next two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another one
-shows so much of a few chunks that nobody could foresee.  Used by the settling of the run machine, which knows who
+next two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another
+one shows so much of a few chunks that nobody could foresee.  Used by the settling of the run machine, which knows who
 claims what and who is here, and does what follows.
 """
 

@@ -15,6 +15,7 @@ from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
+    Banned,
     CommittedRound,
     DigestFixed,
     DigestWithdrawn,
@@ -38,7 +39,8 @@ from farflung.protocol.round_words import Commit
 Key = tuple[int, int]  # (fragment, version)
 
 
-_OF_THE_HONEST = {"to_coordinator", "serve", "saved"}
+_OF_THE_HONEST = {"to_coordinator", "serve", "saved", "moved"}
+ROUNDS_OF_A_LIE = 2  # so long, at most, it is told
 
 
 class Broken(AssertionError):
@@ -83,6 +85,10 @@ class Invariants:
         self.steps_committed = 0
         self.checks = 0
         self.liars: set[str] = set()  # whom the scenario has lie to the coordinator
+        self.lied: dict[tuple[str, int], int] = {}  # (liar, fragment) -> the version that it lied about first
+        self.lies_to_itself = False  # an echo of the truth, which nobody but the liar is worse off by
+        # (process, fragment) -> (era, version) of a true state that it has held
+        self._held: dict[tuple[bytes, int], tuple[int, int]] = {}
 
     def version_of(self, fragment: int) -> int:
         return max((version for number, version in self.commits if number == fragment), default=0)
@@ -112,6 +118,13 @@ class Invariants:
             case DigestWithdrawn(version=version, fragment=fragment):
                 for key in [k for k in self.eras[-1].digests if k[0] == fragment and k[1] >= version]:
                     del self.eras[-1].digests[key]
+            case Banned(peer=peer):
+                honest = bool(self.liars) and peer not in self.liars
+                self._require("P18", not honest, f"{peer} is honest and was banned: {record.reason}")
+                for (liar, fragment), version in self.lied.items():
+                    rounds = self.version_of(fragment) - version if liar == peer else 0
+                    told = f"{peer} lied about version {version} of {fragment} for {rounds} rounds"
+                    self._require("P18", rounds <= ROUNDS_OF_A_LIE or self.lies_to_itself, told)
             case Genesis(digests=digests):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
                 self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
@@ -213,6 +226,21 @@ class Invariants:
             key = (seal.fragment, seal.version)
             same = self.eras[era].sealed.setdefault(key, digest) == digest
             self._require("P1", same, f"{peer.peer} is at {key} with another state than others")
+
+    def _saw_moved(self, details: tuple[VirtualPeer]) -> None:
+        """P18: what an honest peer calculated it keeps, whoever says otherwise; unless the run goes back, or goes on
+        without it for so long that nobody keeps the results any more."""
+        [peer] = details
+        part, era = peer.machine.part, peer.machine.era
+        for number, lane in part.lanes.items() if part is not None else ():
+            held_in, held = self._held.get((peer.me.process, number), (era, -1))
+            lost = (
+                lane.version < held and era == held_in and lane.catch.target - held <= lane.log.keep_versions
+            )
+            self._require("P18", not lost, f"{peer.peer} gave up its state of version {held} of {number}")
+            true = lane.version > 0 and self.eras[era].sealed.get((number, lane.version)) == lane.digest
+            if true or lane.version < held:
+                self._held[peer.me.process, number] = era, lane.version
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details

@@ -2,7 +2,13 @@
 
 Called by the simulator with every message that such a member is about to send; what comes back is sent instead.  A
 liar's machine is an honest one underneath: it has the run's true state and was believed before it lies, so its lies
-are as good as lies can be.  The ways to lie are named in `WAYS`.
+are as good as lies can be.  The ways to lie (scenario.py names them as well):
+
+    forge  one false digest of the whole league, a list of hashes that fits it, true answers to all else
+    mute   the same digest, and no answer to anything
+    junk   the same digest, and answers that fit nothing
+    lone   forge, but each one has a digest of its own
+    echo   the true digest, and a proof of holding it that is none
 """
 
 from __future__ import annotations
@@ -14,19 +20,13 @@ from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_has
 from farflung.protocol.messages import TAG_BYTES, Beat, FragmentBeat, FromMember, Shown, Tick, ToMember, What
 from farflung.protocol.signed_words import claim_part
 
-# forge  one false digest of the whole league, a list of hashes that fits it, true answers to all else
-# mute   the same digest, and no answer to anything
-# junk   the same digest, and answers that fit nothing
-# lone   forge, but each one has a digest of its own
-# echo   the true digest, and a proof of holding it that is none
-WAYS = ("forge", "mute", "junk", "lone", "echo")
-
 
 class League:
     def __init__(self, way: str, members: set[str], run_id: bytes) -> None:
         self.way, self.members, self._run_id = way, members, run_id
         # (member, fragment) -> the version at which it was believed first: it lies from the next one on.
         self._believed: dict[tuple[str, int], int] = {}
+        self.lied: dict[tuple[str, int], int] = {}  # and the version that it lied about first
 
     def says(self, peer: VirtualPeer, message: FromMember) -> FromMember | None:
         """What the liar says instead; None: nothing."""
@@ -61,6 +61,7 @@ class League:
     def _beat(self, peer: VirtualPeer, said: FragmentBeat) -> FragmentBeat:
         if said.version <= self._believed.get((peer.peer, said.fragment), said.version) or not said.digest:
             return said
+        self.lied.setdefault((peer.peer, said.fragment), said.version)
         if self.way == "echo":
             return replace(said, shown=said.shown[:TAG_BYTES] + bytes(HASH_BYTES))
         digest = root_of(self._list(peer, said.fragment))

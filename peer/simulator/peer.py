@@ -131,6 +131,7 @@ class VirtualPeer:
             if not self.alive or not self.world.survives(self.peer):
                 return
             self._do(effect)
+        self.world.observe("moved", (self,))
 
     def _do(self, effect: do.Effect) -> None:
         match effect:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
+# How members lie about their state: see liars.py.
+LIES = ("forge", "mute", "junk", "lone", "echo")
+
 
 @dataclass
 class Report:
@@ -87,6 +90,28 @@ class Scenario:
             leave_per_s=draw.choice((0.0, 0.0, 0.05)),
             results_on_disk=seed % 3 == 0,
         ).scheduled(draw)
+
+    @staticmethod
+    def of_liars(seed: int) -> Scenario:
+        """Members that lie about their state: one of three up to nine of ten, in every way to lie; nobody is killed,
+        so that nothing else explains what an honest peer loses."""
+        draw = random.Random(f"liars {seed}")
+        peers, chunks = draw.choice((3, 5, 10)), draw.choice((2, 3, 4))
+        return Scenario(
+            peers=peers,
+            liars=draw.randrange(1, peers),
+            lies=draw.choice(LIES),
+            chunks=chunks,
+            fragments=draw.choice((1, 2)),
+            codec=draw.choice(("fp32", "int8")),
+            rounds=8,
+            min_peers=1,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            faults_until_s=6.0,
+            end_s=400.0,
+        )
 
     def scheduled(self, draw: random.Random) -> Scenario:
         kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")

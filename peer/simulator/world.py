@@ -52,7 +52,7 @@ COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
 TAG = tag_of(RUN_ID)
 TICK_S = 0.4
-LIARS_LATE_S = 2.0  # somebody honest founds the run: what liars alone have made is nobody's loss
+LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
@@ -88,6 +88,7 @@ class World:
         liars = {_peer_of(key) for key in self._keys[scenario.peers - scenario.liars :]}
         self.league = League(scenario.lies, liars, RUN_ID)
         self.invariants.liars |= liars
+        self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
 
     # ---- time -----------------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Members that lie about the run's state, over many seeds: python benchmarks/liars.py [SEEDS] [FIRST]
+
+Of 3, 5 or 10 simulated peers any number but one lies, in one of five ways (peer/simulator/liars.py).  Printed: by
+way and size of the league, how many runs ended well, and how many rounds a lie was told until its teller was out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from statistics import median
+
+from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+
+
+def main() -> int:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    ended: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    told_for: dict[str, list[int]] = defaultdict(list)
+    bad = 0
+    for seed in range(first, first + seeds):
+        scenario = Scenario.of_liars(seed)
+        row = scenario.lies, f"{scenario.liars} of {scenario.peers}"
+        try:
+            world = World(seed, scenario)
+            outcome = world.run().outcome
+            told_for[scenario.lies] += rounds_told(world)
+        except Broken as broken:
+            outcome = str(broken)
+        if outcome != "finished":
+            bad += 1
+            print(f"seed {seed}: {' '.join(row)}: {outcome}", flush=True)
+        ended[row][outcome] += 1
+    for (way, league), outcomes in sorted(ended.items()):
+        print(f"{way:6} {league:8} {outcomes['finished']} of {outcomes.total()} finished")
+    for way, rounds in sorted(told_for.items()):
+        if rounds:
+            print(
+                f"{way:6} out after {median(rounds):g} rounds (median), {max(rounds)} at most, of {len(rounds)} liars"
+            )
+    print(f"{bad} of {seeds} seeds bad")
+    return 1 if bad else 0
+
+
+def rounds_told(world: World) -> list[int]:
+    """For each liar that was banned: committed rounds from its first lie until then."""
+    versions: Counter[int] = Counter()
+    found = []
+    for record in map(from_bytes, world.journal):
+        if isinstance(record, CommittedRound):
+            versions[record.commit.fragment] = record.commit.version
+        elif isinstance(record, Banned):
+            lies = [(f, v) for (peer, f), v in world.league.lied.items() if peer == record.peer]
+            found += [max(0, min(versions[fragment] - version for fragment, version in lies))] if lies else []
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
