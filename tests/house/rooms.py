@@ -123,7 +123,9 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/screen": Room(PROTOCOL),
-    "console/history": Room(("console/screen", "coordinator/court", "coordinator/ledger", *PROTOCOL)),
+    "console/history": Room(
+        ("console/screen", "coordinator/court", "coordinator/ledger", "checkpoints", *PROTOCOL)
+    ),
     "console/doctor": Room(
         ("console/screen", "coordinator/door", "peer", "peer/line", "collectives/link", *PROTOCOL)
     ),
