@@ -283,8 +283,15 @@ def audit(
         str | None,
         typer.Option(help="Compute every version anew, from checkpoints and the archive at this place."),
     ] = None,
+    provenance: Annotated[
+        Path | None, typer.Option(help="A run's provenance.jsonl: who contributed how many tokens?")
+    ] = None,
     url: Annotated[
-        str | None, typer.Option(help="With --replay: the run's join URL; take only what it has signed.")
+        str | None,
+        typer.Option(help="With --replay, --provenance: the join URL; take only what its run has signed."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="With --provenance: to this version \\[the last].")
     ] = None,
     run: Annotated[str, typer.Option(help="With --replay: of the run whose id begins with this.")] = "",
 ) -> None:
@@ -293,11 +300,17 @@ def audit(
     from farflung.console.history.audit import audit as check
     from farflung.console.history.history import read_folder
 
+    key = JoinUrl.parse(url).key if url is not None else b""
+    if provenance is not None:
+        from farflung.console.history.audit_provenance import lines_of, provenance_in
+
+        told = provenance_in(provenance, key, version)
+        typer.echo("\n".join(lines_of(told)))
+        raise typer.Exit(exit_codes.UNEXPECTED if told.problems else exit_codes.OK)
     if replay is not None:
         from farflung.console.history.audit_replay import replay as compute_anew
         from farflung.console.history.audit_replay import sources_at
 
-        key = JoinUrl.parse(url).key if url is not None else b""
         history = read_folder(folder) if folder is not None else None
         outcome = compute_anew(sources_at(place_of(replay), run, key, history), typer.echo)
         typer.echo(outcome.told)

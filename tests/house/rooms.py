@@ -174,6 +174,7 @@ PURE_MODULES = (
     "coordinator/ledger/ledger",
     "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
+    "coordinator/ledger/provenance",
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -35,3 +37,16 @@ def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage
     for version in range(2, ROUNDS + 1):  # the first checkpoint is of version 1
         line = f"version {version}: digest {sealed[version, 0][:16]} as the run settled it"
         assert line in lines
+    told = stage.call(
+        "audit", "--provenance", str(stage.folder / "run.data/provenance.jsonl"), "--url", stage.url
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count(f"in {ROUNDS} versions") == 2 and f"version {ROUNDS} of run" in told.stdout
+    kept, model = str(stage.folder / "run.data/provenance.jsonl"), str(stage.model("exported"))
+    words = ["checkpoint", "export", place, "--url", stage.url, "--provenance", kept, "--out", model]
+    assert stage.call(*words).returncode == 0
+    with safe_open(model, "pt") as file:
+        facts = json.loads(file.metadata()["provenance"])
+    assert (
+        facts["version"] == ROUNDS and [versions for _, versions in facts["peers"].values()] == [ROUNDS] * 2
+    )
