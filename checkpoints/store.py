@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from farflung.checkpoints.archive import ENDING as ARCHIVE
 from farflung.checkpoints.checkpoint_manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
@@ -129,9 +130,15 @@ class Store:
         return Draft(self.files, Parts(self.files, folder, writer, chunk_elements))
 
     def retain(self, run_id: str, keep: int) -> None:
-        """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays."""
+        """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays.
+
+        Beside an archive the oldest of each era stays too: from there the versions after it can be computed anew.
+        """
         complete = self.list_saved(run_id).complete
-        ages = sorted({saved.manifest.age for saved in complete}, reverse=True)[: max(1, keep)]
+        every = sorted({saved.manifest.age for saved in complete}, reverse=True)
+        ages = every[: max(1, keep)]
+        if run_id[:8] + ARCHIVE in self.files.folders():
+            ages += {era: (era, version) for era, version in every}.values()
         for saved in complete:
             if saved.manifest.age not in ages:
                 failpoints.hit("checkpoint.before_remove")

@@ -77,6 +77,9 @@ def export(
     tied_once: Annotated[
         bool, typer.Option(help="Tied weights under one name only; load them with strict=False.")
     ] = False,
+    provenance: Annotated[
+        Path | None, typer.Option(help="The run's provenance.jsonl: say in the file who contributed.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
@@ -99,7 +102,7 @@ def export(
             "run": saved.manifest.run,
             "run_id": saved.manifest.run_id,
             "version": str(saved.manifest.version),
-        }
+        } | _contributors(saved, provenance)
         try:
             safetensors.torch.save_file(as_state_dict(exported, tied_once), out, {"format": "pt"} | facts)
         except (OSError, SafetensorError) as error:
@@ -109,6 +112,22 @@ def export(
         typer.echo(f"wrote version {saved.manifest.version} of {saved.manifest.run} to {out}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+
+
+def _contributors(saved: Saved, file: Path | None) -> dict[str, str]:
+    """For the head of the model's file: who contributed, if that is as the run that signed the checkpoint says."""
+    from farflung.console.history.audit_provenance import facts_of, provenance_in
+
+    if file is None:
+        return {}
+    found = provenance_in(file, saved.manifest.run_key, saved.manifest.version)
+    if found.problems:
+        raise UserError(f"{file}: {found.problems[0]}; farflung audit --provenance {file} names everything")
+    if found.run_id != saved.manifest.run_id:
+        raise UserError(
+            f"{file}: of run {found.run_id[:8]}, the checkpoint is of {saved.manifest.run_id[:8]}"
+        )
+    return {"provenance": facts_of(found)}
 
 
 def _candidates(looked: tuple[list[Saved], list[str]], place: str, version: int | None) -> Iterator[Saved]:

@@ -20,7 +20,7 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.operator_commands import app as operator_app
-from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config
+from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config, place_of
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -273,16 +273,50 @@ def doctor(
 
 @app.command()
 def audit(
-    folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")
+    ] = None,
     who_sent: Annotated[
         Path | None, typer.Option(help="A file with an encoded chunk: who signed that it sent these bytes?")
     ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(help="Compute every version anew, from checkpoints and the archive at this place."),
+    ] = None,
+    provenance: Annotated[
+        Path | None, typer.Option(help="A run's provenance.jsonl: who contributed how many tokens?")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="With --replay, --provenance: the join URL; take only what its run has signed."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="With --provenance: to this version \\[the last].")
+    ] = None,
+    run: Annotated[str, typer.Option(help="With --replay: of the run whose id begins with this.")] = "",
 ) -> None:
     """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
     from farflung.console.history import audit_evidence
     from farflung.console.history.audit import audit as check
     from farflung.console.history.history import read_folder
 
+    key = JoinUrl.parse(url).key if url is not None else b""
+    if provenance is not None:
+        from farflung.console.history.audit_provenance import lines_of, provenance_in
+
+        told = provenance_in(provenance, key, version)
+        typer.echo("\n".join(lines_of(told)))
+        raise typer.Exit(exit_codes.UNEXPECTED if told.problems else exit_codes.OK)
+    if replay is not None:
+        from farflung.console.history.audit_replay import replay as compute_anew
+        from farflung.console.history.audit_replay import sources_at
+
+        history = read_folder(folder) if folder is not None else None
+        outcome = compute_anew(sources_at(place_of(replay), run, key, history), typer.echo)
+        typer.echo(outcome.told)
+        raise typer.Exit(exit_codes.UNEXPECTED if outcome.difference else exit_codes.OK)
+    if folder is None:
+        raise UserError("name the folder of a run's event journals, or a place with --replay")
     if who_sent is not None:
         typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
         return

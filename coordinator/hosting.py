@@ -20,6 +20,7 @@ from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.journal_upgrade import backup_path
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import UserError
@@ -78,6 +79,7 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
             if keys.signing is not None:
                 server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
+                server.provenance = ProvenanceFile(data_dir / FILE_NAME, journal.run_id, keys.signing)
             host = asked_for.public_host or listen_on.host_for_others()
             server.url = JoinUrl(host, server.port, manifest.run.name, keys.public_raw)
             announce(str(server.url))

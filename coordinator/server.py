@@ -42,6 +42,7 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.operator_socket import OperatorSocket
+from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,
@@ -118,6 +119,7 @@ class Server:
         self._to_cut: list[tuple[float, int]] = []  # connections of members that had to go, and when
         self.arrived = 0  # frames, and connections that were never let in
         self.evidence: EvidenceFolder | None = None  # where it is kept
+        self.provenance: ProvenanceFile | None = None
         self.exporter: Exporter | None = None  # where /metrics is wanted
         self._slowest_turn_s = 0.0
         self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
@@ -373,6 +375,8 @@ class Server:
             case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
+                if self.provenance is not None:
+                    self.provenance.keep(effect)
             case KeepRefutation():
                 if self.evidence is not None:
                     self.evidence.keep_refutation(effect)

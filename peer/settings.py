@@ -101,6 +101,9 @@ class OwnConfig:
     stuck_after: float | None = _setting(None, parse=_seconds)
     results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, _bytes)
     results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
+    archive: bool = _setting(
+        False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
+    )
     metrics: str = _setting("", METRICS_HELP)
 
     def as_json(self) -> str:

@@ -40,10 +40,10 @@ from farflung.peer.settings import OwnConfig
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
 from farflung.peer.worker import Inbox, Job, Worker, nothing
-from farflung.protocol.errors import FarflungError
+from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import DOOR_OUT
+from farflung.protocol.messages import DOOR_OUT, Committed
 from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
@@ -76,8 +76,12 @@ class Agent:
         self._link = self._line.link
         folder = (options.own.identity or default_path()).parent / "state"
         store = Store(options.own.checkpoints) if options.own.checkpoints else None
+        if options.own.archive and store is None:
+            raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
         submit = self._arithmetic.submit
-        self._tools = Tools(self._identity, options.own, folder, store, self._line, submit, self._carry_out)
+        self._tools = Tools(
+            self._identity, options.own, folder, store, self._line, submit, self._carry_out, say
+        )
         self._hands: Hands | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._local = LocalServer(options.folder)
@@ -153,6 +157,8 @@ class Agent:
                 self._events.on_answer(took.both_ways_s)
                 self._metrics.on_answer(took.both_ways_s)
             self._events.on_control(message)
+            if isinstance(message, Committed) and self._hands is not None and self._hands.archive is not None:
+                self._hands.archive.on_commit(message.commit)
             on_word(message)
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
@@ -382,10 +388,17 @@ class Agent:
         digest = self._machine.digest_of(effect.chunk, effect.version)
         arrived = Arrived(effect.version, self._machine.era, digest)
         kept = hands.arriving.after(effect, arrived, hands.state, job)
+        if hands.archive is not None:
+            hands.archive.changed(effect)
         self._arithmetic.submit(lambda: hands.change(effect.chunk, kept), nothing)
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
+        hands = self._hands
+        if hands is not None and hands.archive is not None:
+            chunks = hands.attached.fragments[seal.fragment].chunks
+            hashes = hands.state.hashes[chunks.start : chunks.stop]
+            hands.archive.sealed(seal, self._machine.era, digest, hashes)
         failpoints.hit("apply.after_seal")
         self._fetching.sealed(time.monotonic())
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
@@ -414,6 +427,8 @@ class Agent:
             hands.checkpoints.close(finished)
         if hands is not None and hands.results is not None:
             hands.results.close(finished)
+        if hands is not None and hands.archive is not None:
+            hands.archive.close(finished)
         self._arithmetic.close()
         self._inbox.close()
         if hands is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.checkpoints.archive import Archive
 from farflung.checkpoints.store import Store
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
@@ -21,6 +22,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import OwnConfig
+from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.arrived_pieces import Arriving
 from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.checkpoint_thread import Checkpointing
@@ -28,6 +30,7 @@ from farflung.peer.state.outer_state import OuterState, payload_bytes_most
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit
 from farflung.protocol.moments import Attached
+from farflung.protocol.process.log_lines import Say
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Tools:
     line: DataLine
     submit: Submit
     carry_out: Callable[[list[do.Effect]], None]
+    say: Say
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Hands:
     arriving: Arriving
     results: KeepingResults | None
     checkpoints: Checkpointing | None
+    archive: Archiving | None
     largest_payload_bytes: int
 
     @staticmethod
@@ -71,6 +76,7 @@ class Hands:
             results = KeepingResults(place, attached, submit, machine, tell)
         if tools.store is not None:
             checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
+        archive = _archive_of(attached, tools) if own.archive else None
         return Hands(
             attached,
             shared,
@@ -79,6 +85,7 @@ class Hands:
             Arriving(tools.folder, peer, attached, submit, tell),
             results,
             checkpoints,
+            archive,
             largest,
         )
 
@@ -88,3 +95,13 @@ class Hands:
             self.checkpoints.change(chunk, job)
         else:
             job()
+
+
+def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
+    """A replay starts from a checkpoint: an archive without any would be of no use."""
+    if not attached.known.manifest.checkpoint.every_rounds:
+        tools.say(
+            "nothing is archived: this run saves no checkpoints ([checkpoint] every_rounds in run.toml)"
+        )
+        return None
+    return Archiving(Archive(tools.own.checkpoints), attached, tools.submit, tools.say)

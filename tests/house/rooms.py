@@ -123,7 +123,9 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/screen": Room(PROTOCOL),
-    "console/history": Room(("console/screen", "coordinator/court", "coordinator/ledger", *PROTOCOL)),
+    "console/history": Room(
+        ("console/screen", "coordinator/court", "coordinator/ledger", "checkpoints", *PROTOCOL)
+    ),
     "console/doctor": Room(
         ("console/screen", "coordinator/door", "peer", "peer/line", "collectives/link", *PROTOCOL)
     ),
@@ -172,6 +174,7 @@ PURE_MODULES = (
     "coordinator/ledger/ledger",
     "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
+    "coordinator/ledger/provenance",
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",

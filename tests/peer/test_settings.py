@@ -33,8 +33,10 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "stuck_after": ("90", 90.0),
     "results_limit": ("500 MB", 500_000_000),
     "results_on_disk": ("yes", True),
+    "archive": ("yes", True),
     "metrics": ("9100", "9100"),
 }
+FLAGS = {"archive", "results_on_disk"}
 ONLY_WRITTEN_DOWN = {"stuck_after"}  # in the file or the environment: no option of `farflung join`
 
 
@@ -78,9 +80,8 @@ def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None
     assert set(options) == set(SETTINGS) - ONLY_WRITTEN_DOWN
     for name, option in options.items():
         assert option.opts == ["--" + name.replace("_", "-")] and not option.secondary_opts
-        assert option.help == SETTINGS[name].help.replace("[", r"\[") and option.is_flag == (
-            name == "results_on_disk"
-        )
+        assert option.help == SETTINGS[name].help.replace("[", r"\[")
+        assert option.is_flag == (name in FLAGS)
     keywords = [
         each
         for each in inspect.signature(farflung.join).parameters.values()
@@ -115,7 +116,7 @@ def test_what_is_typed_after_join_is_what_the_agent_is_given(
     taken: list[joining.JoinOptions] = []
     monkeypatch.setattr(joining, "join", lambda options: taken.append(options) or 0)
     text, meant = WRITTEN[name]
-    words = ["--" + name.replace("_", "-")] + ([] if name == "results_on_disk" else [text])
+    words = ["--" + name.replace("_", "-")] + ([] if name in FLAGS else [text])
     for typed, own in ((words, OwnConfig(**{SETTINGS[name].field: meant})), ([], OwnConfig())):  # type: ignore[arg-type]
         done = CliRunner().invoke(main.app, ["join", "--plain", *typed, URL, "more"], catch_exceptions=False)
         assert done.exit_code == 0, done.output

@@ -1,0 +1,251 @@
+"""The audit by replay: from a checkpoint and the archive beside it, every version computed anew, bit for bit.
+
+Called by `farflung audit --replay`.  Needs no process of the run, no GPU and no torch: numpy alone, one chunk after the
+other.  Believes no file: a checkpoint's state must be what its digests say, a result what its commit says, and each
+state that follows what the run settled, by the coordinator's signature in a checkpoint, or by its event journal where
+one is given.  Holds the state of the whole model in memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from farflung.checkpoints.archive import Archive, Key, RoundHead
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, chunk_hash
+from farflung.checkpoints.store import Saved, Store
+from farflung.console.history.history import History
+from farflung.coordinator.court.plain_steps import ChunkRules
+from farflung.protocol.digests import split_hashes
+from farflung.protocol.errors import CheckpointError, FrameError, UserError
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.round_words import result_name
+
+SHOWN_CHARS = 16  # of a digest
+KEEP_IT = "farflung join --checkpoints FOLDER --archive keeps them, at every peer that is asked to"
+
+
+class Differs(Exception):
+    """What was computed is not what the run says.  The text names the version, the fragment and the chunk."""
+
+
+@dataclass
+class Outcome:
+    replayed: int = 0  # versions, of each fragment
+    settled: int = 0  # of these, so many that the run settled, by its signature or its journal
+    gaps: list[str] = field(default_factory=list)
+    difference: str = ""
+
+    @property
+    def told(self) -> str:
+        if self.difference:
+            return f"DIFFERS  {self.difference}"
+        missing = f"; missing: {len(self.gaps)} (named above)" if self.gaps else ""
+        same = f"{self.replayed} versions replayed, bit for bit the same"
+        return f"{same}; {self.settled} of them settled by the run{missing}"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where everything lies, and whom to believe about digests."""
+
+    store: Store
+    archive: Archive
+    run: str  # the beginning of its id
+    checkpoints: tuple[Saved, ...]
+    run_key: bytes = b""  # the key of the join URL: signatures of anybody else prove nothing
+    history: History | None = None  # the coordinator's event journals
+
+    def starts(self, era: int, first: int) -> list[Saved]:
+        """Checkpoints from which this era's versions, of which `first` is the first, follow; the oldest first.
+
+        An era begins at a version of an earlier one: a checkpoint of that very version will do, too.
+        """
+        found = [
+            saved
+            for saved in self.checkpoints
+            if saved.manifest.era == era or (saved.manifest.era < era and saved.manifest.version == first - 1)
+        ]
+        nearest = max(
+            (saved.manifest.version for saved in found if saved.manifest.version < first), default=0
+        )
+        found = [saved for saved in found if saved.manifest.version >= nearest]
+        return sorted(found, key=lambda saved: (saved.manifest.version, saved.manifest.era, saved.folder))
+
+    def settled(self, era: int, fragment: int, version: int) -> Iterator[tuple[str, str]]:
+        """(digest, by what) of what the run itself has said of this version."""
+        if self.history is not None and (fragment, version) in self.history.era(era).digests:
+            yield self.history.era(era).digests[fragment, version], "the run settled"
+        for saved in self.checkpoints:
+            if saved.manifest.age == (era, version) and saved.manifest.run_key:
+                yield saved.manifest.fragments[fragment].digest, "the run signed"
+
+
+def sources_at(place: str, run: str, run_key: bytes, history: History | None) -> Sources:
+    """UserError if there is nothing to replay, or more than one run."""
+    archive, store = Archive(place), Store(place)
+    runs = [each for each in archive.runs() if each.startswith(run[:8])]
+    if not runs:
+        raise UserError(f"{place}: no archive of a run there; {KEEP_IT}")
+    if len(runs) > 1:
+        raise UserError(f"{place}: archives of several runs; choose one with --run: {', '.join(runs)}")
+    found = [each for each in store.list_saved().complete if each.manifest.run_id.startswith(runs[0])]
+    foreign = [each.folder for each in found if run_key and each.manifest.run_key != run_key]
+    if foreign:
+        raise CheckpointError(
+            f"{place}: not signed by the coordinator of this join URL: {', '.join(foreign)}"
+        )
+    return Sources(store, archive, runs[0], tuple(found), run_key, history)
+
+
+def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
+    """All that is there, era by era, up to the first difference.  `say` is told a line for each version."""
+    outcome = Outcome()
+    keys: dict[int, list[Key]] = defaultdict(list)
+    for key in sources.archive.keys(sources.run):
+        keys[key[0]].append(key)
+    try:
+        for era, there in sorted(keys.items()):
+            _Replay(sources, era, there, outcome, say).run()
+    except Differs as difference:
+        outcome.difference = str(difference)
+    if not outcome.replayed and not outcome.difference:
+        say_why = "\n".join(outcome.gaps) or f"nothing is in the archive; {KEEP_IT}"
+        raise UserError(f"{sources.store.url}: nothing can be replayed: {say_why}")
+    return outcome
+
+
+class _Replay:
+    """Of one era."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        era: int,
+        keys: list[Key],
+        outcome: Outcome,
+        say: Callable[[str], None],
+    ) -> None:
+        self._sources, self._era, self._outcome, self._say = sources, era, outcome, say
+        self._there = set(keys)
+        newest = {fragment: version for _, fragment, version in keys}
+        self._first, self._last = min(key[2] for key in keys), min(newest.values())
+        self._starts = sources.starts(era, self._first)
+        self._state: dict[int, bytes] = {}  # chunk -> its parameters and momentum
+
+    def run(self) -> None:
+        if not self._starts:
+            self._gap(
+                f"no checkpoint from which version {self._first} follows; [checkpoint] every_rounds in run.toml asks "
+                "for them, farflung join --checkpoints keeps them"
+            )
+            return
+        manifest = self._manifest_of(self._starts[0].manifest)
+        rules = ChunkRules.of(manifest, self._starts[0].manifest.model)
+        fragments = fragments_of(self._starts[0].manifest.model.chunk_count, manifest.round.fragments)
+        at = -1  # the version that the state is at
+        for version in range(self._starts[0].manifest.version, self._last + 1):
+            saved = next((each for each in self._starts if each.manifest.version == version), None)
+            if at == version - 1 and at >= 0 and self._is_kept(version, fragments):
+                for fragment in fragments:
+                    self._step(rules, fragment, version)
+                at = version
+                if saved is not None:
+                    self._compare(saved, fragments)
+            elif saved is not None:
+                self._load(saved)
+                at = version
+
+    def _manifest_of(self, start: CheckpointManifest) -> Manifest:
+        manifest = self._sources.archive.manifest(self._sources.run)
+        if manifest.digest.hex() != start.manifest:
+            raise CheckpointError(
+                f"{self._sources.archive.url}: run.json of the archive is not the manifest of the checkpoints' run"
+            )
+        return manifest
+
+    def _is_kept(self, version: int, fragments: tuple[Fragment, ...]) -> bool:
+        missing = [f.number for f in fragments if (self._era, f.number, version) not in self._there]
+        if missing:
+            of = f" of fragment {missing[0]}" if len(fragments) > 1 else ""
+            self._gap(
+                f"version {version}{of} is not in the archive; another peer's may have it (copy its *.round "
+                "files into the folder); it goes on at the next checkpoint"
+            )
+        return not missing
+
+    def _gap(self, told: str) -> None:
+        where = f"era {self._era}: " if self._era else ""
+        self._outcome.gaps.append(where + told)
+        self._say(f"missing  {where}{told}")
+
+    # ---- a checkpoint ----------------------------------------------------------------------------------------
+
+    def _load(self, saved: Saved) -> None:
+        manifest = saved.manifest
+        for fragment, there in enumerate(manifest.fragments):
+            self._look_elsewhere(manifest.era, fragment, manifest.version, there.digest)
+        self._state = dict(self._sources.store.chunks(saved))
+        self._say(f"version {manifest.version}: read from the checkpoint {saved.folder}")
+
+    def _compare(self, saved: Saved, fragments: tuple[Fragment, ...]) -> None:
+        for fragment, there in zip(fragments, saved.manifest.fragments, strict=True):
+            for chunk, expected in zip(fragment.chunks, there.chunks, strict=True):
+                if chunk_hash(self._state[chunk]) != expected:
+                    raise Differs(self._named(there.version, fragment, chunk) + f", in {saved.folder}")
+
+    # ---- a version -------------------------------------------------------------------------------------------
+
+    def _step(self, rules: ChunkRules, fragment: Fragment, version: int) -> None:
+        run, key = self._sources.run, (self._era, fragment.number, version)
+        head = self._sources.archive.head(run, key)
+        payloads = self._sources.archive.payloads(run, key)
+        expected = split_hashes(head.chunks)
+        if len(expected) != fragment.count:
+            raise Differs(f"version {version} of fragment {fragment.number} has {len(expected)} chunks")
+        self._check_commit(head)
+        for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
+            where = self._named(version, fragment, chunk)
+            try:
+                state = rules.after(self._state[chunk], payload, chunk)
+            except FrameError as error:
+                raise Differs(f"{where}: its result is none: {error}") from None
+            if chunk_hash(state) != told.hex():
+                raise Differs(
+                    f"{where}: the committed results lead to {chunk_hash(state)[:SHOWN_CHARS]}, the archive "
+                    f"has {told.hex()[:SHOWN_CHARS]}"
+                )
+            self._state[chunk] = state
+        self._tell(head, self._look_elsewhere(*key, head.digest.hex()))
+
+    def _named(self, version: int, fragment: Fragment, chunk: int) -> str:
+        return f"version {version}, fragment {fragment.number}, chunk {chunk}"
+
+    def _look_elsewhere(self, era: int, fragment: int, version: int, digest: str) -> str:
+        """By what the run said that this is the version's digest, empty if nothing here tells; Differs if it said
+        another one."""
+        by = ""
+        for other, who in self._sources.settled(era, fragment, version):
+            if other != digest:
+                told = f"the digest is {digest[:SHOWN_CHARS]}, {who} {other[:SHOWN_CHARS]}"
+                raise Differs(f"version {version}, fragment {fragment}: {told}")
+            by = by or who
+        return by
+
+    def _check_commit(self, head: RoundHead) -> None:
+        commit, history = head.commit, self._sources.history
+        made = history.era(self._era).commits.get((commit.fragment, commit.version)) if history else None
+        if made is not None and made["result"] != result_name(commit):
+            told = "its results are not those that the coordinator's journal has"
+            raise Differs(f"version {commit.version}, fragment {commit.fragment}: {told}")
+
+    def _tell(self, head: RoundHead, settled: str) -> None:
+        commit = head.commit
+        self._outcome.replayed += 1
+        self._outcome.settled += bool(settled)
+        of = f" of fragment {commit.fragment}" if commit.fragment else ""
+        era = f" in era {self._era}" if self._era else ""
+        how = f"as {settled} it" if settled else "as the archive has it"
+        self._say(f"version {commit.version}{of}{era}: digest {head.digest.hex()[:SHOWN_CHARS]} {how}")

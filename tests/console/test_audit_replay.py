@@ -1,0 +1,301 @@
+"""The replay of an archive: what a peer kept is computed anew to the same bits, and whatever was changed is named.
+
+The archive is written by the peer's own hand, from a state that torch moves; the replay knows numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from farflung.checkpoints.archive import Archive, RoundHead
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
+from farflung.checkpoints.parts import Part
+from farflung.checkpoints.store import Store
+from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.console.history.audit_replay import Outcome, replay, sources_at
+from farflung.console.main import app
+from farflung.coordinator.court.plain_codecs import encode
+from farflung.optim.recipes import outer_of
+from farflung.peer.identity import Identity
+from farflung.peer.state.archiving import Archiving
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.digests import hash_bytes, root_of, split_hashes
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached, Known
+from farflung.protocol.round_words import Commit
+from farflung.protocol.signing import curve_key_of, statement_of
+
+RUN_ID = bytes(range(16))
+ELEMENTS, CHUNKS, FRAGMENTS = 65, 5, 2
+MODEL = ModelSchema((), ELEMENTS, CHUNKS, first_plain_chunk=4, frozen=bytes(32))
+MANIFEST = Manifest(
+    round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
+)
+ME, HOST = Identity.generate(), Identity.generate()
+RUN_KEY = curve_key_of(HOST.public)
+
+
+class Kept:
+    """A peer that keeps an archive, without a network: results come from a generator of random numbers."""
+
+    def __init__(self, place: Path, host: Identity = HOST) -> None:
+        self.place, self.host = str(place), host
+        self.told: list[str] = []
+        self.chance = np.random.default_rng(1)
+        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, MANIFEST.round, outer_of(MANIFEST))
+        self.fragments = fragments_of(CHUNKS, FRAGMENTS)
+        self.hand = self.new_hand()
+        self.era = 0
+
+    def new_hand(self) -> Archiving:
+        attached = Attached(Known(MANIFEST, RUN_ID), MODEL)
+        return Archiving(Archive(self.place), attached, lambda job, then: then(job()), self.say)
+
+    def say(self, text: str, routine: bool = False, **facts: str) -> None:
+        self.told.append(text)
+
+    def noise(self, count: int) -> torch.Tensor:
+        return torch.from_numpy(self.chance.standard_normal(count).astype(np.float32))
+
+    def roll(self, version: int, skipped: tuple[int, ...] = ()) -> None:
+        """All fragments to this version; of `skipped` chunks the state is fetched."""
+        for fragment in self.fragments:
+            payloads = [encode("int8", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks]
+            hashes = b"".join(map(hash_bytes, payloads))
+            commit = Commit(version, version, ("ann",), (1.0,), hashes, "int8", fragment.number)
+            self.hand.on_commit(commit)
+            for chunk, payload in zip(fragment.chunks, payloads, strict=True):
+                roll = Roll(chunk, version, payload)
+                self.state.roll(roll)
+                fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
+                self.hand.changed(fetched if chunk in skipped else roll)
+            digest = self.state.seal(fragment.number)
+            chunks = slice(fragment.chunks.start, fragment.chunks.stop)
+            seal = Seal(version=version, fragment=fragment.number)
+            self.hand.sealed(seal, self.era, digest, self.state.hashes[chunks])
+
+    def save(self, version: int, era: int = 0) -> None:
+        """A checkpoint, as the run's coordinator signs it."""
+        store = Store(self.place)
+        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, ELEMENTS)
+        saved = []
+        for fragment in self.fragments:
+            self.state.seal(fragment.number)
+            mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
+            told = tuple(each.hex() for each in mine)
+            for first, count in shards_of(fragment.first, fragment.count, ELEMENTS):
+                at = first - fragment.first
+                part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
+                draft.parts.add([part])
+            statement = statement_of(RUN_ID, era, fragment.number, version, root_of(mine))
+            proof = (self.host.public + self.host.sign(statement)).hex()
+            saved.append(SavedFragment(version, root_of(mine).hex(), version, told, proof))
+        draft.parts.finish(lambda seconds: None)
+        manifest = CheckpointManifest(
+            format=1,
+            run="small",
+            run_id=RUN_ID.hex(),
+            manifest=MANIFEST.digest.hex(),
+            era=era,
+            version=version,
+            incarnation=1,
+            model=MODEL,
+            fragments=tuple(saved),
+            files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
+            writer=ME.peer_id,
+            key=ME.public.hex(),
+        )
+        draft.publish(manifest.signed(ME.sign))
+
+    def file(self, fragment: int, version: int) -> Path:
+        return (
+            Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / f"e0000-f{fragment:02d}-v{version:08d}.round"
+        )
+
+    def rewrite(
+        self,
+        fragment: int,
+        version: int,
+        change: Callable[[RoundHead, list[bytes]], tuple[RoundHead, list[bytes]]],
+    ) -> None:
+        """By somebody who takes care that the parts of the file fit together."""
+        archive, run, key = Archive(self.place), RUN_ID.hex()[:8], (0, fragment, version)
+        head, payloads = change(archive.head(run, key), list(archive.payloads(run, key)))
+        self.file(fragment, version).unlink()
+        hashes = b"".join(map(hash_bytes, payloads))
+        commit = msgspec.structs.replace(head.commit, hashes=hashes)
+        digest = root_of(split_hashes(head.chunks))
+        archive.put(msgspec.structs.replace(head, commit=commit, digest=digest), payloads)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    """Versions 1 to 7, with checkpoints of 3 and 6."""
+    peer = Kept(tmp_path / "kept")
+    for version in range(1, 8):
+        peer.roll(version)
+        if version in (3, 6):
+            peer.save(version)
+    peer.hand.close(finished=True)
+    return peer
+
+
+def replayed(kept: Kept) -> tuple[Outcome, list[str]]:
+    lines: list[str] = []
+    return replay(sources_at(kept.place, "", RUN_KEY, None), lines.append), lines
+
+
+def test_P1_every_version_after_a_checkpoint_is_computed_to_the_same_bits(kept: Kept) -> None:
+    outcome, lines = replayed(kept)
+    assert not outcome.difference and not outcome.gaps and not kept.told
+    assert (outcome.replayed, outcome.settled) == (8, 2)  # 4 to 7 of two fragments; 6 is signed
+    assert lines[0].startswith("version 3: read from the checkpoint")
+    assert [line for line in lines if line.endswith("as the run signed it")] == lines[5:7]
+    kept.state.seal(1)
+    assert lines[-1].startswith(f"version 7 of fragment 1: digest {kept.state.digests[1].hex()[:16]} as the")
+
+
+def test_a_result_that_was_exchanged_is_found_by_version_fragment_and_chunk(kept: Kept) -> None:
+    def change(head: RoundHead, payloads: list[bytes]) -> tuple[RoundHead, list[bytes]]:
+        payloads[2] = encode("int8", np.ones(ELEMENTS, np.float32))
+        return head, payloads
+
+    kept.rewrite(1, 5, change)
+    outcome, lines = replayed(kept)
+    assert outcome.difference.startswith("version 5, fragment 1, chunk 4: the committed results lead to")
+    assert lines[-1].startswith("version 5: digest")
+    done = CliRunner().invoke(app, ["audit", "--replay", kept.place])
+    assert done.exit_code == 1 and "DIFFERS  version 5, fragment 1, chunk 4" in done.output
+
+
+def test_a_state_that_does_not_follow_is_found_even_if_its_lists_fit_together(kept: Kept) -> None:
+    def change(head: RoundHead, payloads: list[bytes]) -> tuple[RoundHead, list[bytes]]:
+        return msgspec.structs.replace(head, chunks=head.chunks[:32] + bytes(32)), payloads
+
+    kept.rewrite(0, 7, change)
+    outcome, _ = replayed(kept)
+    assert outcome.difference.startswith("version 7, fragment 0, chunk 1: the committed results lead to")
+
+
+def test_what_the_run_signed_counts_and_not_what_the_archive_says(kept: Kept) -> None:
+    """All of version 6 was made anew, so that it follows from version 5; but the run signed another state."""
+    other = Kept(Path(kept.place).with_name("other"))
+    for version in range(1, 4):
+        other.roll(version)
+    other.save(3)
+    other.chance = np.random.default_rng(2)
+    for version in range(4, 8):
+        other.roll(version)
+    other.hand.close(finished=True)
+    for version in range(4, 8):
+        for fragment in range(FRAGMENTS):
+            kept.file(fragment, version).write_bytes(other.file(fragment, version).read_bytes())
+    outcome, _ = replayed(kept)
+    assert outcome.difference.startswith("version 6, fragment 0: the digest is")
+    assert "the run signed" in outcome.difference
+
+
+def test_damage_is_told_from_a_lie(kept: Kept) -> None:
+    raw = bytearray(kept.file(0, 5).read_bytes())
+    raw[-1] ^= 1
+    kept.file(0, 5).write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"v00000005.round: the result of chunk 1 is damaged"):
+        replayed(kept)
+    for broken, told in (
+        (raw[:-1], "cut off"),
+        (raw[:20], "damaged"),
+        (b"", "damaged"),
+        (bytes([255] * 99), "damaged"),
+    ):
+        kept.file(0, 5).write_bytes(broken)
+        with pytest.raises(CheckpointError, match=told):
+            replayed(kept)
+    kept.file(0, 5).write_bytes(kept.file(0, 4).read_bytes())
+    with pytest.raises(CheckpointError, match="another version"):
+        replayed(kept)
+
+
+def test_a_version_that_nobody_kept_is_named_and_the_next_checkpoint_goes_on(kept: Kept) -> None:
+    kept.file(1, 5).unlink()
+    outcome, lines = replayed(kept)
+    assert not outcome.difference and outcome.replayed == 4
+    assert [line for line in lines if line.startswith("missing")] == [f"missing  {outcome.gaps[0]}"]
+    assert outcome.gaps[0].startswith("version 5 of fragment 1 is not in the archive; another peer's")
+    assert any(line.startswith("version 6: read from the checkpoint") for line in lines)
+    assert lines[-1].startswith("version 7 of fragment 1")
+
+
+def test_without_a_checkpoint_or_an_archive_it_is_said_what_keeps_them(kept: Kept, tmp_path: Path) -> None:
+    for folder in Path(kept.place).glob("*-e0000-v*"):
+        for file in folder.iterdir():
+            file.unlink()
+    with pytest.raises(
+        UserError, match="no checkpoint from which version 1 follows; .checkpoint. every_rounds"
+    ):
+        replayed(kept)
+    with pytest.raises(
+        UserError, match="no archive of a run there; farflung join --checkpoints FOLDER --archive"
+    ):
+        sources_at(str(tmp_path / "nowhere"), "", RUN_KEY, None)
+    done = CliRunner().invoke(app, ["audit"])
+    assert isinstance(done.exception, UserError) and "--replay" in str(done.exception)
+
+
+def test_what_another_coordinator_signed_is_refused(tmp_path: Path) -> None:
+    peer = Kept(tmp_path / "kept", host=Identity.generate())
+    peer.roll(1)
+    peer.save(1)
+    peer.hand.close(finished=True)
+    with pytest.raises(CheckpointError, match="not signed by the coordinator of this join URL"):
+        replayed(peer)
+
+
+def test_a_version_that_was_not_rolled_whole_is_not_archived(tmp_path: Path) -> None:
+    peer = Kept(tmp_path / "kept")
+    peer.roll(1)
+    peer.roll(2, skipped=(3,))
+    peer.roll(3)
+    peer.hand.close(finished=True)
+    assert [key[1:] for key in Archive(peer.place).keys(RUN_ID.hex()[:8])] == [
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 1),
+        (1, 3),
+    ]
+
+
+def test_a_state_that_had_to_be_given_up_is_not_archived(tmp_path: Path) -> None:
+    """It was not the run's: what comes next is fetched, not rolled on it."""
+    peer = Kept(tmp_path / "kept")
+    peer.roll(1)
+    peer.hand.changed(Install(0, 1, b""))
+    peer.hand.close(finished=False)
+    assert [key[1:] for key in Archive(peer.place).keys(RUN_ID.hex()[:8])] == [(1, 1)]
+
+
+def test_a_place_that_fails_is_told_once_and_costs_no_round(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("a file")
+    peer = Kept(tmp_path / "kept")
+    for version in (1, 2, 3):
+        peer.roll(version)
+    peer.hand.close(finished=True)
+    assert len(peer.told) == 1 and peer.told[0].endswith("training goes on")
+
+
+def test_the_oldest_checkpoint_of_each_era_stays_beside_an_archive(kept: Kept) -> None:
+    store = Store(kept.place)
+    for era, version in ((0, 9), (1, 7), (1, 8), (1, 9)):
+        kept.save(version, era)
+    store.retain(RUN_ID.hex(), keep=1)
+    assert [s.manifest.age for s in store.list_saved().complete] == [(1, 9), (1, 7), (0, 3)]
