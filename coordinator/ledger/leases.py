@@ -1,10 +1,11 @@
 """Data leases: every sample of an epoch is handed out once and acknowledged by the commits that used it (P7).
 
 Held by the ledger; changed only through journal records, so a restart restores it exactly.  Pure.
-A lease is a range [start, stop) of an epoch's order.  A sample's gradient goes into every fragment, and each
-fragment commits for itself: `uptos` is how far each has learned from the range.  A sample counts as committed when
-the last fragment has learned from it.  What a lost holder did not get committed goes back to the pool with its
-`uptos`, and is granted first: the next holder lets only those fragments learn that have not.
+A lease is a range [start, stop) of an epoch's order.  A holder whose own data ends within it keeps the part before.
+A sample's gradient goes into every fragment, and each fragment commits for itself: `uptos` is how far each has
+learned from the range.  A sample counts as committed when the last fragment has learned from it.  What a lost holder
+did not get committed goes back to the pool with its `uptos`, and is granted first: the next holder lets only those
+fragments learn that have not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
 
 Uptos = tuple[int, ...]  # of each fragment
@@ -72,10 +73,17 @@ class Leases:
     held: dict[int, Held] = field(default_factory=dict)
     returned: list[Range] = field(default_factory=list)
     returned_samples: int = 0  # ever
+    data: bytes = b""  # the fingerprint of the run's data set, where it has one
+    stream: bool = False  # its length was unknown at first
+    settled: bool = False  # something that was leased is committed: this data set is the run's for good
+    beyond: int = 0  # granted beyond the end of a stream that was found later: held, or learned from
     _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
 
     def after_unpacking(self) -> None:
         self._by_peer = {}
+        # Of a ledger that was folded before these were known.
+        self.stream = self.stream or self.samples == UNKNOWN_LENGTH
+        self.settled = self.settled or self.committed_samples > 0
         for lease_id, held in self.held.items():
             self._by_peer.setdefault(held.peer, {})[lease_id] = held
 
@@ -84,12 +92,12 @@ class Leases:
     @property
     def granted_samples(self) -> int:
         """Of all epochs, each counted once."""
-        return self.epoch * self.samples + self.cursor if self.epoch else self.cursor
+        return (self.epoch * self.samples if self.epoch else 0) + self.cursor + self.beyond
 
     @property
     def held_samples(self) -> int:
         """Out with peers, and not committed yet."""
-        return sum(max(0, self._inside(held.stop) - held.upto) for held in self.held.values())
+        return sum(held.stop - held.upto for held in self.held.values())
 
     @property
     def waiting_samples(self) -> int:
@@ -105,20 +113,25 @@ class Leases:
         """Ever leased; a sample that was handed back and leased again counts each time."""
         return self.committed_samples + self.held_samples + self.returned_samples
 
-    def _inside(self, position: int) -> int:
-        """Leases may reach beyond the end of a stream, which nobody knew when they were granted."""
-        return min(position, self.samples)
-
     # ---- decisions: what to write down ---------------------------------------------------------------
 
-    def next_range(self, wanted: int) -> Range:
-        """The next lease to grant; large enough that a peer needs only a few at a time."""
+    def next_range(self, wanted: int, ends: int = UNKNOWN_LENGTH) -> Range | None:
+        """The next lease to grant; large enough that a peer needs only a few at a time.
+
+        `ends`: how many samples the peer has.  None: it has none of those that are to be leased now.
+        """
         size = max(wanted, self.lease_samples)
-        if self.returned:
-            first = self.returned[0]
-            return first.cut(first.start, min(first.start + size, first.stop))
+        for each in self.returned:
+            if each.start < ends:
+                return each.cut(each.start, min(each.start + size, each.stop, ends))
         epoch, start = (self.epoch + 1, 0) if self.cursor >= self.samples else (self.epoch, self.cursor)
-        return Range(epoch, start, min(start + size, self.samples), (start,) * self.fragments)
+        if start >= ends:
+            return None
+        return Range(epoch, start, min(start + size, self.samples, ends), (start,) * self.fragments)
+
+    def reaching_beyond(self, peer: str, samples: int) -> list[int]:
+        """Leases of a peer that has no more than so many samples, and can't read them to their ends."""
+        return [lease_id for lease_id, held in self._by_peer.get(peer, {}).items() if held.stop > samples]
 
     def of(self, peer: str) -> dict[int, Held]:
         return dict(self._by_peer.get(peer, {}))
@@ -145,10 +158,12 @@ class Leases:
     # ---- changes: called by the ledger only, for a record that is written ------------------------------
 
     def grant(self, peer: str, lease: Lease) -> None:
-        first = self.returned[0] if self.returned else None
-        if first is not None and (first.epoch, first.start) == (lease.epoch, lease.start):
-            rest = [first.cut(lease.stop, first.stop)] if lease.stop < first.stop else []
-            self.returned[:1] = rest
+        again = next((at for at, each in enumerate(self.returned) if _begins_at(each, lease)), None)
+        if again is not None:
+            first = self.returned[again]
+            self.returned[again : again + 1] = (
+                [first.cut(lease.stop, first.stop)] if lease.stop < first.stop else []
+            )
         else:
             self.epoch, self.cursor = lease.epoch, lease.stop
         held = Held(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
@@ -160,6 +175,7 @@ class Leases:
             held = self.held.get(item.lease)
             if held is None:
                 continue  # named once more; the last fragment has learned from all of it since then
+            self.settled = self.settled or item.upto > held.start
             held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])
             if held.upto == held.stop:
                 self._take(item.lease)
@@ -167,11 +183,27 @@ class Leases:
     def release(self, lease_ids: Iterable[int]) -> None:
         for lease_id in lease_ids:
             held = self._take(lease_id)
-            stop = self._inside(held.stop)
-            if held.upto < stop:
-                whole = Range(held.epoch, held.start, held.stop, held.uptos)
-                self.returned.append(whole.cut(held.upto, stop))
-                self.returned_samples += stop - held.upto
+            self._give_back(Range(held.epoch, held.upto, held.stop, held.uptos))
+
+    def cut_short(self, lease_ids: Iterable[int], samples: int) -> None:
+        """Their holder has no more than so many samples: what lies beyond is for others."""
+        for lease_id in lease_ids:
+            held = self.held[lease_id]
+            whole = Range(held.epoch, held.start, held.stop, held.uptos)
+            stop = min(max(held.start, samples), held.stop)
+            rest = whole.cut(max(stop, held.upto), held.stop)
+            held.stop, held.uptos = stop, whole.cut(held.start, stop).uptos
+            if held.upto == stop:
+                self._take(lease_id)
+            self._give_back(rest)
+
+    def _give_back(self, rest: Range) -> None:
+        """Nobody has what lies beyond the end of a stream; it counts only where some fragment says it learned it."""
+        stop = min(rest.stop, max(self.samples, *rest.uptos))
+        self.beyond -= rest.stop - max(stop, rest.start)
+        if rest.start < stop:
+            self.returned.append(rest.cut(rest.start, stop))
+            self.returned_samples += stop - rest.start
 
     def _take(self, lease_id: int) -> Held:
         held = self.held.pop(lease_id)
@@ -182,12 +214,19 @@ class Leases:
         return held
 
     def end_stream(self, samples: int) -> None:
-        """The data set turned out to have so many samples.  Leases beyond stay with their holders, and are empty."""
-        before = self.waiting_samples
-        self.samples, self.cursor = samples, min(self.cursor, samples)
-        kept = [each for each in self.returned if each.start < samples]
-        self.returned = [each.cut(each.start, min(each.stop, samples)) for each in kept]
-        self.returned_samples -= before - self.waiting_samples
+        """The data set turned out to have so many samples.  Leases beyond stay with their holders, who find nothing
+        there and say so."""
+        self.samples = samples
+        self.beyond += max(0, self.cursor - samples)
+        self.cursor = min(self.cursor, samples)
+        self._put_back_again()
+
+    def _put_back_again(self) -> None:
+        """What waits, without what nobody has."""
+        waiting, self.returned = self.returned, []
+        for each in waiting:
+            self.returned_samples -= each.stop - each.start
+            self._give_back(each)
 
     # ---- going back -------------------------------------------------------------------------------------
 
@@ -204,6 +243,10 @@ class Leases:
         self._by_peer.clear()
         self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])
         self.returned_samples += self.waiting_samples - before
+        if self.stream and self.samples != UNKNOWN_LENGTH:
+            first = [reach.cursor - self.samples for reach in reaches if reach.epoch == 0]
+            self.beyond = max(0, *first) if first else self.beyond
+            self._put_back_again()
 
     def _granted_since(self, reach: Reach) -> list[Missing]:
         found = []
@@ -213,6 +256,10 @@ class Leases:
             if start < stop:
                 found.append((epoch, start, stop))
         return found
+
+
+def _begins_at(each: Range, lease: Lease) -> bool:
+    return (each.epoch, each.start) == (lease.epoch, lease.start)
 
 
 def _ranges(missing: Sequence[Sequence[Missing]]) -> list[Range]:
