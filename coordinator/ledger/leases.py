@@ -76,7 +76,7 @@ class Leases:
     data: bytes = b""  # the fingerprint of the run's data set, where it has one
     stream: bool = False  # its length was unknown at first
     settled: bool = False  # something that was leased is committed: this data set is the run's for good
-    beyond: int = 0  # granted beyond the end of a stream that was found later: held, or learned from
+    before_end: int = 0  # the cursor when the end of a stream was found; it may have been beyond
     _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
 
     def after_unpacking(self) -> None:
@@ -92,7 +92,12 @@ class Leases:
     @property
     def granted_samples(self) -> int:
         """Of all epochs, each counted once."""
-        return (self.epoch * self.samples if self.epoch else 0) + self.cursor + self.beyond
+        return (self.epoch * self.samples if self.epoch else 0) + self.cursor + self.beyond_end
+
+    @property
+    def beyond_end(self) -> int:
+        """Of a stream, before its end was known.  Whoever holds such samples finds nothing there; they wait for ever."""
+        return max(0, self.before_end - self.samples)
 
     @property
     def held_samples(self) -> int:
@@ -121,6 +126,7 @@ class Leases:
         `ends`: how many samples the peer has.  None: it has none of those that are to be leased now.
         """
         size = max(wanted, self.lease_samples)
+        ends = min(ends, self.samples)
         for each in self.returned:
             if each.start < ends:
                 return each.cut(each.start, min(each.start + size, each.stop, ends))
@@ -183,7 +189,8 @@ class Leases:
     def release(self, lease_ids: Iterable[int]) -> None:
         for lease_id in lease_ids:
             held = self._take(lease_id)
-            self._give_back(Range(held.epoch, held.upto, held.stop, held.uptos))
+            whole = Range(held.epoch, held.start, held.stop, held.uptos)
+            self._give_back(whole.cut(held.upto, held.stop))
 
     def cut_short(self, lease_ids: Iterable[int], samples: int) -> None:
         """Their holder has no more than so many samples: what lies beyond is for others."""
@@ -198,12 +205,9 @@ class Leases:
             self._give_back(rest)
 
     def _give_back(self, rest: Range) -> None:
-        """Nobody has what lies beyond the end of a stream; it counts only where some fragment says it learned it."""
-        stop = min(rest.stop, max(self.samples, *rest.uptos))
-        self.beyond -= rest.stop - max(stop, rest.start)
-        if rest.start < stop:
-            self.returned.append(rest.cut(rest.start, stop))
-            self.returned_samples += stop - rest.start
+        if rest.start < rest.stop:
+            self.returned.append(rest)
+            self.returned_samples += rest.stop - rest.start
 
     def _take(self, lease_id: int) -> Held:
         held = self.held.pop(lease_id)
@@ -216,17 +220,8 @@ class Leases:
     def end_stream(self, samples: int) -> None:
         """The data set turned out to have so many samples.  Leases beyond stay with their holders, who find nothing
         there and say so."""
-        self.samples = samples
-        self.beyond += max(0, self.cursor - samples)
+        self.samples, self.before_end = samples, max(self.before_end, self.cursor)
         self.cursor = min(self.cursor, samples)
-        self._put_back_again()
-
-    def _put_back_again(self) -> None:
-        """What waits, without what nobody has."""
-        waiting, self.returned = self.returned, []
-        for each in waiting:
-            self.returned_samples -= each.stop - each.start
-            self._give_back(each)
 
     # ---- going back -------------------------------------------------------------------------------------
 
@@ -234,7 +229,8 @@ class Leases:
         """What the fragment has learned from by now."""
         ranges = [Range(h.epoch, h.start, h.stop, h.uptos) for h in self.held.values()] + self.returned
         missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
-        return Reach(self.epoch, self.cursor, tuple(missing))
+        granted = self.cursor if self.epoch else max(self.cursor, self.before_end)
+        return Reach(self.epoch, granted, tuple(missing))
 
     def go_back(self, reaches: Sequence[Reach]) -> None:
         """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
@@ -243,16 +239,14 @@ class Leases:
         self._by_peer.clear()
         self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])
         self.returned_samples += self.waiting_samples - before
-        if self.stream and self.samples != UNKNOWN_LENGTH:
-            first = [reach.cursor - self.samples for reach in reaches if reach.epoch == 0]
-            self.beyond = max(0, *first) if first else self.beyond
-            self._put_back_again()
 
     def _granted_since(self, reach: Reach) -> list[Missing]:
         found = []
         for epoch in range(reach.epoch, self.epoch + 1):
             start = reach.cursor if epoch == reach.epoch else 0
             stop = self.cursor if epoch == self.epoch else self.samples
+            if epoch == 0:  # the only epoch of a stream whose end was not known
+                stop = max(stop, self.before_end)
             if start < stop:
                 found.append((epoch, start, stop))
         return found

@@ -9,6 +9,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from statistics import median
 
 from farflung.coordinator.ledger.evidence import Said, is_signed
@@ -105,6 +106,13 @@ class Conductor:
         owners = self.core.members.can_own(self.core.now)
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
+    @property
+    def _least(self) -> int:
+        """Contributions that a round needs.  Members whose data is at its end are here, and have none to give: others
+        must be able to go on, or they would never find that end themselves."""
+        without = sum(m.without_data and not self._is_ready(m) for m in self.able)
+        return max(1, self.core.manifest.run.min_peers - without)
+
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
@@ -117,7 +125,7 @@ class Conductor:
         if len(able) < least:
             held = f"version {self.book.version}{self.core.of(self.fragment)}"
             return f"{len(able)} of at least {least} peers hold {held}"
-        if len(ready) < least:
+        if len(ready) < self._least:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
@@ -165,7 +173,7 @@ class Conductor:
             codecs=codecs,
             fragment=self.fragment,
         )
-        rules = rules_for(manifest, self.book, peers)
+        rules = replace(rules_for(manifest, self.book, peers), min_peers=min(self._least, len(peers)))
         core.write(Opened(plan=plan))
         self.round = flight = InFlight(plan, rules, core.now, core.name)
         self.processes = {peer: core.members.members[peer].process for peer in peers}

@@ -163,6 +163,10 @@ class DataWords:
         if stamp == self._chosen_at:
             return
         self._chosen_at, here = stamp, self._here
+        if self._end_is_doubted(here):
+            oldest = here[0][0]
+            core.write(DataFixed(samples=UNKNOWN_LENGTH, peer=oldest.peer, data=core.ledger.leases.data))
+            core.note("most members have not found the end of the data where the first ones did: it goes on")
         lengths = Counter(word.first.samples for _, word in here)
         samples = max(lengths, key=lengths.__getitem__, default=0)  # of two, the one that was said first
         having = [(m, word) for m, word in here if word.first.samples == samples]
@@ -176,12 +180,19 @@ class DataWords:
         if of_run.samples:
             core.note(f"most members have another data set than the first ones: {_length(samples)}")
 
+    def _end_is_doubted(self, here: list[tuple[Member, Word]]) -> bool:
+        """Somebody who was alone said where the stream ends, and most of those who are here now do not."""
+        leases = self._core.ledger.leases
+        if not leases.stream or leases.samples == UNKNOWN_LENGTH:
+            return False
+        return 2 * sum(word.ends != leases.samples for _, word in here) > len(here)
+
     # ---- the end of a stream -----------------------------------------------------------------------------
 
     def maybe_end(self) -> None:
         """At a word of a member, and as time passes."""
         leases = self._core.ledger.leases
-        if not leases.stream or leases.samples != UNKNOWN_LENGTH:
+        if not leases.stream or leases.epoch:
             return
         weights = self._weights()
         ends = self._ends | {m.peer: word.ends for m, word in self._here}
@@ -191,7 +202,9 @@ class DataWords:
         length, weight = max(found.items(), key=lambda item: item[1], default=(UNKNOWN_LENGTH, 0))
         if 2 * weight <= weights.total() or length == UNKNOWN_LENGTH:
             length = self._end_of_those_here(weights)
-        if length != UNKNOWN_LENGTH:
+        if (
+            length < leases.samples
+        ):  # it may have been found too late; never too early, once something is committed
             self._end(length, next((p for p in weights if ends.get(p) == length), ""))
 
     def _weights(self) -> Counter[str]:

@@ -41,7 +41,7 @@ class Lending:
         books = member.standings.get(BOOKS_FRAGMENT)
         able = books is not None and books.verified and not beat.leaving
         self._cut_short(member)
-        able = able and self.words.fits(member)
+        able, member.without_data = able and self.words.fits(member), False
         if beat.want and leases.samples and able and not core.finished:
             self._grant(member, beat)
         mine = leases.of(member.peer)
@@ -75,6 +75,7 @@ class Lending:
         on_the_way = sum(h.stop - h.upto for i, h in mine.items() if i not in beat.have)
         while on_the_way < beat.want and len(mine) < self._leases_per_peer:
             found = leases.next_range(beat.want, self.words.ends_of(member))
+            member.without_data = found is None
             if found is None:
                 break
             lease = Lease.at(leases.next_id, found.epoch, found.start, found.stop, found.uptos)

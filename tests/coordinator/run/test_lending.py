@@ -442,6 +442,31 @@ def test_before_the_first_commit_most_members_say_where_the_stream_ends() -> Non
     assert run.leases.samples == 50 and run.leases.stream
 
 
+def test_who_was_alone_at_first_does_not_end_the_stream_for_those_who_come() -> None:
+    run = Lender(samples=0)
+    ann = run.enters("ann")
+    run.names(ann, UNKNOWN_LENGTH)
+    run.names(ann, 3)
+    assert run.leases.samples == 3
+    bob, cyd = run.enters("bob"), run.enters("cyd")
+    run.names(bob, UNKNOWN_LENGTH)
+    assert run.leases.samples == 3, "of two the first one"
+    run.names(cyd, UNKNOWN_LENGTH)
+    assert run.leases.samples == UNKNOWN_LENGTH and run.leases.stream
+
+
+def test_an_end_that_was_found_too_late_moves_to_where_most_find_it_within_the_first_epoch() -> None:
+    run = Streaming(ann=10, bob=5)
+    ann, bob = run.crew.values()
+    run.names(ann, 60)
+    assert run.ended() == [60]
+    run.commits({bob.peer: (Used(2, 16),)}, tokens_by={bob.peer: 10})
+    run.names(bob, 50)
+    assert run.ended() == [50]
+    run.names(ann, 70)
+    assert run.ended() == [], "and not to later"
+
+
 def test_where_most_are_gone_those_who_are_left_end_the_stream_after_a_long_while() -> None:
     run = Streaming(ann=100, bob=10, cyd=10)
     ann, bob, cyd = run.crew.values()
@@ -477,8 +502,8 @@ def test_P7_samples_beyond_the_end_that_somebody_learned_from_stay_in_the_books(
     for member in (bob, cyd):
         run.beats(member, samples=4, have=tuple(run.leases.of(member.peer)))
     leases = run.leases
-    assert (leases.committed_samples, leases.held_samples, leases.waiting_samples) == (10, 0, 0)
-    assert leases.granted_samples == 10 == 4 + leases.beyond
+    assert (leases.committed_samples, leases.held_samples, leases.waiting_samples) == (10, 0, 14)
+    assert leases.granted_samples == 24 == 4 + leases.beyond_end
     assert run.replayed().leases == leases
 
 
