@@ -146,6 +146,10 @@ class Leases:
         """Those ids that the peer believes to hold and does not."""
         return tuple(i for i in lease_ids if i not in self.held or self.held[i].peer != peer)
 
+    def newly_used(self, used: Iterable[Used], fragment: int = 0) -> int:
+        """Samples that the fragment has not learned from before, of leases in which there is no `problem`."""
+        return sum(item.upto - self.held[item.lease].uptos[fragment] for item in used)
+
     def problem(self, peer: str, used: Iterable[Used], fragment: int = 0) -> str | None:
         """Why these samples can't be acknowledged for this peer, or None."""
         seen: set[int] = set()
