@@ -96,7 +96,7 @@ class Leases:
 
     @property
     def beyond_end(self) -> int:
-        """Of a stream, before its end was known.  Whoever holds such samples finds nothing there; they wait for ever."""
+        """Granted of a stream before its end was known.  Who holds such samples finds nothing; they wait for ever."""
         return max(0, self.before_end - self.samples)
 
     @property

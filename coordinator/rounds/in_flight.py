@@ -281,7 +281,8 @@ class InFlight:
                 missing = self._names(sorted(self._uncompared))
                 return Waiting(f"decide: waiting for the dot products of {missing}")
             shares = self.comparing.shares_of(ready, self._shares)
-            self.screening = screened(ready, shares, self.rules.merge.clip)
+            merge = self.rules.merge
+            self.screening = screened(ready, shares, merge.clip, merge.trusted)
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:

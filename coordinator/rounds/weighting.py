@@ -33,6 +33,7 @@ class MergeRules:
     usual_tokens: float = 0.0  # of a member in those; 0: not known
     usual_rate: float = 0.0  # tokens for each leased sample, in the newest commits; 0: not known
     rounds: Mapping[str, int] = field(default_factory=dict)  # since its work went in last; 1 if not named
+    trusted: frozenset[str] = frozenset()  # members that the host answers for
     refused: bool = False  # the guard threw away the work of a round from this very version
 
 

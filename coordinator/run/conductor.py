@@ -439,6 +439,7 @@ def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> R
         guard=manifest.merge.guard,
         trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
         norms=tuple(norm for norm, _ in book.norms.values()),
+        trusted=frozenset(manifest.admission.trusted),
         usual_rate=median(book.rates.values()) if len(book.rates) >= NORMS_LEAST else 0.0,
         rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
         usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
