@@ -3,9 +3,9 @@
 Used by the simulator.  A liar is an honest peer whose words are changed on their way to the coordinator, and signed
 anew.  Lies draw their own chance: a scenario without liars keeps its course.
 
-Lies about data may be told from the start on where honest members decide what is committed first (`work_lies_early`).  Else
-they begin when something that was leased is committed, or when enough rounds show what is usual: a run that liars
-begin among themselves is theirs.
+Lies about data may be told from the start on where honest members decide what is committed first: `work_lies_early`.
+Else they begin when something that was leased is committed, or when enough rounds show what is usual: a run that
+liars begin among themselves is theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import structs
@@ -128,8 +129,7 @@ class WorkLeague:
         """Nobody who told the truth is sent away for what others said."""
         if what != "exit" or not self.scenario.work_liars:
             return
-        peer, effect = details  # type: ignore[misc]
-        assert isinstance(peer, VirtualPeer) and isinstance(effect, Exit)
+        peer, effect = cast("tuple[VirtualPeer, Exit]", details)
         if peer.peer not in self.keys and effect.code not in GOOD_ENDS:
             raise Broken(f"P18 is broken: {peer.peer} told the truth and was sent away: {effect.reason}")
 

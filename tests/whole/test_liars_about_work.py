@@ -36,12 +36,12 @@ def about_data(seed: int) -> Scenario:
     return replace(
         drawn,
         peers=peers,
-        liars=1 if early else draw.randint(1, peers - 1),
+        work_liars=1 if early else draw.randint(1, peers - 1),
         min_peers=3 if early else 1,  # what is committed first has honest work in it
         rounds=draw.choice((3, 5, 8)),
         undialable=0,
-        lies=draw.choice(("length", "end", "print", "wild", "end", "length print")),
-        lies_early=early,
+        work_lies=draw.choice(("length", "end", "print", "wild", "end", "length print")),
+        work_lies_early=early,
         stream_samples=draw.choice((0, 13, 40, 64)),
         kill_per_effect=drawn.kill_per_effect / 2,
     )
@@ -56,12 +56,12 @@ def about_tokens(seed: int) -> Scenario:
     return replace(
         drawn,
         peers=peers,
-        liars=liars,
+        work_liars=liars,
         min_peers=2 * liars + 1 if early else 2,
         rounds=4 if early else 8,
         undialable=0,
-        lies="tokens",
-        lies_early=early,
+        work_lies="tokens",
+        work_lies_early=early,
         kill_per_effect=drawn.kill_per_effect / 2,
     )
 
@@ -86,7 +86,7 @@ def test_P9_a_thousand_times_the_tokens_buy_neither_weight_nor_a_place_in_the_bo
         world.run()
         ledger = world.coordinator.core.ledger if world.coordinator is not None else None
         found_out += ledger is not None and any(
-            world.league.keys.keys() & record.clipped.keys() for record in ledger.rounds
+            world.work_league.keys.keys() & record.clipped.keys() for record in ledger.rounds
         )
     assert found_out >= 0.6 * len(seeds_of(batch)), "the record says who claimed too much"
 
