@@ -87,4 +87,5 @@ joins_at_once = 16        # open: newcomers that fetch the model at the same tim
 probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
 ban_strikes = 5           # strikes within a day after which a peer is banned; 0: never
 ban_hours = 24.0          # for so long
+trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """

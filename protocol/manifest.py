@@ -157,6 +157,14 @@ class AdmissionSection(_Section):
     probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
     ban_strikes: Annotated[int, Field(ge=0, le=1000)] = 5
     ban_hours: Annotated[float, Field(gt=0, le=24 * 3650)] = 24.0
+    trusted: Annotated[
+        tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],
+        Field(
+            strict=False,
+            max_length=64,
+            description="a list of at most 64 peer ids, as farflung status shows them",
+        ),
+    ] = ()
 
 
 class Manifest(_Section):

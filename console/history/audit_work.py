@@ -168,6 +168,8 @@ def check_samples(history: History) -> Finding:
             case "released":
                 for lease in each["leases"]:
                     books.held.pop(lease, None)
+            case "cut_short":
+                _cut_short(each, books)
             case "committed":
                 versions[each["fragment"]] = each["version"]
                 _acknowledge(each, books, finding)
@@ -192,6 +194,16 @@ def _grant(granted: Event, books: Books, finding: Finding) -> None:
     ]
     finding.expect(not twice, f"{name}: some are held by lease {twice[:1]}")
     books.held[granted["lease"]] = Held(granted["peer"], epoch, stop, uptos)
+
+
+def _cut_short(told: Event, books: Books) -> None:
+    """What its holder can't read of these leases is for others."""
+    for lease in told["leases"]:
+        held = books.held.get(lease)
+        if held is not None:
+            held.stop = min(held.stop, max(told["samples"], held.upto(books.keepers)))
+            if held.upto(books.keepers) >= held.stop:
+                del books.held[lease]
 
 
 def _acknowledge(commit: Event, books: Books, finding: Finding) -> None:

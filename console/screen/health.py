@@ -62,7 +62,11 @@ def health(status: Record) -> Health:
         return Health("…", "WAITING", "bold yellow", "nobody is here; the first peer to join starts the run")
     if status.get("phase") == RunPhase.WAITING:
         return Health("…", "WAITING", "bold yellow", clean(status.get("reason")) or "for peers")
-    return _with_members(members, alive)
+    found = _with_members(members, alive)
+    unjudged = clean(status.get("unjudged")).partition(";")[0] if len(alive) > 1 else ""
+    return (
+        found._replace(text=f"{found.text}; {unjudged}") if unjudged and found.word == "GOING WELL" else found
+    )
 
 
 def _with_members(members: list[Record], alive: list[Record]) -> Health:

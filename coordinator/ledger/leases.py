@@ -1,10 +1,11 @@
 """Data leases: every sample of an epoch is handed out once and acknowledged by the commits that used it (P7).
 
 Held by the ledger; changed only through journal records, so a restart restores it exactly.  Pure.
-A lease is a range [start, stop) of an epoch's order.  A sample's gradient goes into every fragment, and each
-fragment commits for itself: `uptos` is how far each has learned from the range.  A sample counts as committed when
-the last fragment has learned from it.  What a lost holder did not get committed goes back to the pool with its
-`uptos`, and is granted first: the next holder lets only those fragments learn that have not.
+A lease is a range [start, stop) of an epoch's order.  A holder whose own data ends within it keeps the part before.
+A sample's gradient goes into every fragment, and each fragment commits for itself: `uptos` is how far each has
+learned from the range.  A sample counts as committed when the last fragment has learned from it.  What a lost holder
+did not get committed goes back to the pool with its `uptos`, and is granted first: the next holder lets only those
+fragments learn that have not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
 
 Uptos = tuple[int, ...]  # of each fragment
@@ -72,10 +73,17 @@ class Leases:
     held: dict[int, Held] = field(default_factory=dict)
     returned: list[Range] = field(default_factory=list)
     returned_samples: int = 0  # ever
+    data: bytes = b""  # the fingerprint of the run's data set, where it has one
+    stream: bool = False  # its length was unknown at first
+    settled: bool = False  # something that was leased is committed: this data set is the run's for good
+    before_end: int = 0  # the cursor when the end of a stream was found; it may have been beyond
     _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
 
     def after_unpacking(self) -> None:
         self._by_peer = {}
+        # Of a ledger that was folded before these were known.
+        self.stream = self.stream or self.samples == UNKNOWN_LENGTH
+        self.settled = self.settled or self.committed_samples > 0
         for lease_id, held in self.held.items():
             self._by_peer.setdefault(held.peer, {})[lease_id] = held
 
@@ -84,12 +92,17 @@ class Leases:
     @property
     def granted_samples(self) -> int:
         """Of all epochs, each counted once."""
-        return self.epoch * self.samples + self.cursor if self.epoch else self.cursor
+        return (self.epoch * self.samples if self.epoch else 0) + self.cursor + self.beyond_end
+
+    @property
+    def beyond_end(self) -> int:
+        """Granted of a stream before its end was known.  Who holds such samples finds nothing; they wait for ever."""
+        return max(0, self.before_end - self.samples)
 
     @property
     def held_samples(self) -> int:
         """Out with peers, and not committed yet."""
-        return sum(max(0, self._inside(held.stop) - held.upto) for held in self.held.values())
+        return sum(held.stop - held.upto for held in self.held.values())
 
     @property
     def waiting_samples(self) -> int:
@@ -105,20 +118,26 @@ class Leases:
         """Ever leased; a sample that was handed back and leased again counts each time."""
         return self.committed_samples + self.held_samples + self.returned_samples
 
-    def _inside(self, position: int) -> int:
-        """Leases may reach beyond the end of a stream, which nobody knew when they were granted."""
-        return min(position, self.samples)
-
     # ---- decisions: what to write down ---------------------------------------------------------------
 
-    def next_range(self, wanted: int) -> Range:
-        """The next lease to grant; large enough that a peer needs only a few at a time."""
+    def next_range(self, wanted: int, ends: int = UNKNOWN_LENGTH) -> Range | None:
+        """The next lease to grant; large enough that a peer needs only a few at a time.
+
+        `ends`: how many samples the peer has.  None: it has none of those that are to be leased now.
+        """
         size = max(wanted, self.lease_samples)
-        if self.returned:
-            first = self.returned[0]
-            return first.cut(first.start, min(first.start + size, first.stop))
+        ends = min(ends, self.samples)
+        for each in self.returned:
+            if each.start < ends:
+                return each.cut(each.start, min(each.start + size, each.stop, ends))
         epoch, start = (self.epoch + 1, 0) if self.cursor >= self.samples else (self.epoch, self.cursor)
-        return Range(epoch, start, min(start + size, self.samples), (start,) * self.fragments)
+        if start >= ends:
+            return None
+        return Range(epoch, start, min(start + size, self.samples, ends), (start,) * self.fragments)
+
+    def reaching_beyond(self, peer: str, samples: int) -> list[int]:
+        """Leases of a peer that has no more than so many samples, and can't read them to their ends."""
+        return [lease_id for lease_id, held in self._by_peer.get(peer, {}).items() if held.stop > samples]
 
     def of(self, peer: str) -> dict[int, Held]:
         return dict(self._by_peer.get(peer, {}))
@@ -126,6 +145,10 @@ class Leases:
     def foreign(self, peer: str, lease_ids: Iterable[int]) -> tuple[int, ...]:
         """Those ids that the peer believes to hold and does not."""
         return tuple(i for i in lease_ids if i not in self.held or self.held[i].peer != peer)
+
+    def newly_used(self, used: Iterable[Used], fragment: int = 0) -> int:
+        """Samples that the fragment has not learned from before, of leases in which there is no `problem`."""
+        return sum(item.upto - self.held[item.lease].uptos[fragment] for item in used)
 
     def problem(self, peer: str, used: Iterable[Used], fragment: int = 0) -> str | None:
         """Why these samples can't be acknowledged for this peer, or None."""
@@ -145,10 +168,12 @@ class Leases:
     # ---- changes: called by the ledger only, for a record that is written ------------------------------
 
     def grant(self, peer: str, lease: Lease) -> None:
-        first = self.returned[0] if self.returned else None
-        if first is not None and (first.epoch, first.start) == (lease.epoch, lease.start):
-            rest = [first.cut(lease.stop, first.stop)] if lease.stop < first.stop else []
-            self.returned[:1] = rest
+        again = next((at for at, each in enumerate(self.returned) if _begins_at(each, lease)), None)
+        if again is not None:
+            first = self.returned[again]
+            self.returned[again : again + 1] = (
+                [first.cut(lease.stop, first.stop)] if lease.stop < first.stop else []
+            )
         else:
             self.epoch, self.cursor = lease.epoch, lease.stop
         held = Held(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
@@ -160,6 +185,7 @@ class Leases:
             held = self.held.get(item.lease)
             if held is None:
                 continue  # named once more; the last fragment has learned from all of it since then
+            self.settled = self.settled or item.upto > held.start
             held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])
             if held.upto == held.stop:
                 self._take(item.lease)
@@ -167,11 +193,25 @@ class Leases:
     def release(self, lease_ids: Iterable[int]) -> None:
         for lease_id in lease_ids:
             held = self._take(lease_id)
-            stop = self._inside(held.stop)
-            if held.upto < stop:
-                whole = Range(held.epoch, held.start, held.stop, held.uptos)
-                self.returned.append(whole.cut(held.upto, stop))
-                self.returned_samples += stop - held.upto
+            whole = Range(held.epoch, held.start, held.stop, held.uptos)
+            self._give_back(whole.cut(held.upto, held.stop))
+
+    def cut_short(self, lease_ids: Iterable[int], samples: int) -> None:
+        """Their holder has no more than so many samples: what lies beyond is for others."""
+        for lease_id in lease_ids:
+            held = self.held[lease_id]
+            whole = Range(held.epoch, held.start, held.stop, held.uptos)
+            stop = min(max(held.start, samples), held.stop)
+            rest = whole.cut(max(stop, held.upto), held.stop)
+            held.stop, held.uptos = stop, whole.cut(held.start, stop).uptos
+            if held.upto == stop:
+                self._take(lease_id)
+            self._give_back(rest)
+
+    def _give_back(self, rest: Range) -> None:
+        if rest.start < rest.stop:
+            self.returned.append(rest)
+            self.returned_samples += rest.stop - rest.start
 
     def _take(self, lease_id: int) -> Held:
         held = self.held.pop(lease_id)
@@ -182,12 +222,10 @@ class Leases:
         return held
 
     def end_stream(self, samples: int) -> None:
-        """The data set turned out to have so many samples.  Leases beyond stay with their holders, and are empty."""
-        before = self.waiting_samples
-        self.samples, self.cursor = samples, min(self.cursor, samples)
-        kept = [each for each in self.returned if each.start < samples]
-        self.returned = [each.cut(each.start, min(each.stop, samples)) for each in kept]
-        self.returned_samples -= before - self.waiting_samples
+        """The data set turned out to have so many samples.  Leases beyond stay with their holders, who find nothing
+        there and say so."""
+        self.samples, self.before_end = samples, max(self.before_end, self.cursor)
+        self.cursor = min(self.cursor, samples)
 
     # ---- going back -------------------------------------------------------------------------------------
 
@@ -195,7 +233,8 @@ class Leases:
         """What the fragment has learned from by now."""
         ranges = [Range(h.epoch, h.start, h.stop, h.uptos) for h in self.held.values()] + self.returned
         missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
-        return Reach(self.epoch, self.cursor, tuple(missing))
+        granted = self.cursor if self.epoch else max(self.cursor, self.before_end)
+        return Reach(self.epoch, granted, tuple(missing))
 
     def go_back(self, reaches: Sequence[Reach]) -> None:
         """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
@@ -210,9 +249,15 @@ class Leases:
         for epoch in range(reach.epoch, self.epoch + 1):
             start = reach.cursor if epoch == reach.epoch else 0
             stop = self.cursor if epoch == self.epoch else self.samples
+            if epoch == 0:  # the only epoch of a stream whose end was not known
+                stop = max(stop, self.before_end)
             if start < stop:
                 found.append((epoch, start, stop))
         return found
+
+
+def _begins_at(each: Range, lease: Lease) -> bool:
+    return (each.epoch, each.start) == (lease.epoch, lease.start)
 
 
 def _ranges(missing: Sequence[Sequence[Missing]]) -> list[Range]:

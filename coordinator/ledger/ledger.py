@@ -16,6 +16,7 @@ from farflung.coordinator.ledger.records import (
     Admitted,
     Banned,
     CommittedRound,
+    CutShort,
     DataFixed,
     DecidedOn,
     Departed,
@@ -46,6 +47,7 @@ from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit
 
@@ -69,6 +71,8 @@ class FragmentBook:
     trust: Counter[str] = field(default_factory=Counter)
     # By version, of the last merged updates: the norm, and the mean of its members' tokens.
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
+    last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
     marks: dict[int, Mark] = field(default_factory=dict)  # by version
@@ -99,6 +103,8 @@ class Ledger:
     loss: float | None = None
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
     names: dict[str, str] = field(default_factory=dict)
+    # Of each peer, ever: who has the most of them decides about the data.
+    committed_tokens: Counter[str] = field(default_factory=Counter)
     register: Register = field(default_factory=Register)
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
@@ -126,11 +132,16 @@ class Ledger:
                 self.model = model
                 for book in self.books:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
-            case DataFixed(samples=samples):
-                # Named again only before anything was learned, by a peer that is alone: then nothing is leased.
-                self.leases = Leases(self.lease_samples, samples, self.fragments, next_id=self.leases.next_id)
+            case DataFixed(samples=samples, data=data):
+                # Named again only before anything that was leased is committed, and while no round is in flight.
+                number, stream = self.leases.next_id, samples == UNKNOWN_LENGTH
+                self.leases = Leases(
+                    self.lease_samples, samples, self.fragments, next_id=number, data=data, stream=stream
+                )
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
+            case CutShort(leases=lease_ids, samples=samples):
+                self.leases.cut_short(lease_ids, samples)
             case Genesis():
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
@@ -199,13 +210,17 @@ class Ledger:
         book.trust.update(commit.included)
         for suspect in record.suspects:
             book.trust[suspect] = 0
+        book.last_in.update(dict.fromkeys(commit.included, commit.version))
+        if record.rate is not None:
+            book.rates[commit.version] = record.rate
+            _keep_newest(book.rates)
         if record.norm is not None:
             members = sum(weight > 0.0 for weight in commit.weights)
             book.norms[commit.version] = (record.norm, record.tokens / members)
-            for old in sorted(book.norms)[:-NORMS_KEPT]:
-                del book.norms[old]
+            _keep_newest(book.norms)
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
             self.tokens += record.tokens
+            self.committed_tokens.update(_tokens_by(record))
             self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
@@ -247,9 +262,27 @@ class Ledger:
             book.version, book.open_round, book.dropped_at = version, 0, -1
             book.shown.clear()  # another era has other nonces
             known: dict[int, Any]
-            for known in (book.digests, book.commits, book.norms, book.marks):
+            for known in (book.digests, book.commits, book.norms, book.rates, book.marks):
                 for newer in [v for v in known if v > version]:
                     del known[newer]
         self.leases.go_back(reaches)
         kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
         self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
+
+
+def _keep_newest(figures: dict[int, Any]) -> None:
+    for old in sorted(figures)[:-NORMS_KEPT]:
+        del figures[old]
+
+
+def _tokens_by(record: CommittedRound) -> dict[str, int]:
+    """Records of older versions have the sum alone: it is shared out by the weights."""
+    if record.tokens_by:
+        return record.tokens_by
+    shares = {
+        member: weight
+        for member, weight in zip(record.commit.members, record.commit.weights, strict=True)
+        if weight > 0.0
+    }
+    whole = sum(shares.values())
+    return {member: round(record.tokens * share / whole) for member, share in shares.items()}

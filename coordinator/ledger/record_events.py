@@ -133,8 +133,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             return "genesis", {"peer": peer, "digests": [digest.hex() for digest in record.digests]}
         case ModelFixed(model=model, peer=peer):
             return "model", {"peer": peer, "chunks": model.chunk_count, "elements": model.chunk_elements}
-        case DataFixed(samples=samples, peer=peer):
-            return "data", {"peer": peer, "samples": samples}
+        case DataFixed(samples=samples, peer=peer, data=data):
+            return "data", {"peer": peer, "samples": samples, "data": data.hex()}
         case Started():
             return _plain(
                 msgspec.structs.replace(record, secret=b"")
@@ -159,6 +159,7 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "excluded": {peer: why.text for peer, why in record.excluded.items()},
         "causes": {peer: why.cause for peer, why in record.excluded.items()},
         "tokens": record.tokens,
+        "tokens_by": record.tokens_by,
         "steps": record.steps,
         "loss": record.loss,
         "seconds": round(record.seconds, 4),

@@ -38,14 +38,25 @@ class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
 
 
 class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
+    """The data set of most members is the run's.  Leases of another one are void: nothing of it was committed."""
+
     samples: int
-    peer: str
+    peer: str  # the oldest member that has it
+    data: bytes = b""  # its fingerprint; empty: it has none
 
 
 class StreamEnded(_Record, frozen=True, kw_only=True, tag="stream_ended"):
-    """A peer read a data set of unknown length to its end: this is the length of every epoch."""
+    """Those who decide about it read a data set of unknown length to its end: the length of every epoch."""
 
     samples: int
+    peer: str  # the one whose word it took
+
+
+class CutShort(_Record, frozen=True, kw_only=True, tag="cut_short"):
+    """The data of the peer that holds these leases ends within or before them: the rest is for others."""
+
+    leases: tuple[int, ...]
+    samples: int  # that it has
     peer: str
 
 
@@ -105,6 +116,8 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     clipped: dict[str, str] = {}  # who was shortened, and by which figure
     suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
     norm: float | None = None  # of the merged update, where it is known
+    tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
+    rate: float | None = None  # tokens for each leased sample, of the member in the middle
 
 
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
@@ -232,6 +245,7 @@ Record = (
     | ModelFixed
     | DataFixed
     | StreamEnded
+    | CutShort
     | Genesis
     | Admitted
     | Vouched

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.screening import Screening, screened
-from farflung.coordinator.rounds.weighting import MergeRules, weighted
+from farflung.coordinator.rounds.weighting import Believed, Claim, MergeRules, believed, weighted
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -99,6 +99,10 @@ class InFlight:
     decision: Decision | None = None
     excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
     sent: dict[str, Sent] = field(default_factory=dict)
+    samples: dict[str, int] = field(
+        default_factory=dict
+    )  # member -> leased samples that its work has learned from
+    believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
@@ -129,8 +133,8 @@ class InFlight:
 
     # ---- what members report -------------------------------------------------------------------------
 
-    def on_sent(self, peer: str, sent: Sent) -> str | None:
-        """Returns why the contribution is barred, if it is."""
+    def on_sent(self, peer: str, sent: Sent, samples: int = 0) -> str | None:
+        """Returns why the contribution is barred, if it is.  `samples`: that are leased to it and named in it."""
         if peer in self.sent:
             return None
         if len(sent.hashes) != 32 * len(self.plan.owners):
@@ -138,7 +142,7 @@ class InFlight:
             self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
         elif sent.tokens == 0 and sent.steps == 0:
             self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
-        self.sent[peer] = sent
+        self.sent[peer], self.samples[peer] = sent, samples
         for owner, report in self.reports.items():
             self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
         return self.barred[peer].text if peer in self.barred else None
@@ -277,7 +281,8 @@ class InFlight:
                 missing = self._names(sorted(self._uncompared))
                 return Waiting(f"decide: waiting for the dot products of {missing}")
             shares = self.comparing.shares_of(ready, self._shares)
-            self.screening = screened(ready, shares, self.rules.merge.clip)
+            merge = self.rules.merge
+            self.screening = screened(ready, shares, merge.clip, merge.trusted)
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
@@ -286,7 +291,9 @@ class InFlight:
         if len(ready) < self.rules.min_peers:
             return self._too_few(len(ready))
         out = self.screening.out if self.screening is not None else {}
-        tokens = {m: self.sent[m].tokens for m in ready if m not in out}
+        claims = {m: Claim(self.sent[m].tokens, self.samples.get(m, 0)) for m in ready if m not in out}
+        self.believed = believed(claims, self.rules.merge)
+        tokens = self.believed.tokens
         made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
         if made.refusal:
             return Failed(made.refusal, AbortCause.GUARD, dropped=True)

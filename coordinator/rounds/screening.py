@@ -7,6 +7,9 @@ they give the norms and cosines of whole contributions.  Two rules, in this orde
                 the members' median figure.  Relative, since honest cosines fall from 0.9 to 0.1 during a training.
     length      contributions longer than `clip` times the median are shortened to that.
 
+Members that the host trusts are never out for their direction.  Where there are too few to judge each other, those
+that are trusted judge the rest: by their length, and if they are two by their direction as well.
+
 An owner may lie about its share, and then it may also be a member whom the rules should stop.  So no owner has more
 say than its share: see `_added` and `_evened`.  An owner that exaggerates the length of one member alone can still
 make that member count for little in this round.
@@ -14,7 +17,7 @@ make that member count for little in this round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
@@ -59,30 +62,46 @@ class Screening:
         return sqrt(max(0.0, square))
 
 
-def screened(names: Sequence[str], shares: Sequence[Share], clip: float) -> Screening:
+def screened(
+    names: Sequence[str], shares: Sequence[Share], clip: float, trusted: Set[str] = frozenset()
+) -> Screening:
     """`names`: of the rows of each matrix; at least one share."""
     total = _added(shares, OWNERS_ALIKE)
-    if len(names) < LEAST_MEMBERS:
+    few = len(names) < LEAST_MEMBERS
+    judges = [name for name in names if name in trusted] if few else list(names)
+    if not judges:
         told = f"plain mean: {len(names)} of at least {LEAST_MEMBERS} contributions to compare"
         return Screening(told, total, tuple(names))
-    out = _without_common_direction(names, shares)
+    out = _without_common_direction(names, shares, judges)
+    out = {name: why for name, why in out.items() if name not in trusted}
     norms = {name: sqrt(total[i][i]) for i, name in enumerate(names)}
-    usual = median(norm for name, norm in norms.items() if name not in out)
+    usual = median(norm for name, norm in norms.items() if name in judges and name not in out)
     factors, clipped = {}, {}
     for name, norm in norms.items():
+        if few and name in judges:
+            continue
         if name not in out and norm > clip * usual > 0.0:
             factors[name] = clip * usual / norm
             if factors[name] < WORTH_TELLING:
                 why = f"shortened to {factors[name]:.3g} of its length: norm {norm:.3g}, median {usual:.3g}"
                 clipped[name] = why
-    told = f"robust mean of {len(names) - len(out)}: {len(out)} out, {len(factors)} shortened"
+    by = f", judged by {len(judges)} that the host trusts" if few else ""
+    told = f"robust mean of {len(names) - len(out)}: {len(out)} out, {len(factors)} shortened{by}"
     return Screening(told, total, tuple(names), factors, clipped, out)
 
 
-def _without_common_direction(names: Sequence[str], shares: Sequence[Share]) -> dict[str, str]:
+def _without_common_direction(
+    names: Sequence[str], shares: Sequence[Share], judges: Sequence[str]
+) -> dict[str, str]:
+    """Who is out, as seen by the `judges`: all, or a few that are trusted; two at least, to agree on a direction."""
+    if len(judges) < 2:
+        return {}
     cosines = _cosines(_added([_evened(share) for share in shares], 1.0))
-    agreement = [median(row[:i] + row[i + 1 :]) for i, row in enumerate(cosines)]
-    usual = median(agreement)
+    rows = {name: i for i, name in enumerate(names)}
+    agreement = [
+        median(cosines[rows[name]][rows[other]] for other in judges if other != name) for name in names
+    ]
+    usual = median(agreement[rows[name]] for name in judges)
     if usual < COMMON_LEAST:
         return {}
     least = LEAST_OF_MEDIAN * usual

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 from farflung.coordinator.rounds.screening import Screening
 
 NORMS_LEAST = 4  # before so many commits nobody knows what size is usual
+# What is believed of a member's tokens: for each leased sample so many times what is usual in the run,
+RATE_MOST = 4.0
+# and for each round since its work went in last so many times what the member in the middle has.  Honest peers differ
+# by ten times and more in speed: this is no measure of it, but keeps absurd claims out of the run's figures.
+PACE_MOST = 32.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,59 @@ class MergeRules:
     trust: Mapping[str, float] = field(default_factory=dict)  # share of the full weight; 1.0 if not named
     norms: Sequence[float] = ()  # of the last merged updates
     usual_tokens: float = 0.0  # of a member in those; 0: not known
+    usual_rate: float = 0.0  # tokens for each leased sample, in the newest commits; 0: not known
+    rounds: Mapping[str, int] = field(default_factory=dict)  # since its work went in last; 1 if not named
+    trusted: frozenset[str] = frozenset()  # members that the host answers for
     refused: bool = False  # the guard threw away the work of a round from this very version
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a member says of the work that it contributes."""
+
+    tokens: int
+    samples: int = 0  # that are leased to it, and that it says it learned from: the books agree
+
+
+@dataclass(frozen=True)
+class Believed:
+    tokens: dict[str, int]
+    why: dict[str, str]  # of those that are not believed in full
+    rate: float | None  # tokens for each leased sample, of the member in the middle
+
+
+def believed(claims: Mapping[str, Claim], rules: MergeRules) -> Believed:
+    """Tokens count only as far as leases and the other members make them likely.
+
+    Samples are leased, so nobody can name more than it was given; tokens are its word.  Among few members the lower
+    word counts, and a member that is alone is compared with the run's own past.
+    """
+    tokens = {name: claim.tokens for name, claim in claims.items()}
+    why: dict[str, str] = {}
+
+    def bound(name: str, most: float, told: str) -> None:
+        if tokens[name] > most > 0.0:
+            tokens[name] = max(1, int(most))
+            why[name] = f"{tokens[name]} of the {claims[name].tokens} tokens that it claims count: {told}"
+
+    with_samples = {name: claim for name, claim in claims.items() if claim.samples and claim.tokens}
+    rates = {name: claim.tokens / claim.samples for name, claim in with_samples.items()}
+    usual = rules.usual_rate or (statistics.median_low(rates.values()) if rates else 0.0)
+    for name, claim in with_samples.items():
+        told = f"for each of its {claim.samples} samples {RATE_MOST:g} times the usual {usual:.3g}"
+        bound(name, RATE_MOST * usual * claim.samples, told)
+    if 2 * len(with_samples) > len(claims):
+        middle = statistics.median_low(tokens[name] for name in with_samples)
+        for name in claims.keys() - with_samples.keys():
+            told = f"it names no samples, and the member in the middle has {middle}"
+            bound(name, middle * rules.rounds.get(name, 1), told)
+    if len(claims) > 1:
+        middle = statistics.median_low(tokens.values())
+        for name in claims:
+            told = f"more than {PACE_MOST:g} times as many as the member in the middle, which has {middle}"
+            bound(name, PACE_MOST * middle * rules.rounds.get(name, 1), told)
+    counted = [tokens[name] / claim.samples for name, claim in with_samples.items()]
+    return Believed(tokens, why, statistics.median_low(counted) if counted else None)
 
 
 @dataclass(frozen=True)

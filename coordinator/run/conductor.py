@@ -9,6 +9,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from statistics import median
 
 from farflung.coordinator.ledger.evidence import Said, is_signed
@@ -17,7 +18,7 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, De
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 from farflung.coordinator.rounds.shares import codecs_by_member
-from farflung.coordinator.rounds.weighting import MergeRules
+from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import KeepEvidence
@@ -105,6 +106,13 @@ class Conductor:
         owners = self.core.members.can_own(self.core.now)
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
+    @property
+    def _least(self) -> int:
+        """Contributions that a round needs.  Members whose data is at its end are here, and have none to give: others
+        must be able to go on, or they would never find that end themselves."""
+        without = sum(m.without_data and not self._is_ready(m) for m in self.able)
+        return max(1, self.core.manifest.run.min_peers - without)
+
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
@@ -117,7 +125,7 @@ class Conductor:
         if len(able) < least:
             held = f"version {self.book.version}{self.core.of(self.fragment)}"
             return f"{len(able)} of at least {least} peers hold {held}"
-        if len(ready) < least:
+        if len(ready) < self._least:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
@@ -165,7 +173,7 @@ class Conductor:
             codecs=codecs,
             fragment=self.fragment,
         )
-        rules = rules_for(manifest, self.book, peers)
+        rules = replace(rules_for(manifest, self.book, peers), min_peers=min(self._least, len(peers)))
         core.write(Opened(plan=plan))
         self.round = flight = InFlight(plan, rules, core.now, core.name)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
@@ -238,7 +246,8 @@ class Conductor:
             cause = ExclusionCause.LEASES
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = Excluded(cause, problem)
-        why = self.round.on_sent(member.peer, sent)
+        samples = 0 if problem else leases.newly_used(sent.used, self.fragment)
+        why = self.round.on_sent(member.peer, sent, samples)
         if why:
             self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
 
@@ -296,6 +305,8 @@ class Conductor:
             if factor <= MUCH_SHORTENED and peer not in flight.excluded:
                 why = screening.clipped[peer] if screening is not None else ""
                 core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        for peer, why in flight.believed.why.items():
+            core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         self._tell_members(flight, Decided, decision=decision)
         self.reason, self.merged = step.reason, step.merged
 
@@ -340,8 +351,8 @@ class Conductor:
         core, commit, sent = self.core, done.commit, flight.sent
         included, screening = commit.included, flight.screening
         suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
-        losses = [(sent[m].loss, sent[m].tokens) for m in included]
-        tokens = sum(sent[m].tokens for m in included)
+        tokens = {m: flight.believed.tokens.get(m, sent[m].tokens) for m in included}
+        losses = [(sent[m].loss, tokens[m]) for m in included]
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
         weight = sum(w for _, w in known)
         tx_bytes = sum(m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None)
@@ -350,13 +361,15 @@ class Conductor:
                 commit=commit,
                 used={m: sent[m].used for m in included},
                 excluded=dict(flight.excluded),
-                tokens=tokens,
+                tokens=sum(tokens.values()),
+                tokens_by=tokens,
+                rate=flight.believed.rate,
                 steps=sum(sent[m].steps for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
                 seconds=core.now - flight.opened_at,
                 tx_bytes=max(0, tx_bytes - core.tx_at_commit),
                 merged=self.merged,
-                clipped=dict(screening.clipped) if screening is not None else {},
+                clipped=_clipped(flight, included),
                 suspects=suspects,
                 norm=done.norm,
             )
@@ -399,6 +412,14 @@ class Conductor:
         return self.settling.settle(said, patience_over)
 
 
+def _clipped(flight: InFlight, included: Sequence[str]) -> dict[str, str]:
+    """Who counts for less than it says, by its length or by its tokens."""
+    by_length = flight.screening.clipped if flight.screening is not None else {}
+    by_tokens = {peer: why for peer, why in flight.believed.why.items() if peer in included}
+    both = by_length.keys() & by_tokens.keys()
+    return by_length | by_tokens | {peer: f"{by_length[peer]}; {by_tokens[peer]}" for peer in both}
+
+
 def _peers(count: int) -> str:
     return "1 peer" if count == 1 else f"{count} peers"
 
@@ -408,6 +429,7 @@ def _peers(count: int) -> str:
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
 PROBATION_WEIGHT = 0.1
+NEW_ROUNDS = 3  # that a member may have trained before its work goes in for the first time
 
 
 def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
@@ -417,6 +439,9 @@ def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> R
         guard=manifest.merge.guard,
         trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
         norms=tuple(norm for norm, _ in book.norms.values()),
+        trusted=frozenset(manifest.admission.trusted),
+        usual_rate=median(book.rates.values()) if len(book.rates) >= NORMS_LEAST else 0.0,
+        rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
         usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
     )

@@ -65,7 +65,7 @@ class Guidance:
         if member.beat is None or _versions(member.beat) != _versions(beat):
             self._changes += 1
         member.beat = beat
-        refusal = self._lending.take_size(member, beat)
+        refusal = self._lending.words.hear(member, beat)
         if refusal:
             return refusal
         goal, member.told = self._judge(member, beat)
@@ -77,6 +77,7 @@ class Guidance:
             elif standing.ready_since is None:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
+        member.advice = self._lending.words.told(member)
         core.tell(
             member,
             Tick,
@@ -90,6 +91,7 @@ class Guidance:
             leases=leases,
             void=void,
             era=core.ledger.era,
+            advice=member.advice,
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])

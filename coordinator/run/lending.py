@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.coordinator.ledger.records import DataFixed, Granted, Released, StreamEnded
+from farflung.coordinator.ledger.records import CutShort, Granted, Released
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.data_words import DataWords
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.fragments import BOOKS_FRAGMENT
-from farflung.protocol.messages import UNKNOWN_LENGTH, Beat, Lease
+from farflung.protocol.messages import Beat, Lease
 
 # Times dead_after_s: how long a lost peer's leases wait for it before others get them.
 RELEASE_AFTER_DEAD = 2.0
@@ -25,25 +26,9 @@ class Lending:
     def __init__(self, core: Core, conductors: Sequence[Conductor]) -> None:
         self._core = core
         self._conductors = conductors
+        self.words = DataWords(core, conductors)
         self._absent_since: dict[str, float] = {}
         self._leases_per_peer = max(4, min(LEASES_PER_PEER, POSITIONS_PER_PEER // len(conductors)))
-
-    def take_size(self, member: Member, beat: Beat) -> str | None:
-        """The first peer's data set is the run's.  Returns why the member must go: its own is another one."""
-        core, leases = self._core, self._core.ledger.leases
-        if not beat.samples or beat.samples == leases.samples:
-            return None
-        if beat.samples == UNKNOWN_LENGTH and leases.samples:
-            return None  # a stream that this member has not read to its end yet
-        if leases.samples == UNKNOWN_LENGTH:
-            core.write(StreamEnded(samples=beat.samples, peer=member.peer))
-            core.note(f"{member.contact.name} read the data to its end: an epoch has {beat.samples} samples")
-            return None
-        alone = not core.ledger.learned and core.members.alive.keys() == {member.peer}
-        if not leases.samples or alone:
-            core.write(DataFixed(samples=beat.samples, peer=member.peer))
-            return None
-        return f"data set has {beat.samples} samples here, {leases.samples} in the run; use the same data"
 
     def lease(self, member: Member, beat: Beat) -> tuple[tuple[Lease, ...] | None, tuple[int, ...]]:
         """(all leases of the member if it does not know them yet, those it must not use any more)."""
@@ -55,6 +40,8 @@ class Lending:
         # A member that does not hold this one learns from no samples of its own.
         books = member.standings.get(BOOKS_FRAGMENT)
         able = books is not None and books.verified and not beat.leaving
+        self._cut_short(member)
+        able, member.without_data = able and self.words.fits(member), False
         if beat.want and leases.samples and able and not core.finished:
             self._grant(member, beat)
         mine = leases.of(member.peer)
@@ -71,12 +58,26 @@ class Lending:
             for said in beat.fragments
         )
 
+    def _cut_short(self, member: Member) -> None:
+        """A member that has read its data to the end can't use what it holds beyond: that is for others."""
+        leases, ends = self._core.ledger.leases, self.words.ends_of(member)
+        beyond = leases.reaching_beyond(member.peer, ends)
+        # What it says now it may have said otherwise to a round that is in flight.
+        sent = [flight.sent.get(member.peer) for c in self._conductors if (flight := c.round) is not None]
+        used = {each.lease for said in sent if said is not None for each in said.used if each.upto > ends}
+        free = tuple(each for each in beyond if each not in used)
+        if free:
+            self._core.write(CutShort(leases=free, samples=ends, peer=member.peer))
+
     def _grant(self, member: Member, beat: Beat) -> None:
         leases = self._core.ledger.leases
         mine = leases.of(member.peer)
         on_the_way = sum(h.stop - h.upto for i, h in mine.items() if i not in beat.have)
         while on_the_way < beat.want and len(mine) < self._leases_per_peer:
-            found = leases.next_range(beat.want)
+            found = leases.next_range(beat.want, self.words.ends_of(member))
+            member.without_data = found is None
+            if found is None:
+                break
             lease = Lease.at(leases.next_id, found.epoch, found.start, found.stop, found.uptos)
             self._core.write(Granted(peer=member.peer, lease=lease))
             mine = leases.of(member.peer)
@@ -86,6 +87,7 @@ class Lending:
         """What peers that are gone did not get committed goes back to the pool: at once from one that took its leave,
         after a while from one that may come back."""
         core = self._core
+        self.words.maybe_end()
         holders = {held.peer for held in core.ledger.leases.held.values()}
         absent = sorted(
             peer

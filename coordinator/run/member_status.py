@@ -82,7 +82,7 @@ def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
         return member.told
     if member.beat.phase == Phase.STUCK:
         return "its trainer takes no steps any more"
-    return (member.left_out or "it came too late for the last round") if member.missed else ""
+    return (member.left_out or "it came too late for the last round") if member.missed else member.advice
 
 
 def one_digest(digests: list[bytes]) -> bytes:

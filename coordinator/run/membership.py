@@ -51,6 +51,8 @@ class Member:
     network: str = ""  # where it comes from: see coordinator/door/networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
     told: str = ""  # what the last tick gave as the reason of what it is to do
+    without_data: bool = False  # its data is at its end: it has nothing to learn from before the next epoch
+    advice: str = ""  # what its owner should know, though it takes part
     gone_because: str = ""  # of one that is not alive
     pace: MemberPace = field(default_factory=MemberPace)
     closed_at: float | None = None  # its connection broke; it has a moment to come back

@@ -12,6 +12,7 @@ from typing import Any
 from farflung import __version__
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.screening import LEAST_MEMBERS
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest
@@ -64,6 +65,7 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(now - core.began_at, 3),
+        "unjudged": _unjudged(core, conductors),
         "parity": _parity(conductors),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
         "members": [member_status(core, conductors, flight, m) for m in members],
@@ -128,6 +130,20 @@ def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight 
         return _rounded(min((each for each in left if each is not None), default=None))
     most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
     return _rounded(max(0.0, flight.opened_at + most_s - now))
+
+
+def _unjudged(core: Core, conductors: Sequence[Conductor]) -> str:
+    """Why what members contribute is taken as it comes; empty: it is compared."""
+    able = {member.peer for conductor in conductors for member in conductor.able}
+    trusted = able & set(core.manifest.admission.trusted)
+    if core.manifest.merge.policy != "robust":
+        return "nobody is judged: the run merges by the plain mean"
+    if 0 < len(able) < LEAST_MEMBERS and not trusted:
+        return (
+            f"nobody is judged: with fewer than {LEAST_MEMBERS} members there is no majority to compare with; "
+            "[admission] trusted names peers that judge the others"
+        )
+    return ""
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -62,6 +62,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
     samples: int  # size of the data set, or UNKNOWN_LENGTH
     want: int  # samples wanted beyond what is leased now
+    data: bytes = b""  # the fingerprint of the data set; empty: it has none
 
 
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):

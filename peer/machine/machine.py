@@ -246,8 +246,9 @@ class PeerMachine:
         part, exchange = joined.part, joined.exchange
         if [word.fragment for word in tick.fragments] != list(part.lanes):
             return []
-        told, self.tick = (self.tick.reason if self.tick is not None else ""), tick
-        effects: list[do.Effect] = []
+        told, advised = (self.tick.reason, self.tick.advice) if self.tick is not None else ("", "")
+        self.tick = tick
+        effects: list[do.Effect] = [do.Note(tick.advice)] if tick.advice not in ("", advised) else []
         if tick.goal in (Goal.SYNC, Goal.WAIT, Goal.ALONE) and tick.reason != told:
             if tick.goal != Goal.SYNC or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
@@ -420,8 +421,7 @@ class PeerMachine:
                 self.training.on_frozen(message)
                 effects = [] if message.more else self._beat()
             case Need():
-                self.training.on_need(message)
-                effects = self._beat()
+                effects = [*self.training.on_need(message), *self._beat()]
             case Bye(reason=reason):
                 return self.take_leave(reason, now, message.code)
         return effects + self._move_on()

@@ -209,6 +209,7 @@ class Reporter:
                 era=self.era,
                 saved=vitals.saved,
                 leaving=self.leaving,
+                data=training.data,
             )
         )
 

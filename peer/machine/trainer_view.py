@@ -32,6 +32,7 @@ class Training:
         self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
         self.samples = 0
+        self.data = b""  # the fingerprint of the data set
         self.want = 0
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
         self._done: deque[int] = deque(
@@ -145,8 +146,22 @@ class Training:
 
     # ---- data ---------------------------------------------------------------------------------------------
 
-    def on_need(self, need: Need) -> None:
-        self.samples, self.want = need.samples, need.want
+    def on_need(self, need: Need) -> list[Effect]:
+        self.samples, self.want, self.data = need.samples, need.want, need.data
+        return self._cut_leases()
+
+    def _cut_leases(self) -> list[Effect]:
+        """What is leased beyond the end of this peer's data is for others: the coordinator cuts it as well, as soon
+        as a beat says the same."""
+        cut = {i: _cut(lease, self.samples) for i, lease in self.leases.items() if lease.stop > self.samples}
+        if not self.samples or not cut:
+            return []
+        self.leases |= cut
+        for lease_id, lease in cut.items():
+            if min(lease.reached(len(self.works))) >= lease.stop:
+                del self.leases[lease_id]
+                self._done.append(lease_id)
+        return self._tell_leases()
 
     def on_leases(self, leases: tuple[Lease, ...]) -> list[Effect]:
         """The coordinator's list of all that is leased to me.
@@ -160,7 +175,7 @@ class Training:
         self.unsure = False
         self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
         self.leases |= fresh
-        return self._tell_leases()
+        return self._cut_leases() or self._tell_leases()
 
     def forget_leases(self) -> list[Effect]:
         """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
@@ -210,6 +225,13 @@ class Training:
 
 def _used(work: Work) -> tuple[Used, ...]:
     return work.frozen.used if work.frozen is not None else ()
+
+
+def _cut(lease: Lease, samples: int) -> Lease:
+    stop = max(lease.start, min(lease.stop, samples))
+    return msgspec.structs.replace(
+        lease, stop=stop, upto=min(lease.upto, stop), uptos=tuple(min(upto, stop) for upto in lease.uptos)
+    )
 
 
 def _moved(lease: Lease, uptos: Sequence[int]) -> Lease:

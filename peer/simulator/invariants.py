@@ -295,7 +295,7 @@ class Invariants:
         """P7 to the sample: what the books say of a fragment is what it has learned from, no more and no less."""
         leases = ledger.leases
         fresh, self._fresh = self._fresh, set()
-        strange = sorted(sample for sample in fresh if sample >= (leases.epoch, leases.cursor))
+        strange = sorted(sample for sample in fresh if sample >= (leases.epoch, leases.reach(0).cursor))
         self._require("P7", not strange, f"{strange[:3]} were committed and never leased")
         for fragment, learned in enumerate(self.samples_committed):
             missing = leases.reach(fragment).missing

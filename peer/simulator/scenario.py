@@ -64,6 +64,11 @@ class Scenario:
     policy: str = "robust"
     liars: int = 0  # the last so many peers lie to the coordinator about their state, in league
     lies: str = ""  # how: see liars.py
+    stream_samples: int = 0  # the data is a stream with so many; 0: it is indexed, and its length is known
+    work_liars: int = 0  # so many of the last peers say what is not so of their data and their work
+    work_lies: str = ""  # about what, such as "length tokens": see work_liars.py
+    work_lies_early: bool = False  # from the start on
+    believed_most: float = 8.0  # times the tokens that such a liar has, so many may be believed
 
     @staticmethod
     def of(seed: int) -> Scenario:

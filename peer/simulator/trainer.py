@@ -39,6 +39,7 @@ class VirtualTrainer:
     samples_per_step = 2
     tokens_per_step = 10
     dataset_samples = 60
+    fingerprint = b"of the simulated"
     machine_class: type[TrainerMachine] = TrainerMachine
 
     def __init__(self, host: Host, world: Surroundings, rules: Rules) -> None:
@@ -82,7 +83,8 @@ class VirtualTrainer:
     def _step(self) -> None:
         if not self.alive or self.machine.finished:
             return
-        wanted = self.machine.on_want(self.dataset_samples, self.samples_per_step, self.world.now())
+        now = self.world.now()
+        wanted = self.machine.on_want(self.dataset_samples, self.samples_per_step, now, self.fingerprint)
         self._carry_out(wanted)
         if self.machine.stand is do.Stand.WITHOUT_DATA:
             self._again()  # where the real one waits, this one looks again after the time of a step

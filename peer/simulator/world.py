@@ -40,6 +40,7 @@ from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
 from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
@@ -90,6 +91,11 @@ class World:
         self.invariants.liars |= liars
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
+        by_peer = {_peer_of(key): key for key in self._keys}
+        self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
+
+    def _ledger(self) -> Ledger | None:
+        return self.coordinator.core.ledger if self.coordinator is not None else None
 
     # ---- time -----------------------------------------------------------------------------------------------
 
@@ -115,6 +121,7 @@ class World:
 
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
+        self.work_league.saw(what, details)
         gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
         over = what == "exit" and self.calm and gone  # a peer that was asked to leave comes back
         self._ended = self._ended or over  # everybody who is left has finished
@@ -178,6 +185,7 @@ class World:
         self.journal.append(to_bytes(record))
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
+        self.work_league.on_record(record, self._tokens_of)
         over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
@@ -190,6 +198,9 @@ class World:
                 and p.machine.doorway.stand == Stand.INSIDE
                 and p.machine.reports.session in sessions
             ]
+
+    def _tokens_of(self, peer: str, round_no: int) -> int:
+        return self.invariants.contributions[peer, round_no].steps * self.trainer_class.tokens_per_step
 
     # ---- peers ------------------------------------------------------------------------------------------------
 
@@ -219,7 +230,7 @@ class World:
             observe=self._observe,
             machine=self._machine_class,
             run_tag=TAG,
-            trainer=self.trainer_class,
+            trainer=trainer_for(self.scenario, self.trainer_class),
             forge=self._forge,
         )
         self.note(f"{me.peer} starts")
@@ -236,7 +247,7 @@ class World:
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
         said = self.league.says(self.peers[peer], message) if peer in self.league.members else message
         if said is not None:
-            self._deliver(peer, COORDINATOR, said, _MEMBERS[0], key)
+            self._deliver(peer, COORDINATOR, self.work_league.said(peer, said), _MEMBERS[0], key)
 
     def _disk_of(self, index: int) -> VirtualDisk | None:
         if not self.scenario.every_rounds:
@@ -380,8 +391,9 @@ class World:
         ledger = coordinator.core.ledger
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
-        here = [p for p in self.peers.values() if p.alive]
+        here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
         can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
+        can_go_on = can_go_on and not self.work_league.ends_the_stream
         if not finished and can_go_on:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"

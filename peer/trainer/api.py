@@ -12,9 +12,11 @@ inner_loop.py; starting, watching and ending the agent process is in agent_proce
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -32,6 +34,8 @@ from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
+
+log = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
 _NOTHING: Mapping[str, str | None] = MappingProxyType({})
@@ -126,27 +130,38 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
 
     def batches(
-        self, dataset: Any, batch_size: int | None = None, collate: Collate | None = None
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        collate: Collate | None = None,
+        fingerprint: bool = True,
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
         `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
         iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
         lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
-        smaller.
+        smaller.  Some items are read before the first batch, to see that all peers have the same data;
+        `fingerprint=False` compares its length alone.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
             raise UserError(f"batch_size must be at least 1, found {batch}")
-        return self._batches(source_of(dataset, self.manifest.run.seed), batch, collate or default_collate)
+        source, made_of = source_of(dataset, self.manifest.run.seed), b""
+        if fingerprint:
+            made_of, why_none = source.fingerprint(self.manifest.digest)
+            if why_none:
+                log.info("only the length of the data set is compared with that of others: %s", why_none)
+        return self._batches(source, made_of, batch, collate or default_collate)
 
-    def _batches(self, source: Source, batch: int, collate: Collate) -> Iterator[Any]:
-        while (span := self._loop.next_span(source.samples, batch)) is not None:
+    def _batches(self, source: Source, made_of: bytes, batch: int, collate: Collate) -> Iterator[Any]:
+        while (span := self._loop.next_span(source.samples, batch, made_of)) is not None:
             samples = source.read(span)
-            made = collate(samples) if samples else None
-            # Beyond the end of a stream there is nothing to use: the lease is acknowledged all the same.
-            self._loop.hand_out(span, tokens_in(made, len(samples)))
-            if samples:
+            if samples:  # at the end of a stream fewer than were leased, or none: only these count as read
+                made = collate(samples)
+                self._loop.hand_out(
+                    replace(span, stop=span.start + len(samples)), tokens_in(made, len(samples))
+                )
                 yield made
 
     # ---- what there is to know

@@ -159,13 +159,13 @@ class InnerLoop:
 
     # ---- data
 
-    def next_span(self, samples: int, batch: int) -> Span | None:
+    def next_span(self, samples: int, batch: int, data: bytes = b"") -> Span | None:
         """The next leased samples; waits for a lease where there is none.  None: the run is over.
 
-        `samples`: of an epoch, as far as it is known by now.
+        `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.
         """
         while not self.finished:
-            effects = self.machine.on_want(samples, batch, self._clock())
+            effects = self.machine.on_want(samples, batch, self._clock(), data)
             self._carry_out(effects)
             for effect in effects:
                 if isinstance(effect, do.Read):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
 
 _WANT_MOST = 1 << 20  # the bound of the wire
@@ -50,6 +50,7 @@ class LeaseBook:
         self._unused: list[Span] = []  # handed out, not yet in an optimizer step
         self._asked = False
         self._unsure = False
+        self._ends = UNKNOWN_LENGTH  # of this peer's data: what is leased beyond is not there
 
     # ---- what the agent says
 
@@ -95,15 +96,22 @@ class LeaseBook:
 
     # ---- what the trainer does
 
+    def on_end(self, samples: int) -> None:
+        """The data was read to its end.  What is leased beyond it goes back to the others: the agent sees to that."""
+        self._ends = samples
+
+    def _stop(self, lease: Lease) -> int:
+        return max(lease.start, min(lease.stop, self._ends))
+
     def next_span(self, most: int) -> Span | None:
         """The next samples, in order, up to the end of their lease; they count as read at `hand_out`.
 
         All of them are new to the same fragments.
         """
         for lease_id, each in self._open.items():
-            if each.told and each.read < each.lease.stop:
+            if each.told and each.read < self._stop(each.lease):
                 ends = [upto for upto in each.used if upto > each.read]
-                stop = min(each.read + most, each.lease.stop, *ends)
+                stop = min(each.read + most, self._stop(each.lease), *ends)
                 return Span(lease_id, each.lease.epoch, each.read, stop)
         return None
 
@@ -152,7 +160,9 @@ class LeaseBook:
     def ask(self, batch: int, lease_samples: int) -> int:
         """How many samples to ask for now, so that about two leases lie ahead; 0 for none."""
         unit = max(batch, lease_samples)
-        missing = 2 * unit - sum(each.lease.stop - each.read for each in self._open.values() if each.told)
+        missing = 2 * unit - sum(
+            max(0, self._stop(each.lease) - each.read) for each in self._open.values() if each.told
+        )
         if self._asked or missing < unit:
             return 0
         self._asked = True

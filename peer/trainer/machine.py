@@ -364,20 +364,25 @@ class TrainerMachine:
 
     # ---- data
 
-    def on_want(self, samples: int, batch: int, now: float) -> list[Effect]:
+    def on_want(self, samples: int, batch: int, now: float, data: bytes = b"") -> list[Effect]:
         """The script wants the next batch: `Read`, or `Wait`; to be said again after each word that comes.
 
-        `samples`: of an epoch, as far as it is known by now.  Nothing where the run is over.
+        `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.  Nothing where
+        the run is over.
         """
         if (known := self._cannot_go_on()) is not None:
             return known
+        found_end = samples != self._samples and self._samples > 0
         if samples != self._samples:
             self._samples = samples
+            self.leases.on_end(samples)
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
         unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
         want = self.leases.ask(batch, unit)
-        asked: list[Effect] = [Say(Need(samples=samples, want=want))] if want else []
+        asked: list[Effect] = []
+        if want or found_end:
+            asked.append(Say(Need(samples=samples, want=want, data=data)))
         span = self.leases.next_span(batch)
         if span is not None:
             self._move(Stand.STEPPING)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from farflung.peer.trainer.fingerprint import FIRST_ITEMS, Fingerprint, fingerprint, places
 from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.sampling import permuted_range
 from farflung.peer.trainer.text_lines import TextLines
@@ -36,6 +37,9 @@ class Source(Protocol):
 
     def read(self, span: Span) -> list[Any]:
         """The samples of the span; fewer if a stream ends within it."""
+
+    def fingerprint(self, run: bytes) -> Fingerprint:
+        """Of what the data set has in it: equal data sets have equal ones, in one run."""
 
 
 def source_of(dataset: Any, seed: int) -> Source:
@@ -62,6 +66,10 @@ class MapStyle:
         order = permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop)
         return [self._dataset[index] for index in order]
 
+    def fingerprint(self, run: bytes) -> Fingerprint:
+        looked_at = places(self.samples, run)
+        return fingerprint(f"{self.samples} indexed", lambda: (self._dataset[index] for index in looked_at))
+
 
 class Stream:
     def __init__(self, dataset: Any, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,6 +95,12 @@ class Stream:
         if self._at < span.stop:
             self._ends()
         return found
+
+    def fingerprint(self, run: bytes) -> Fingerprint:
+        """Of its first items: it begins anew for that, as it does for every epoch."""
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(0)
+        return fingerprint("stream", lambda: islice(iter(self._dataset), FIRST_ITEMS))
 
     def _begin(self, epoch: int, start: int) -> None:
         if hasattr(self._dataset, "set_epoch"):

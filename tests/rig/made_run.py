@@ -120,7 +120,12 @@ class MadeRun:
         conductor.processes = {member.peer: member.process for member in members}
         return conductor.round
 
-    def commits(self, used: dict[str, tuple[Used, ...]] | None = None, fragment: int = 0) -> int:
+    def commits(
+        self,
+        used: dict[str, tuple[Used, ...]] | None = None,
+        fragment: int = 0,
+        tokens_by: dict[str, int] | None = None,
+    ) -> int:
         """The next version of the fragment, its digest settled: with the work of these peers."""
         used = used if used is not None else {peer_of("ann"): ()}
         version, peers = self.core.ledger.books[fragment].version + 1, tuple(sorted(used))
@@ -128,7 +133,15 @@ class MadeRun:
         commit = Commit(version, version, peers, weights, bytes(32), "fp32", fragment)
         self.core.write(
             CommittedRound(
-                commit=commit, used=used, excluded={}, tokens=10, steps=1, loss=1.0, seconds=1.0, tx_bytes=0
+                commit=commit,
+                used=used,
+                excluded={},
+                tokens=sum(tokens_by.values()) if tokens_by else 10,
+                steps=1,
+                loss=1.0,
+                seconds=1.0,
+                tx_bytes=0,
+                tokens_by=tokens_by or {},
             )
         )
         digest = digest_of(version, fragment)

@@ -49,8 +49,8 @@ def shares_of(vectors: torch.Tensor, owners: int = OWNERS) -> list[Share]:
     return [Share(3, (part @ part.T).tolist()) for part in parts]
 
 
-def judged(vectors: torch.Tensor, clip: float = 1.0) -> Screening:
-    return screened(NAMES[: len(vectors)], shares_of(vectors), clip)
+def judged(vectors: torch.Tensor, clip: float = 1.0, trusted: str = "") -> Screening:
+    return screened(NAMES[: len(vectors)], shares_of(vectors), clip, set(trusted))
 
 
 def influence(vectors: torch.Tensor, screening: Screening) -> list[float]:
@@ -108,6 +108,29 @@ def test_P9_with_fewer_than_four_nobody_is_compared_and_the_record_says_so() -> 
     screening = judged(vectors)
     assert (screening.out, screening.factors) == ({}, {})
     assert screening.told == f"plain mean: 3 of at least {LEAST_MEMBERS} contributions to compare"
+
+
+def test_P9_one_whom_the_host_trusts_judges_the_length_of_two_others() -> None:
+    vectors = honest(3)
+    vectors[0] *= -1000.0
+    screening = judged(vectors, trusted="b")
+    assert screening.out == {} and 0.0005 < screening.factors["a"] < 0.002
+    assert "b" not in screening.factors and "judged by 1 that the host trusts" in screening.told
+
+
+def test_P9_two_whom_the_host_trusts_judge_the_direction_of_a_third() -> None:
+    vectors = honest(3)
+    vectors[0] *= -1.0
+    assert judged(vectors, trusted="bc").out.keys() == {"a"}
+    assert judged(vectors, trusted="bz").out == {}, "one has nobody to agree with"
+    assert judged(honest(3), trusted="bc").out == {}
+
+
+def test_P9_whom_the_host_trusts_is_never_out_for_its_direction() -> None:
+    vectors = honest(5)
+    vectors[:4] *= -1.0  # a league of all but one
+    assert judged(vectors).out.keys() == {"e"}
+    assert judged(vectors, trusted="e").out == {}
 
 
 def test_P9_without_a_common_direction_nobody_is_out() -> None:

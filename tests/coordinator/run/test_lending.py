@@ -7,17 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import DataFixed, Granted, Released, StreamEnded
+from farflung.coordinator.ledger.records import CutShort, DataFixed, Granted, Released, StreamEnded
+from farflung.coordinator.run.data_words import ENDS_AFTER_DEAD
 from farflung.coordinator.run.lending import LEASES_PER_PEER, RELEASE_AFTER_DEAD, Lending
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
-from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease, Sent
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import PeerEvent
 from rig.made_run import MadeRun, holding, peer_of
 
 SAMPLES, LEASE_SAMPLES = 100, 8
+SENT_TO_16 = Sent(
+    session=bytes(16),
+    seq=1,
+    round_no=2,
+    hashes=bytes(64),
+    tokens=8,
+    steps=8,
+    loss=None,
+    used=(Used(2, 16),),
+    signature=b"",
+)
 
 
 class Lender(MadeRun):
@@ -42,8 +54,8 @@ class Lender(MadeRun):
         here = holding(*[book.version for book in self.core.ledger.books])
         return self.lending.lease(member, self.says(member, **{"fragments": here, **changes}))
 
-    def names_size(self, member: Member, samples: int) -> str | None:
-        return self.lending.take_size(member, self.says(member, samples=samples))
+    def names(self, member: Member, samples: int, data: bytes = b"") -> str | None:
+        return self.lending.words.hear(member, self.says(member, samples=samples, data=data))
 
     def waits(self, seconds: float) -> None:
         self.core.now += seconds
@@ -225,54 +237,274 @@ def test_a_lease_that_went_to_another_is_void_for_who_had_it() -> None:
     assert run.beats(bob, have=(2,)) == (None, ())
 
 
-# ---- the length of the data ------------------------------------------------------------------------------------
+# ---- which data set is the run's ---------------------------------------------------------------------------------
 
 
-def test_the_first_peers_data_is_the_runs_and_is_fixed_once() -> None:
+def test_the_data_set_of_most_members_is_the_runs_and_of_two_that_of_the_oldest() -> None:
     run = Lender(samples=0)
-    ann, bob = run.enters("ann"), run.enters("bob")
-    assert run.names_size(ann, 0) is None and run.leases.samples == 0, "it does not say"
-    assert run.names_size(ann, 100) is None
-    assert run.names_size(bob, 100) is None and run.names_size(ann, 100) is None
-    assert [each for each in run.records() if isinstance(each, DataFixed)] == [
-        DataFixed(samples=100, peer=ann.peer)
+    ann, bob, cyd = run.enters("ann"), run.enters("bob"), run.enters("cyd")
+    assert run.names(ann, 0) is None and run.leases.samples == 0, "it does not say"
+    assert run.names(bob, 99) is None and run.leases.samples == 99
+    assert run.names(ann, 100) is None and run.leases.samples == 100, "it is older"
+    assert run.names(cyd, 99) is None and run.leases.samples == 99, "two of three"
+    assert run.names(cyd, 99) is None and run.names(ann, 100) is None, "nobody has to go yet"
+    fixed = [(each.samples, each.peer) for each in run.records() if isinstance(each, DataFixed)]
+    assert fixed == [(99, bob.peer), (100, ann.peer), (99, bob.peer)]
+
+
+def test_who_has_other_data_than_most_is_lent_nothing_and_told_why() -> None:
+    run = Lender(samples=0)
+    ann, bob, cyd = run.enters("ann"), run.enters("bob"), run.enters("cyd")
+    for member, samples in ((ann, 99), (bob, 100), (cyd, 100)):
+        run.names(member, samples)
+    assert run.beats(ann, want=8, samples=99) == (None, ())
+    assert run.lending.words.told(ann) == (
+        "no samples are leased to it: data set has 99 samples here, 100 samples in the run; "
+        "use the same data, in the same order"
+    )
+    assert run.beats(bob, want=8, samples=100)[0] is not None and run.lending.words.told(bob) == ""
+
+
+def test_the_first_commit_settles_the_data_and_nobodys_word_changes_it_any_more() -> None:
+    """Also if all but one say so: what was learned is of the data set that was leased."""
+    run = Lender(samples=0)
+    ann = run.enters("ann")
+    run.names(ann, 100)
+    run.beats(ann, want=8, samples=100)
+    run.commits({ann.peer: (Used(1, 8),)})
+    for name in ("bob", "cyd", "dan"):
+        refusal = run.names(run.enters(name), 99)
+        assert refusal and refusal.startswith("data set has 99 samples here, 100 samples in the run")
+    assert run.names(ann, 100) is None
+    assert run.leases.samples == run.replayed().leases.samples == 100
+
+
+def test_P7_what_was_leased_of_another_data_set_is_void_when_most_members_have_this_one() -> None:
+    run = Lender(samples=0)
+    ann = run.enters("ann")
+    run.names(ann, 3)
+    run.beats(ann, want=3, samples=3)
+    bob, cyd = run.enters("bob"), run.enters("cyd")
+    flight = run.opens(ann)
+    assert (run.names(bob, 100), run.names(cyd, 100), run.leases.samples) == (None, None, 3)
+    assert flight is run.conductors[0].round, "a round may yet commit samples of the first one"
+    run.conductors[0].round = None
+    run.names(bob, 100)
+    assert run.leases.samples == 100 and not run.leases.held
+    assert run.beats(ann, have=(1,), samples=3) == (None, (1,))
+    assert ranges(run.beats(bob, want=8, samples=100)[0]) == [(2, 0, 8)], "under a new number"
+    assert run.leases.granted_samples == 8
+
+
+def test_P7_a_member_may_not_name_another_data_set_while_it_holds_leases() -> None:
+    run = Lender(samples=0)
+    ann = run.enters("ann")
+    run.names(ann, 100)
+    assert run.names(ann, 90) is None and run.leases.samples == 90, "it holds none"
+    run.beats(ann, want=8, samples=90)
+    assert (
+        run.names(ann, 80)
+        == "data set changed during the run: data set has 80 samples here, 90 samples at first"
+    )
+    assert run.leases.samples == 90 and run.leases.held
+
+
+def test_a_process_that_begins_again_with_other_data_is_asked_anew() -> None:
+    run = Lender(samples=0)
+    run.names(run.enters("ann"), 100)
+    again = run.enters("ann", restarts=1)
+    assert run.names(again, 99) is None and run.leases.samples == 99
+
+
+def test_data_sets_of_one_length_are_told_apart_by_their_fingerprints() -> None:
+    run = Lender(samples=0)
+    ann, bob, cyd, dan = (run.enters(name) for name in ("ann", "bob", "cyd", "dan"))
+    run.names(ann, 100, b"one" * 8)
+    run.names(bob, 100, b"two" * 8)
+    assert (run.leases.data, run.lending.words.fits(bob)) == (b"one" * 8, False)
+    run.names(cyd, 100, b"two" * 8)
+    assert run.leases.data == b"two" * 8 and not run.lending.words.fits(ann)
+    assert run.names(dan, 100) is None and run.lending.words.fits(dan), "its items are random: it has none"
+    run.beats(bob, want=8, samples=100, data=b"two" * 8)
+    run.commits({bob.peer: (Used(1, 8),)})
+    refusal = run.names(ann, 100, b"one" * 8)
+    assert refusal == (
+        f"data set has fingerprint {b'oneoneon'.hex()} here, {b'twotwotw'.hex()} in the run; "
+        "use the same data, in the same order"
+    )
+    assert run.names(dan, 100) is None and run.replayed().leases.data == b"two" * 8
+
+
+# ---- the end of a stream -----------------------------------------------------------------------------------------
+
+
+class Streaming(Lender):
+    """Members that read a stream, and have committed something of it: so many tokens each."""
+
+    def __init__(self, **tokens: int) -> None:
+        super().__init__(samples=0)
+        self.crew = {name: self.enters(name) for name in tokens}
+        for member in self.crew.values():
+            self.names(member, UNKNOWN_LENGTH)
+        used = {}
+        for member in self.crew.values():
+            self.beats(member, want=8, samples=UNKNOWN_LENGTH)
+            [lease] = self.leases.of(member.peer)
+            used[member.peer] = (Used(lease, self.leases.held[lease].start + 1),)
+        self.commits(used, tokens_by={peer_of(name): count for name, count in tokens.items()})
+        self.notes()
+
+    def ended(self) -> list[int]:
+        return [record.samples for record in self.records() if isinstance(record, StreamEnded)]
+
+
+def test_one_member_does_not_end_the_stream_for_all() -> None:
+    """Whether it lies or its stream broke off: only it has no more samples, and it is told so."""
+    run = Streaming(ann=10, bob=10, cyd=10)
+    ann, bob, cyd = run.crew.values()
+    assert run.names(cyd, 3) is None
+    assert run.notes() == ["cyd read its data to the end: 3 samples"]
+    assert run.leases.samples == UNKNOWN_LENGTH
+    assert run.names(ann, UNKNOWN_LENGTH) is None and run.names(bob, UNKNOWN_LENGTH) is None
+    assert ranges(run.beats(ann, want=40, samples=UNKNOWN_LENGTH, have=(1,))[0])[1:] == [(4, 24, 64)]
+    told = run.lending.words.told(cyd)
+    assert told.startswith(
+        "its stream ended after 3 samples, and the run's goes on: nothing beyond is leased to it"
+    )
+    assert run.lending.words.told(ann) == ""
+
+
+def test_P7_what_a_member_holds_beyond_its_own_end_is_for_others() -> None:
+    run = Streaming(ann=10, bob=10)
+    ann, bob = run.crew.values()
+    run.names(bob, 11)
+    run.beats(bob, want=8, samples=11, have=(2,))
+    assert [each for each in run.records() if isinstance(each, CutShort)] == [
+        CutShort(leases=(2,), samples=11, peer=bob.peer)
     ]
+    assert run.leases.held[2].stop == 11
+    assert ranges(run.beats(ann, want=5, samples=UNKNOWN_LENGTH, have=(1,))[0])[1:] == [(3, 11, 16)]
+    run.commits({bob.peer: (Used(2, 11),)})
+    assert run.beats(bob, want=8, samples=11, have=()) == (None, ()), "there is nothing for it"
+    assert run.leases.granted_samples == 16 and run.replayed().leases == run.leases
 
 
-def test_who_has_other_data_must_go_and_is_told_both_lengths() -> None:
+def test_P7_what_a_round_may_still_use_is_not_given_to_others() -> None:
+    run = Streaming(ann=10, bob=10)
+    bob = run.crew["bob"]
+    flight = run.opens(bob)
+    flight.sent[bob.peer] = SENT_TO_16
+    run.names(bob, 11)
+    run.beats(bob, samples=11, have=(2,))
+    assert run.leases.held[2].stop == 16
+    run.conductors[0].round = None
+    run.beats(bob, samples=11, have=(2,))
+    assert run.leases.held[2].stop == 11
+
+
+def test_the_stream_ends_where_members_with_most_of_the_committed_tokens_found_its_end() -> None:
+    run = Streaming(ann=10, bob=10, cyd=10)
+    ann, bob, cyd = run.crew.values()
+    run.names(bob, 50)
+    assert run.ended() == []
+    run.names(cyd, 49)
+    assert run.ended() == [], "two ends, and neither is most members'"
+    run.names(ann, 50)
+    assert run.ended() == [50] and run.leases.samples == 50
+    assert run.names(cyd, 49) is None and run.names(ann, 50) is None, "nobody has to go"
+    assert "and the run's has 50" in run.lending.words.told(cyd)
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_liars_with_less_than_half_of_the_tokens_end_no_stream(liars: int) -> None:
+    names = ("bob", "cyd", "dan")
+    run = Streaming(ann=10 * liars, **dict.fromkeys(names[:liars], 10))
+    for name in names[:liars]:
+        assert run.names(run.crew[name], 3) is None
+    assert run.ended() == [] and run.lending.words.told(run.crew["ann"]) == ""
+
+
+def test_who_never_committed_anything_has_no_say_about_the_end() -> None:
+    run = Streaming(ann=10)
+    for number in range(5):
+        assert run.names(run.enters(f"new{number}"), 3) is None
+    assert run.ended() == []
+
+
+def test_before_the_first_commit_most_members_say_where_the_stream_ends() -> None:
     run = Lender(samples=0)
-    ann, bob = run.enters("ann"), run.enters("bob")
-    run.names_size(ann, 100)
-    assert run.names_size(bob, 99) == "data set has 99 samples here, 100 in the run; use the same data"
+    ann, bob, cyd = run.enters("ann"), run.enters("bob"), run.enters("cyd")
+    for member in (ann, bob, cyd):
+        run.names(member, UNKNOWN_LENGTH)
+    run.names(bob, 50)
+    assert run.leases.samples == UNKNOWN_LENGTH
+    run.names(cyd, 50)
+    assert run.leases.samples == 50 and run.leases.stream
+
+
+def test_who_was_alone_at_first_does_not_end_the_stream_for_those_who_come() -> None:
+    run = Lender(samples=0)
+    ann = run.enters("ann")
+    run.names(ann, UNKNOWN_LENGTH)
+    run.names(ann, 3)
+    assert run.leases.samples == 3
+    bob, cyd = run.enters("bob"), run.enters("cyd")
+    run.names(bob, UNKNOWN_LENGTH)
+    assert run.leases.samples == 3, "of two the first one"
+    run.names(cyd, UNKNOWN_LENGTH)
+    assert run.leases.samples == UNKNOWN_LENGTH and run.leases.stream
+
+
+def test_an_end_that_was_found_too_late_moves_to_where_most_find_it_within_the_first_epoch() -> None:
+    run = Streaming(ann=10, bob=5)
+    ann, bob = run.crew.values()
+    run.names(ann, 60)
+    assert run.ended() == [60]
+    run.commits({bob.peer: (Used(2, 16),)}, tokens_by={bob.peer: 10})
+    run.names(bob, 50)
+    assert run.ended() == [50]
+    run.names(ann, 70)
+    assert run.ended() == [], "and not to later"
+
+
+def test_where_most_are_gone_those_who_are_left_end_the_stream_after_a_long_while() -> None:
+    run = Streaming(ann=100, bob=10, cyd=10)
+    ann, bob, cyd = run.crew.values()
     run.loses(ann)
-    assert run.names_size(bob, 99) is None, "nothing was learned, and nobody else is here"
-    assert run.leases.samples == 99
-    run.commits()
-    assert run.names_size(bob, 98) == "data set has 98 samples here, 99 in the run; use the same data"
+    run.names(bob, 50)
+    run.names(cyd, 60)
+    run.waits(0.0)
+    run.waits(ENDS_AFTER_DEAD * run.manifest.net.dead_after_s - 1.0)
+    assert run.ended() == []
+    run.waits(1.0)
+    assert run.ended() == [60], "half of them had ended before, and that is not most"
 
 
-def test_a_stream_has_the_length_that_the_first_to_read_it_to_its_end_says() -> None:
-    run = Lender(samples=0)
-    ann, bob = run.enters("ann"), run.enters("bob")
-    assert run.names_size(ann, UNKNOWN_LENGTH) is None and run.names_size(bob, UNKNOWN_LENGTH) is None
-    run.notes()
-    assert run.names_size(bob, 50) is None
-    assert run.notes() == ["bob read the data to its end: an epoch has 50 samples"]
-    assert run.leases.samples == 50
-    assert run.names_size(ann, UNKNOWN_LENGTH) is None, "it has not come so far"
-    assert run.names_size(ann, 50) is None
-    assert not any(isinstance(record, StreamEnded) for record in run.records())
+def test_a_member_whose_stream_broke_off_goes_on_when_it_reads_it_anew() -> None:
+    run = Streaming(ann=10, bob=10, cyd=10)
+    bob, cyd = run.crew["bob"], run.crew["cyd"]
+    run.names(cyd, 3)
+    run.names(cyd, UNKNOWN_LENGTH)
+    assert run.lending.words.told(cyd) == ""
+    run.names(bob, 50)
+    run.names(cyd, 50)
+    assert run.ended() == [50]
 
 
-def test_of_two_ends_of_a_stream_the_first_one_counts_and_the_second_has_to_go() -> None:
-    """Today: nobody else is asked whether it is so."""
-    run = Lender(samples=0)
-    ann, bob = run.enters("ann"), run.enters("bob")
-    run.names_size(ann, UNKNOWN_LENGTH)
-    run.names_size(bob, 50)
-    refusal = "data set has 60 samples here, 50 in the run; use the same data"
-    assert run.names_size(ann, 60) == refusal
-    assert run.leases.samples == 50
+def test_P7_samples_beyond_the_end_that_somebody_learned_from_stay_in_the_books() -> None:
+    """A liar among them, or a stream that is longer at one place: nothing is counted twice, nothing disappears."""
+    run = Streaming(ann=10, bob=10, cyd=10)
+    ann, bob, cyd = run.crew.values()
+    run.commits({ann.peer: (Used(1, 8),)}, tokens_by={ann.peer: 1})
+    run.names(bob, 4)
+    run.names(cyd, 4)
+    assert run.ended() == [4]
+    for member in (bob, cyd):
+        run.beats(member, samples=4, have=tuple(run.leases.of(member.peer)))
+    leases = run.leases
+    assert (leases.committed_samples, leases.held_samples, leases.waiting_samples) == (10, 0, 14)
+    assert leases.granted_samples == 24 == 4 + leases.beyond_end
+    assert run.replayed().leases == leases
 
 
 # ---- whatever happens ------------------------------------------------------------------------------------------

@@ -531,7 +531,8 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
     assert trainer.loop.machine.accounts[0].tokens == 30  # 10 samples of 3 tokens
     frozen = [m for m in trainer.channel.said if isinstance(m, Frozen)]
     assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
-    assert Need(samples=10, want=12) in trainer.channel.said
+    needs = [word for word in trainer.channel.said if isinstance(word, Need)]
+    assert (needs[0].samples, needs[0].want) == (10, 12) and all(len(need.data) == 16 for need in needs)
 
 
 def test_waiting_for_data_handles_loads_and_notices_a_dead_agent(trainer: Trainer) -> None:
