@@ -126,6 +126,13 @@ class History:
         agents = [(process, event) for process, event in told if not process.is_host]
         return agents + sorted(host, key=lambda each: float(each[1].get("wall") or 0.0))
 
+    def catch_up_with_hosts(self) -> None:
+        """What peers had heard of by the time their journals were read is then in the coordinator's too."""
+        hosts = [path for (path, pid), life in self._open.items() if pid is None and life.is_host]
+        for path in hosts:
+            for _ in self._read(path):
+                pass
+
     def _paths(self) -> list[Path]:
         """Coordinators' journals first: what peers told of a round is then there when its commit is read."""
         paths = (path for path in self._folder.rglob(PATTERN) if path.is_file())
@@ -180,5 +187,6 @@ def read_folder(folder: Path) -> History:
     history.new_events()
     if not history.coordinators:
         raise history.no_run
+    history.catch_up_with_hosts()
     history.fold()
     return history

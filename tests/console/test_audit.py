@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from farflung.console.history import history
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
+from farflung.protocol.process.journal import Follower
 
 Event = dict[str, Any]
 Files = dict[str, list[Event]]
@@ -165,6 +167,30 @@ def test_a_run_that_keeps_its_promises_passes(tmp_path: Path) -> None:
     assert report.kept, "\n".join(report.lines())
     assert all(finding.checked for finding in report.findings), "\n".join(report.lines())
     assert [finding.promise for finding in report.findings] == [f"P{number}" for number in range(1, 11)]
+
+
+def test_a_run_that_goes_on_while_it_is_judged_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Journals are read one after another: what a peer heard of may be newer than what was read of the coordinator."""
+    journal = write(tmp_path, a_run()) / "run.data" / "events.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    second = next(at for at, line in enumerate(lines) if '"committed"' in line and '"round": 2' in line)
+    journal.write_text("".join(lines[:second]))
+
+    class WhileTheRunGoesOn(Follower):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.is_bobs = path.name.startswith("bob")
+
+        def new_events(self) -> Iterator[Event]:
+            if self.is_bobs:
+                journal.write_text("".join(lines))
+            return super().new_events()
+
+    monkeypatch.setattr(history, "Follower", WhileTheRunGoesOn)
+    report = audit(read_folder(tmp_path))
+    assert report.kept, "\n".join(report.lines())
 
 
 def set_to(name: str, event: str, number: int = 0, **values: Any) -> Callable[[Files], None]:
