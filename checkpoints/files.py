@@ -1,7 +1,8 @@
 """Files at a URL: the one place that knows fsspec.  Local path, s3://, gs://, memory:// and others.
 
-Called by the store only.  A file appears whole or not at all, and on a local disk it is durable when `write`
-returns: written aside, fsynced, renamed.  Whatever a store's own library raises comes out as a StoreError.
+Called by the store only.  A file appears whole or not at all: on a local disk it is written aside, fsynced and
+renamed, so it is also durable when `write` returns; elsewhere it is written in a transaction of the store's library,
+which gives up what was begun.  Whatever that library raises comes out as a StoreError.
 Must not know what is in the files.
 """
 
@@ -24,11 +25,12 @@ ASIDE = ".aside"  # the ending of a file that is not finished
 
 
 class Folder:
-    """The folder at a URL, with one level of folders in it."""
+    """The folder at a URL, with one level of folders in it.  One file is written at a time."""
 
     def __init__(self, url: str) -> None:
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(url)
+            # An object of its own: what is under way in a transaction is nobody else's.
+            self._fs, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except (ValueError, ImportError, OSError) as error:
             raise UserError(f"{url}: this place for checkpoints can't be used: {error}") from None
         self.url = url
@@ -86,7 +88,8 @@ class Folder:
                 self._write_locally(Path(self._path(folder)), name, pieces)
                 return
             self._fs.makedirs(self._path(folder), exist_ok=True)
-            with self._fs.open(self._path(folder, name), "wb") as file:
+            # To close a file is to finish it, also on the way out of an error; only a transaction can take it back.
+            with self._fs.transaction, self._fs.open(self._path(folder, name), "wb") as file:
                 for piece in pieces:
                     file.write(piece)
 

@@ -59,3 +59,21 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with Nursery(tmp_path_factory.mktemp("n")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def buckets_of_this_process() -> Iterator[Any]:
+    from rig.buckets import Buckets  # here: to import moto takes a second, and few tests need it
+
+    with Buckets() as made:
+        yield made
+
+
+@pytest.fixture
+def buckets(buckets_of_this_process: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """S3 on this machine: tests/rig/buckets.py."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in buckets_of_this_process.environ.items():
+        monkeypatch.setenv(name, value)
+    return buckets_of_this_process

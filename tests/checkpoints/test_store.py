@@ -1,4 +1,4 @@
-"""Checkpoints: one suite for every kind of store; what is damaged is named and the one before it is used."""
+"""Checkpoints: one suite for a disk, for memory and for S3 as moto plays it; what is damaged is named and the one before it is used."""
 
 from __future__ import annotations
 
@@ -105,10 +105,13 @@ def files_of(fragment: Fragment, hashes: tuple[str, ...], chunks: list[bytes]) -
     return found
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "disk":
         yield Store(str(tmp_path / "kept here"))
+        return
+    if request.param == "s3":
+        yield Store(f"{request.getfixturevalue('buckets').new()}/kept here")
         return
     url = f"memory://{tmp_path.name}"
     yield Store(url)
@@ -225,7 +228,7 @@ def test_who_shares_a_place_writes_a_part_each(store: Store) -> None:
 
     def slow(chunk: int) -> bytes:
         if not theirs:
-            theirs.append(begin(store, other))
+            theirs.append(begin(Store(store.url), other))
         return state(9)[chunk]
 
     mine = begin(store, ME, slow)
