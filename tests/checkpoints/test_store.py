@@ -1,4 +1,5 @@
-"""Checkpoints: one suite for a disk, for memory and for S3 as moto plays it; what is damaged is named and the one before it is used."""
+"""Checkpoints: one suite for every kind of store (S3 as moto plays it); what is damaged is named and the one before it
+is used."""
 
 from __future__ import annotations
 

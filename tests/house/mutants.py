@@ -30,7 +30,7 @@ LEAST = 0.95
 PATIENCE_S = 900.0
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
 FAILED = 1  # pytest's exit code
-FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
+FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) ([^\s[]+)", re.M)  # with all its parameters
 
 
 @dataclass(frozen=True)
