@@ -1,8 +1,8 @@
 """Files at a URL: the one place that knows fsspec.  Local path, s3://, gs://, memory:// and others.
 
 Called by the store only.  A file appears whole or not at all: on a local disk it is written aside, fsynced and
-renamed, so it is also durable when `write` returns; elsewhere it is written in a transaction of the store's library,
-which gives up what was begun.  Whatever that library raises comes out as a StoreError.
+renamed, so it is also durable when `write` returns; elsewhere it is sent at once, or in a transaction of the store's
+library, which takes back what was begun.  Whatever that library raises comes out as a StoreError.
 Must not know what is in the files.
 """
 
@@ -22,6 +22,9 @@ from farflung.protocol.errors import FarflungError, StoreError, UserError
 from farflung.protocol.process import failpoints
 
 ASIDE = ".aside"  # the ending of a file that is not finished
+SMALL_BYTES = (
+    1 << 20
+)  # files up to this size are sent at once: an object store wants three requests for any other
 
 
 class Folder:
@@ -87,11 +90,24 @@ class Folder:
             if self._local:
                 self._write_locally(Path(self._path(folder)), name, pieces)
                 return
-            self._fs.makedirs(self._path(folder), exist_ok=True)
-            # To close a file is to finish it, also on the way out of an error; only a transaction can take it back.
-            with self._fs.transaction, self._fs.open(self._path(folder, name), "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
+            self._write_elsewhere(folder, name, iter(pieces))
+
+    def _write_elsewhere(self, folder: str, name: str, pieces: Iterator[bytes]) -> None:
+        path, begun = self._path(folder, name), bytearray()
+        self._fs.makedirs(self._path(folder), exist_ok=True)
+        for piece in pieces:
+            begun += piece
+            if len(begun) > SMALL_BYTES:
+                break
+        else:
+            self._fs.pipe_file(path, bytes(begun))  # all of it in one request
+            return
+        # To close a file is to finish it, also on the way out of an error; only a transaction can take it back.
+        with self._fs.transaction, self._fs.open(path, "wb") as file:
+            file.write(bytes(begun))
+            begun.clear()
+            for piece in pieces:
+                file.write(piece)
 
     def _write_locally(self, folder: Path, name: str, pieces: Iterable[bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

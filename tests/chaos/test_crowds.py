@@ -1,7 +1,8 @@
 """Many who join at the same moment: the peers that train go on, and everybody gets in.
 
 Shams (tests/rig/shams.py) say a real peer's words over real connections and hold no model, so there can be hundreds;
-sixteen real peers, of which four may fetch the model at the same time, are what two cores carry.
+sixteen real peers, of which four may fetch the model at the same time, are what two cores carry.  All timeouts are the
+default ones: two cores that start sixteen peers may not look like a death.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from rig import light_trainer, shams
-from rig.arena import CHUNK_KB, Arena, is_kept
+from rig.arena import CHUNK_KB, DEFAULT, Arena, is_kept
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +33,7 @@ Figures = Callable[..., None]
 STANDING = ("ann", "bob", "cid")
 SHAMS, PEERS, PEERS_AT_ONCE = 200, 16, 4
 PATIENCE_S = 180.0
-DEAD_AFTER_S, GO_BACK_AFTER_S = 5.0, 30.0  # two cores that start sixteen peers may not look like a death
+GO_BACK_AFTER_S = 30.0
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def widest_gap(arena: Arena, since: float, until: float) -> float:
 
 
 def standing(build: Callable[..., Arena], **rules: object) -> Arena:
-    arena = build(dead_after_s=DEAD_AFTER_S, go_back_after_s=GO_BACK_AFTER_S, **rules)
+    arena = build(**DEFAULT, go_back_after_s=GO_BACK_AFTER_S, **rules)
     arena.begin(*STANDING)
     return arena
 

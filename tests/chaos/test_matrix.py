@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rig.arena import Arena, included, is_kept
+from rig.arena import DEFAULT, Arena, included, is_kept
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +48,34 @@ def test_a_loop_that_is_stuck_counts_as_dead_though_its_sockets_live(arena: Aren
     assert gone["cause"] == "silent", "its connection was never closed"
     arena.kill("dan")
     is_kept(arena)
+
+
+@pytest.mark.parametrize("point", ["scatter.mid", "gather.mid"])
+def test_with_default_timeouts_a_peer_that_stops_is_found_by_its_silence(
+    build: Callable[..., Arena], figures: Figures, point: str
+) -> None:
+    """Killed it would show by its connections; a stopped one keeps them all."""
+    arena = build(**DEFAULT)
+    arena.begin("ann", "bob", "cid")
+    began = time.monotonic()
+    dan = arena.join("dan", f"{point}=stop")
+    broken = arena.broken("dan", point, began)
+    gone = arena.event(
+        arena.coordinator,
+        lambda e: e["event"] == "departed" and e["peer"] == dan.id,
+        "it is lost",
+        broken["at"],
+    )
+    commit = arena.commit(gone["at"])
+    assert gone["cause"] == "silent" and dan.id not in included(commit)
+    dan.signal(signal.SIGCONT)
+    back = arena.commit(commit["at"], "it takes part again", dan.id)
+    figures(
+        row="2", fault=f"stopped at {point}, default timeouts", detected_s=gone["at"] - broken["at"],
+        next_commit_s=commit["at"] - broken["at"], back_s=back["at"] - commit["at"],
+    )  # fmt: skip
+    is_kept(arena)
+    arena.close()
 
 
 def test_a_trainer_that_is_stuck_is_started_again(arena: Arena, figures: Figures) -> None:

@@ -1,7 +1,8 @@
 """Partitions between real processes, each in a host of its own in the lab (rows 4 and 5 of the fault matrix).
 
 Whoever has the coordinator commits; whoever has not goes on with inner steps and commits nothing; where two peers
-cannot talk, the run goes on all the same.  When the network is whole again, everybody takes part.
+cannot talk, the run goes on all the same.  When the network is whole again, everybody takes part.  All timeouts are
+the default ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farflung.protocol.process.journal import Event
-from rig.arena import Arena, included, is_kept
+from rig.arena import DEFAULT, Arena, included, is_kept
 from rig.lab.emulator import HostSpec, Lab
 from rig.lab_arena import LabArena
 
@@ -39,7 +40,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def arena(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    with LabArena(tmp_path_factory.mktemp("run"), lab) as made:
+    with LabArena(tmp_path_factory.mktemp("run"), lab, **DEFAULT) as made:
         made.begin(*PEERS)
         yield made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -382,6 +383,36 @@ def test_killed_at_any_moment_the_newest_one_can_be_read(tmp_path: Path) -> None
         timeout=LONG_S,
     )
     assert done.returncode == 0 and "0 unreadable" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_write_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut leaves what was synced: not tried here, but the calls are seen, in their order."""
+    seen: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def named(descriptor: int) -> str:
+        return os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path).partition(".bin.")[0]
+
+    def note_sync(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        seen.append(f"sync {named(descriptor)}" + (f", {size} bytes" if "name" in named(descriptor) else ""))
+        sync(descriptor)
+
+    def note_rename(before: Path, after: Path) -> None:
+        seen.append(f"rename to {os.path.relpath(after, tmp_path)}")
+        replace(before, after)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    Store(str(tmp_path / "there")).files.write("one", "name.bin", [b"12", b"345"])
+    assert seen == [
+        "sync there/one/name, 5 bytes",
+        "rename to there/one/name.bin",
+        "sync there/one",
+        "sync there",
+    ]
 
 
 # ---- export ----------------------------------------------------------------------------------------------

@@ -168,11 +168,7 @@ DOOR = (
         "coordinator/run/discipline.py",
         "LEAST_ACCUSERS = 2",
         "LEAST_ACCUSERS = 1",
-        (
-            "tests/coordinator/run/test_orders.py",
-            "tests/whole/test_hostile_members.py",
-            "tests/coordinator/run/test_machine.py",
-        ),
+        ADMISSION,
     ),
     Mutant(
         "a private key that others may read is refused",
@@ -586,7 +582,7 @@ STATE = (
         "checkpoints/files.py",
         "                os.fsync(file.fileno())",
         "                pass",
-        ("tests/coordinator/test_durability.py", *STORE),
+        STORE,
     ),
     Mutant(
         "P4 only confirmed state is served",

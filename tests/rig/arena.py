@@ -15,6 +15,7 @@ from pathlib import Path
 
 from farflung.console.history.audit import Report, audit
 from farflung.console.history.history import read_folder
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.failpoints import VARIABLE
 from farflung.protocol.process.journal import Event, Follower
 from rig.nursery import Child, Nursery
@@ -40,10 +41,10 @@ sync_every = {sync_every}
 chunk_kb = {chunk_kb}
 fragments = {fragments}
 deadline_s = {deadline_s}
-scatter_grace_s = 3.0
-round_timeout_s = 30.0
+scatter_grace_s = {scatter_grace_s}
+round_timeout_s = {round_timeout_s}
 [net]
-heartbeat_s = 0.4
+heartbeat_s = {heartbeat_s}
 dead_after_s = {dead_after_s}
 [checkpoint]
 every_rounds = 5
@@ -52,6 +53,22 @@ go_back_after_s = {go_back_after_s}
 [admission]
 joins_at_once = {joins_at_once}
 """
+
+# Short, so that hundreds of deaths are found in minutes.
+QUICK = {
+    "deadline_s": 5.0,
+    "scatter_grace_s": 3.0,
+    "round_timeout_s": 30.0,
+    "heartbeat_s": 0.4,
+    "dead_after_s": 1.5,
+}
+# As people have them who write none into their run.toml.
+DEFAULT = {
+    name: getattr(section, name)
+    for section in (Manifest().round, Manifest().net)
+    for name in QUICK
+    if hasattr(section, name)
+}
 
 
 class Party:
@@ -94,7 +111,7 @@ class Arena:
         self.folder, self._nursery = folder, nursery
         self.parties: dict[str, Party] = {}
         self.url = ""
-        usual = {"min_peers": 2, "sync_every": 10, "fragments": 1, "deadline_s": 5.0, "dead_after_s": 1.5}
+        usual: dict[str, object] = {**QUICK, "min_peers": 2, "sync_every": 10, "fragments": 1}
         usual |= {"chunk_kb": CHUNK_KB, "joins_at_once": 16, "max_peers": 64, "go_back_after_s": 1.0}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))

@@ -366,9 +366,12 @@ def test_a_got_hash_over_other_bytes_does_not_count() -> None:
     room = Room().decided()
     for chunk, owner in enumerate(ALL):
         room.has_results(owner, chunk)
+    room.has_results(BOB, 0)
     room.got[ANN] = {0: h("result", 0), 1: h("wrong", 1), 2: h("result", 2)}
     room._report(ANN, {})
     assert isinstance(room.step(), Waiting)
+    room.has_results(ANN, 1)
+    assert isinstance(room.step(), Done), "that was all that was missing"
 
 
 def test_an_answer_for_a_chunk_that_somebody_else_owns_is_ignored() -> None:

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
+from farflung.coordinator.door.hello_check import Passed
 from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Admitted, Record, Started
 from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.run.admission import COMES_PER_MINUTE
+from farflung.coordinator.run.admission import COMES_PER_MINUTE, Admission
 from farflung.coordinator.run.conductor import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
@@ -87,7 +88,13 @@ class House:
     def hello(self, guest: Guest, token: str = "", signed_by: Guest | None = None) -> m.ToDoor:
         challenge = self.ask(guest, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
         assert isinstance(challenge, m.Challenge)
-        bare = m.Hello(
+        bare = self.bare_hello(guest, token)
+        signature = (signed_by or guest).signer.sign(hello_part(bare, challenge.nonce))
+        return self.ask(guest, replace(bare, signature=signature))
+
+    def bare_hello(self, guest: Guest, token: str = "") -> m.Hello:
+        """Not signed."""
+        return m.Hello(
             protocol=PROTOCOL_VERSION,
             run_id=RUN_ID,
             identity=guest.identity,
@@ -103,8 +110,6 @@ class House:
             token=token,
             signature=b"",
         )
-        signature = (signed_by or guest).signer.sign(hello_part(bare, challenge.nonce))
-        return self.ask(guest, replace(bare, signature=signature))
 
     def join(self, *guests: Guest, token: str = "") -> None:
         for guest in guests:
@@ -429,9 +434,26 @@ def test_a_forged_hello_counts_against_nobody() -> None:
     assert house.obey(Bans()).text == "nobody is banned, and nobody has strikes"
 
 
+def test_the_doorkeepers_word_for_a_signature_is_not_taken() -> None:
+    """That process talks to strangers, who may have taken it over."""
+    house, guest, other = House(), Guest(0), Guest(1)
+    challenge = house.ask(guest, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
+    assert isinstance(challenge, m.Challenge)
+    bare = house.bare_hello(guest)
+    admission = Admission(house.machine.core)
+    for signer, code in ((other, "signature"), (guest, "")):
+        hello = replace(bare, signature=signer.signer.sign(hello_part(bare, challenge.nonce)))
+        found = admission.examine(Passed(hello, challenge.nonce, guest.comes_from))
+        assert (found.code if isinstance(found, m.Refuse) else "") == code
+
+
+def in_flight(*members: str) -> InFlight:
+    plan = Plan(1, 1, 0, members, tuple(range(len(members))), ("fp32",) * len(members))
+    return InFlight(plan, rules_for(Manifest(), FragmentBook(), plan.members), 0.0)
+
+
 def test_the_word_of_one_member_strikes_nobody() -> None:
-    plan = Plan(1, 1, 0, ("ann", "bob", "cyd", "dan"), (0, 1, 2, 3), ("fp32",) * 4)
-    flight = InFlight(plan, rules_for(Manifest(), FragmentBook(), plan.members), 0.0)
+    flight, of_two = in_flight("ann", "bob", "cyd", "dan"), in_flight("ann", "dan")
     report = m.ProgressReport(
         session=bytes(16), seq=1, round_no=1, decision_no=0, held={}, refused={"dan": Verdict.BAD_HASH}, cut_off=(),
         merged=b"", merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None,
@@ -440,6 +462,8 @@ def test_the_word_of_one_member_strikes_nobody() -> None:
     assert flight.barred.keys() == {"dan"} and found_useless(flight) == []
     flight.on_progress("bob", report)
     assert found_useless(flight) == ["dan"]
+    of_two.on_progress("ann", report)
+    assert of_two.barred.keys() == {"dan"} and found_useless(of_two) == [], "all of the others are one"
 
 
 # ---- pause, drain --------------------------------------------------------------------------------------------
