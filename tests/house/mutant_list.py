@@ -24,7 +24,7 @@ ADMISSION = ("tests/coordinator/run/test_admission.py", "tests/coordinator/run/t
 ROUND = (
     "tests/coordinator/rounds/test_in_flight.py",
     "tests/coordinator/run/test_conductor.py",
-    "tests/whole/test_simulator.py",
+    "tests/coordinator/run/test_machine.py",
 )
 WEIGHTS = ("tests/coordinator/rounds/test_screening.py", "tests/coordinator/rounds/test_in_flight.py")
 CONDUCTOR = (
@@ -57,7 +57,6 @@ LANE = (
     "tests/peer/machine/test_lane.py",
     "tests/peer/machine/test_exchange.py",
     "tests/whole/test_fragments.py",
-    "tests/whole/test_simulator.py",
 )
 TRAINER = ("tests/peer/machine/test_trainer_view.py", "tests/peer/machine/test_exchange.py")
 
@@ -102,7 +101,7 @@ FRAMES = (
         "protocol/digests.py",
         "for chunk, chunk_hash in sorted(held):",
         "for chunk, chunk_hash in held:",
-        ("tests/collectives/test_member.py", "tests/whole/test_simulator.py"),
+        ("tests/collectives/test_member.py", "tests/whole/test_hostile_members.py"),
     ),
 )
 
@@ -502,8 +501,8 @@ ARITHMETIC = (
     Mutant(
         "P1 a digest is of parameters and momentum",
         "peer/state/outer_state.py",
-        "for part in (self._anchor, self._momentum))",
-        "for part in (self._anchor,))",
+        "for part in (self._anchor, self._momentum)",
+        "for part in (self._anchor,)",
         ("tests/peer/test_worker.py", "tests/whole/test_fragments.py"),
     ),
     Mutant(
@@ -634,7 +633,6 @@ STATE = (
         (
             "tests/peer/machine/test_lanes.py",
             "tests/coordinator/run/test_machine.py",
-            "tests/whole/test_simulator.py",
         ),
     ),
 )

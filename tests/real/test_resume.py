@@ -21,7 +21,7 @@ def kill(stage: Any, *names: str) -> None:
 def begin(stage: Any, *places: str) -> None:
     stage.coordinate()
     for name, place in zip(("ann", "bob"), places, strict=True):
-        stage.join(name, "--checkpoints", str(stage.folder / place))
+        stage.join(name, "--checkpoints", place if "://" in place else str(stage.folder / place))
 
 
 def trained(version: int) -> Any:
@@ -64,18 +64,23 @@ def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
 
 
 @pytest.mark.forked_peers
-def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(stage: Any) -> None:
+@pytest.mark.parametrize("kind", ["a folder", "S3"])
+def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(
+    stage: Any, request: pytest.FixtureRequest, kind: str
+) -> None:
+    here = kind == "a folder"
+    place = str(stage.folder / "shared") if here else f"{request.getfixturevalue('buckets').new()}/run"
     stage.write_run(every_rounds=7)
-    begin(stage, "shared", "shared")
+    begin(stage, place, place)
     before = stage.until(
         lambda s: trained(10)(s) and any(m["saved"] > 0 for m in s["members"]), "the run has a checkpoint"
     )
     kill(stage, *EVERYBODY)
-    begin(stage, "shared", "shared")
+    begin(stage, place, place)
     after = stage.until(trained(before["version"] + 3), "the run goes on")
     assert after["run_id"] == before["run_id"]
     for name in ("ann", "bob"):  # nobody takes an old checkpoint away while it is read
         stage.processes[name].send_signal(signal.SIGINT)
         assert stage.wait(name) == 0
-    found = stage.call("checkpoint", "verify", str(stage.folder / "shared"))
+    found = stage.call("checkpoint", "verify", place)
     assert found.returncode == 0, found.stdout + found.stderr
