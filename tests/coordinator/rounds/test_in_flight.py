@@ -340,6 +340,23 @@ def test_an_included_contribution_that_died_with_its_holder_forces_a_new_decisio
     assert step.decision.reasons == {BOB: "it was lost before its contribution was safe"}
 
 
+def test_what_was_merged_under_an_earlier_decision_is_made_again() -> None:
+    """Other weights, other bytes: of both decisions together nothing could be committed."""
+    room = Room().decided()
+    room.has_results(ANN, 0, who="with bob")
+    room.alive.remove(BOB)
+    assert isinstance(room.step(), Moved) and isinstance(room.step(), Settled)
+    assert room.flight.merged == {}
+    for owner in (ANN, CYD):
+        room.got[owner] = {}
+        room.has_results(owner, *room.chunks_of(owner), who="without bob")
+    for owner in (ANN, CYD):
+        room.has_results(owner, 0, 1, 2, who="without bob")
+    step = room.step()
+    assert isinstance(step, Done)
+    assert step.commit.hashes == b"".join(h("without bob", chunk) for chunk in range(3))
+
+
 def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> None:
     """CYD owns nothing: all of its work is safe with the others when it dies."""
     room = Room()
