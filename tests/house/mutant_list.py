@@ -630,10 +630,7 @@ STATE = (
         "peer/machine/getting_in.py",
         "if not self._awaits_welcome or welcome.incarnation < self.incarnation:",
         "if not self._awaits_welcome:",
-        (
-            "tests/peer/machine/test_lanes.py",
-            "tests/coordinator/run/test_machine.py",
-        ),
+        ADMISSION,
     ),
 )
 

@@ -32,7 +32,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
-from farflung.protocol.messages import Beat, FragmentBeat, ProgressReport, Sent
+from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signed_words import sent_part
@@ -316,6 +316,50 @@ def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -
     stage.tell("the deadline is over", after_s=MANIFEST.round.deadline_s)
     assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
     assert stage.member("cyd").left_out == "round 1: it was not ready in time"
+
+
+def test_a_member_that_has_not_heard_of_the_guards_word_is_not_ready() -> None:
+    """It might bring the very work again that the guard threw away."""
+    stage = Stage()
+    stage.opens()
+    stage.conductor.abort(AbortCause.GUARD, "far too long", dropped=True)
+    stage.core.now += RETRY_S
+    for heard, opens in ((0, False), (1, True)):
+        for name in stage.guests:
+            stage.beats(name, ready=True)
+            member = stage.member(name)
+            assert member.beat is not None
+            said = structs.replace(member.beat.fragments[0], dropped=heard)
+            member.beat = structs.replace(member.beat, fragments=(said,))
+        stage.conductor.maybe_open()
+        assert (stage.conductor.round is not None) == opens
+
+
+def test_P4_a_commit_is_told_to_members_that_have_shown_the_runs_state() -> None:
+    """Others would roll its results onto a state that is not the run's."""
+    stage = Stage(3)
+    standing = stage.member("cyd").standings[0]
+    standing.verified = standing.vouched = False
+    stage.opens()
+    assert stage.conductor.round is not None
+    members = stage.conductor.round.plan.members
+    both = [name for name, guest in stage.guests.items() if guest.peer in members]
+    assert both == ["ann", "bob"]
+    for name in both:
+        stage.sends(name)
+    for name in both:
+        stage.reports(name)
+    stage.conductor.advance()
+    for got in (0, 0b11):
+        for name in both:
+            place = stage.conductor.round.plan.owners.index(members.index(stage.guests[name].peer))
+            stage.reports(name, merged=1 << place, got=got, decision_no=1)
+    stage.core.take_effects()
+    stage.conductor.advance()
+    assert stage.conductor.book.version == 1
+    effects = stage.core.take_effects()
+    heard = {e.peer for e in effects if isinstance(e, Tell) and isinstance(e.message, Committed)}
+    assert heard == {stage.guests[name].peer for name in both}
 
 
 def test_a_pause_of_the_host_holds_all_rounds() -> None:
