@@ -10,11 +10,13 @@ survivors and the share, and exits with 1 where fewer than 95 % were caught.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import queue
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -22,8 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutant_list import MUTANTS, Mutant
+
+# Imported once: each pytest is forked from here.  Of farflung there must be nothing yet.
+for name in ("torch", "hypothesis", "zmq", "cryptography", "pydantic", "msgspec", "fsspec", "xdist"):
+    importlib.import_module(name)
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 0.95
@@ -47,6 +55,7 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.root = folder / "farflung"
+        self._good: set[str] = set()  # tests that pass without a mutant
         shutil.copytree(ROOT, self.root, ignore=LEFT_OUT)
 
     def judge(self, mutant: Mutant, patience_s: float) -> Outcome:
@@ -68,30 +77,56 @@ class Copy:
         found = FIRST_FAILURE.search(told)
         if code != FAILED or found is None:
             return False, f"no test: pytest ended with {code}: {told[-300:]}"
-        if self._pytest((found[1],), patience_s)[0] != 0:
+        if found[1] not in self._good and self._pytest((found[1],), patience_s)[0] != 0:
             return False, f"no test: {found[1]} fails without the mutant too"
+        self._good.add(found[1])
         return True, found[1]
 
     def _pytest(self, tests: tuple[str, ...], patience_s: float) -> tuple[int | None, str]:
         """The exit code, None if it did not end in time; and what was said."""
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
-        environ = {"PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        with tempfile.TemporaryFile(mode="w+") as told:
+            child = os.fork()
+            if child == 0:
+                self._become_pytest(tests, told.fileno())
+            code = _end_of(child, patience_s)
+            told.seek(0)
+            return code, told.read()
+
+    def _become_pytest(self, tests: tuple[str, ...], out: int) -> None:
+        """Never returns."""
+        code: int = FAILED
         try:
-            done = subprocess.run(
-                [*words, *tests],
-                cwd=self.root,
-                env={**_environ(), **environ},
-                capture_output=True,
-                text=True,
-                timeout=patience_s,
-            )
-        except subprocess.TimeoutExpired:
-            return None, ""
-        return done.returncode, done.stdout + done.stderr
+            os.setpgid(0, 0)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.chdir(self.root)
+            for name in [name for name in os.environ if name.startswith("FARFLUNG_")]:
+                del os.environ[name]
+            os.environ["PYTHONPATH"] = str(self._folder)
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+            sys.dont_write_bytecode = True  # a file that changed within a second looks as it was
+            sys.path.insert(0, str(self._folder))
+            code = pytest.main(["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests])
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
 
 
-def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("FARFLUNG_")}
+def _end_of(child: int, patience_s: float) -> int | None:
+    """Its exit code; whatever it started ends with it."""
+    end = time.monotonic() + patience_s
+    status = 0
+    try:
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def run_all(mutants: tuple[Mutant, ...], jobs: int, patience_s: float) -> list[Outcome]:

@@ -10,6 +10,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from farflung.coordinator.rounds.in_flight import (
     Done,
@@ -26,6 +27,7 @@ from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Plan
+from farflung.protocol.verdicts import Verdict
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
@@ -395,6 +397,15 @@ def test_an_answer_for_a_chunk_that_somebody_else_owns_is_ignored() -> None:
     room = Room().decided()
     room.flight.on_progress(ANN, progress(1, {}, {chunk: h("x", chunk) for chunk in range(3)}, {}))
     assert room.flight.merged == {0: h("x", 0)}
+
+
+def test_P9_who_refuses_most_of_the_others_is_not_believed() -> None:
+    for refused, barred in (({BOB, CYD}, set()), ({CYD}, {CYD})):
+        room = Room()
+        report = replace(progress(0, {}, {}, {}), refused=dict.fromkeys(refused, Verdict.BAD_HASH))
+        room.flight.on_progress(ANN, report)
+        assert room.flight.barred.keys() == barred
+        assert [peer for peer in ALL if room.flight.accusers_of(peer)] == sorted(barred)
 
 
 def test_results_of_an_earlier_decision_do_not_count() -> None:
