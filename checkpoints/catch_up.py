@@ -45,6 +45,7 @@ class CatchUp:
         self._retry_s = retry_s
         self._manifests: dict[int, list[bytes]] = {}
         self._bases: dict[int, bytes] = {}  # version -> digest under which chunks of it were installed
+        self._came_at: dict[int, int] = {}  # index of a chunk -> the version that it was installed at
         self._results: dict[tuple[int, int], Payload] = {}  # (version, chunk) -> verified, not rolled yet
         self._asked: dict[Key, Asked] = {}
         self._shunned: dict[Key, set[str]] = {}  # donors that did not have it, until all have been tried
@@ -63,6 +64,7 @@ class CatchUp:
         self.sealed = NO_VERSION
         self._manifests.clear()
         self._bases.clear()
+        self._came_at.clear()
         self._unvouched.clear()
         self._results.clear()
         self._asked.clear()
@@ -94,8 +96,8 @@ class CatchUp:
         self, version: int, digests: dict[int, bytes], donors: tuple[str, ...], keep: int
     ) -> None:
         """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
-        if any(digests.get(base, digest) != digest for base, digest in self._bases.items()):
-            self.reset()  # version 0 was founded anew while I was fetching it
+        for base in [base for base, digest in self._bases.items() if digests.get(base, digest) != digest]:
+            self._unlearn(base)
         if version > self.target:
             self._unvouched.clear()
         self.target = max(self.target, version)
@@ -113,9 +115,21 @@ class CatchUp:
         if self.done:
             self._manifests.clear()
             self._bases.clear()
+            self._came_at.clear()
             self._of.forgive()
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
+
+    def _unlearn(self, base: int) -> None:
+        """What was taken for the state of this version is not it: version 0 was founded anew, or liars had settled it.
+        Chunks that came as it go; what I hold from elsewhere is as good as it was."""
+        del self._bases[base]
+        self._manifests.pop(base, None)
+        self._unvouched.clear()
+        for index in [index for index, version in self._came_at.items() if version == base]:
+            del self._came_at[index]
+            self.versions[index] = NO_VERSION
+            self.sealed = NO_VERSION
 
     def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
         """Chunks that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty).
@@ -129,6 +143,7 @@ class CatchUp:
                     self.versions[self.fragment.index(chunk)] = version
                     if digest:
                         self._bases[version] = digest
+                        self._came_at[self.fragment.index(chunk)] = version
 
     def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
         """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
@@ -353,7 +368,7 @@ class CatchUp:
         if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
-        self.versions[index] = header.version
+        self.versions[index] = self._came_at[index] = header.version
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
     def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:

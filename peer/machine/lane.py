@@ -409,7 +409,8 @@ class Lane:
         if effects:
             self._look_whether_torn()
         if isinstance(before, Whole) and not self.whole:
-            counted_on = before.verified or self._planned_at == before.version
+            is_the_runs = self.catch.digests.get(before.version) == before.digest
+            counted_on = before.verified or self._planned_at == before.version or is_the_runs
             proofs += self._grounds.rolls_on(before.version, counted_on)
         shows = self._grounds.prove(self.version) if self.whole else []
         for effect in effects:
