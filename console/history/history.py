@@ -60,6 +60,11 @@ class Era:
     commits: dict[Key, Event] = field(default_factory=dict)
     digests: dict[Key, str] = field(default_factory=dict)
 
+    def withdraw(self, fragment: int, version: int) -> None:
+        """A digest was proven wrong; those settled after it are void as well."""
+        for key in [key for key in self.digests if key[0] == fragment and key[1] >= version]:
+            del self.digests[key]
+
     def back_to(self, versions: list[int]) -> Era:
         """What is newer is made again, as something else."""
         newer = {key for key in {**self.commits, **self.digests} if key[1] > versions[key[0]]}
@@ -177,6 +182,8 @@ class History:
                     self.by_round.setdefault(each["round"], []).append(each)
                 case "digest":
                     now.digests.setdefault((each["fragment"], each["version"]), each["digest"])
+                case "withdrawn":
+                    now.withdraw(each["fragment"], each["version"])
                 case "rolled_back":
                     self.eras.append(now.back_to(each["versions"]))
 
