@@ -50,6 +50,7 @@ from farflung.coordinator.run.effects import (
     Effect,
     Forbid,
     KeepEvidence,
+    KeepProof,
     KeepRefutation,
     Note,
     Tell,
@@ -70,7 +71,7 @@ JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -372,7 +373,7 @@ class Server:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case KeepEvidence():
+            case KeepEvidence() | KeepProof():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
                 if self.provenance is not None:

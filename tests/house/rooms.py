@@ -175,6 +175,7 @@ PURE_MODULES = (
     "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
+    "coordinator/ledger/proofs",
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",
