@@ -304,8 +304,8 @@ def audit(
     from farflung.console.history.history import read_folder
 
     if evidence is not None:
-        proven, told = audit_evidence.judge(evidence)
-        typer.echo("\n".join(told))
+        proven, lines = audit_evidence.judge(evidence)
+        typer.echo("\n".join(lines))
         raise typer.Exit(exit_codes.UNEXPECTED if proven else exit_codes.OK)
     key = JoinUrl.parse(url).key if url is not None else b""
     if provenance is not None:

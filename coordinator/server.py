@@ -373,11 +373,14 @@ class Server:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case KeepEvidence() | KeepProof():
+            case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
                 if self.provenance is not None:
                     self.provenance.keep(effect)
+            case KeepProof():
+                if self.evidence is not None:
+                    self.evidence.keep(effect)
             case KeepRefutation():
                 if self.evidence is not None:
                     self.evidence.keep_refutation(effect)

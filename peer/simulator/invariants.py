@@ -17,6 +17,7 @@ from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.proofs import proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
+    Banned,
     CommittedRound,
     DigestFixed,
     DigestWithdrawn,
@@ -39,9 +40,6 @@ from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit
 
 Key = tuple[int, int]  # (fragment, version)
-    "it said that a sum is wrong",
-    "it gives nobody what it contributed",
-)  # strikes that audits of sums give
 
 
 _OF_THE_HONEST = {"to_coordinator", "serve", "saved", "moved"}

@@ -95,8 +95,8 @@ class World:
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
         self.cheated: dict[int, int] = {}  # by round, the chunk that is made wrong
         self.told_by_auditors: list[Audited] = []
-        liars = scenario.league + (scenario.cheats or scenario.accuses)
-        self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - liars :]}
+        about_sums = scenario.league + (scenario.cheats or scenario.accuses)
+        self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
         by_peer = {_peer_of(key): key for key in self._keys}
         self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
 

@@ -108,6 +108,7 @@ ROOMS: dict[str, Room] = {
     "peer/simulator": Room(
         (
             "coordinator/run",
+            "coordinator/court",
             "coordinator/ledger",
             "peer",
             "peer/machine",

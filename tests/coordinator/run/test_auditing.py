@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, FoundCheating, Record, Struck
+from farflung.coordinator.run import sum_cases
 from farflung.coordinator.run.auditing import Auditing, Dice
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
@@ -259,6 +260,15 @@ def test_the_heir_of_a_lost_owner_does_not_answer_for_its_sum() -> None:
     court.says(auditor, wrong(1))
     court.shows(auditor, dict(zip(court.made.members, court.made.of_chunk(1), strict=True)))
     assert court.of(Banned) == [maker], "also where it is gone"
+
+
+def test_contributions_that_take_too_much_memory_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_cases, "PROOF_BYTES_MOST", 100)
+    court = Court(MadeSums(wrong=(1,)))
+    court.commits()
+    auditor = court.audits()[1]
+    court.says(auditor, wrong(1))
+    assert not court.asked(auditor)
 
 
 # ---- words that count for nothing ------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace as changed
 
 import pytest
-from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, KeptContributions
@@ -17,6 +16,7 @@ from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk, Show, What
 from farflung.protocol.verdicts import Verdict
+from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
 ROUND, CHUNK = 5, 1  # of fragment 0; also its number in the model
 MERGED = b"the right sum"
