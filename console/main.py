@@ -276,6 +276,9 @@ def audit(
     folder: Annotated[
         Path | None, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")
     ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(help="A file from run.data/evidence/ that is to convict somebody: does it?")
+    ] = None,
     who_sent: Annotated[
         Path | None, typer.Option(help="A file with an encoded chunk: who signed that it sent these bytes?")
     ] = None,
@@ -297,9 +300,13 @@ def audit(
 ) -> None:
     """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
     from farflung.console.history import audit_evidence
-    from farflung.console.history.audit import audit as check
+    from farflung.console.history.audit import audit as check_promises
     from farflung.console.history.history import read_folder
 
+    if evidence is not None:
+        proven, lines = audit_evidence.judge(evidence)
+        typer.echo("\n".join(lines))
+        raise typer.Exit(exit_codes.UNEXPECTED if proven else exit_codes.OK)
     key = JoinUrl.parse(url).key if url is not None else b""
     if provenance is not None:
         from farflung.console.history.audit_provenance import lines_of, provenance_in
@@ -321,9 +328,9 @@ def audit(
         typer.echo("\n".join(audit_evidence.who_sent(folder, who_sent)))
         return
     history = read_folder(folder)
-    report = check(history)
-    evidence = audit_evidence.check_evidence(folder, history)
-    report.findings += [evidence] if evidence.checked else []
+    report = check_promises(history)
+    signed = [check(folder, history) for check in audit_evidence.CHECKS]
+    report.findings += [finding for finding in signed if finding.checked]
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 

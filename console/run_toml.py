@@ -66,6 +66,8 @@ policy = "robust"         # from 4 members on: other directions than the others'
 clip = 2.0                # no contribution is longer than so many times the median; raise it if peers differ much
 guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
                           # "robust" only
+audit = 0.037             # share of each version's chunks that peers other than their owners merge again, to find
+                          # wrong sums; costs about half of that in bytes; 1.0: all; 0: none
 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives

@@ -1,4 +1,4 @@
-"""Where the evidence of the last commits lies: one file each, signed by the coordinator, in a bounded number.
+"""Where the evidence of the last commits lies, and the proofs of who cheated: one file each, in a bounded number.
 
 Written by the server after the commit is durable, read by the audit.  Must not know what evidence proves.
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.ledger import proofs
 from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
-from farflung.coordinator.run.effects import KeepEvidence, KeepRefutation
-from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT
+from farflung.coordinator.run.effects import KeepEvidence, KeepProof, KeepRefutation
+from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT, PROOFS_KEPT
 
 FOLDER_NAME = "evidence"
 
@@ -27,20 +28,24 @@ class EvidenceFolder:
     def __init__(self, folder: Path, run_id: bytes, signing: Ed25519PrivateKey) -> None:
         self._folder, self._run_id, self._signing = folder, run_id, signing
 
-    def keep(self, effect: KeepEvidence) -> None:
+    def keep(self, effect: KeepEvidence | KeepProof) -> None:
+        if isinstance(effect, KeepProof):
+            self._write(effect.proof.name, proofs.proof_to_bytes(effect.proof))
+            return
         key = self._signing.public_key().public_bytes_raw()
         bare = Evidence(FORMAT, self._run_id, effect.commit, effect.said, key)
         whole = msgspec.structs.replace(bare, signature=self._signing.sign(bare.signed_part()))
-        aside = self._folder / f".{whole.name}"
+        self._write(whole.name, msgspec.msgpack.encode(whole))
+
+    def _write(self, name: str, raw: bytes) -> None:
+        aside = self._folder / f".{name}"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            aside.write_bytes(msgspec.msgpack.encode(whole))
-            os.replace(aside, self._folder / whole.name)
+            aside.write_bytes(raw)
+            os.replace(aside, self._folder / name)
             self._forget()
         except OSError as error:
-            log.warning(
-                "%s: evidence of round %d is not kept: %s", self._folder, effect.commit.round_no, error
-            )
+            log.warning("%s: %s is not kept: %s", self._folder, name, error)
 
     def keep_refutation(self, effect: KeepRefutation) -> None:
         log.warning("a state of version %d was proven wrong: %s", effect.version, ", ".join(effect.peers))
@@ -52,3 +57,5 @@ class EvidenceFolder:
         for at, file in enumerate(files):
             if at >= EVIDENCE_COMMITS_KEPT or (at and sum(sizes[: at + 1]) > EVIDENCE_BYTES_MOST):
                 file.unlink()
+        for old in sorted(self._folder.glob(f"*{proofs.SUFFIX}"))[:-PROOFS_KEPT]:
+            old.unlink()

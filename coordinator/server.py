@@ -50,6 +50,7 @@ from farflung.coordinator.run.effects import (
     Effect,
     Forbid,
     KeepEvidence,
+    KeepProof,
     KeepRefutation,
     Note,
     Tell,
@@ -70,7 +71,7 @@ JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -377,6 +378,9 @@ class Server:
                     self.evidence.keep(effect)
                 if self.provenance is not None:
                     self.provenance.keep(effect)
+            case KeepProof():
+                if self.evidence is not None:
+                    self.evidence.keep(effect)
             case KeepRefutation():
                 if self.evidence is not None:
                     self.evidence.keep_refutation(effect)

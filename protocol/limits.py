@@ -34,6 +34,11 @@ TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
 EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
 EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept
 
+AUDITED_AT_ONCE = 32  # chunks in one message: their contributions' hashes fit in well
+ROUNDS_KEPT = 2  # committed ones, whose contributions their authors keep for audits
+PROOFS_KEPT = 64  # files that show who cheated
+PROOF_BYTES_MOST = 256 << 20  # of all contributions to one chunk: more are not gathered to judge it
+
 METRICS_CONNECTIONS = 16  # at once, to /metrics
 METRICS_REQUEST_BYTES = 4096
 METRICS_REQUEST_S = 5.0  # for a whole request and its answer

@@ -135,6 +135,7 @@ class MergeSection(_Section):
     policy: Literal["robust", "mean"] = "robust"
     clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
     guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.037
 
 
 class NetSection(_Section):

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
+    AUDITED_AT_ONCE,
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
     MAX_PEERS,
@@ -224,6 +225,25 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     got: Mask
     got_hash: Bytes32
     dots: DotProducts | None  # of all chunks that I own, before the decision
+    # Of what was merged here: which contributions went in, and my signature of both (signed_words.py).
+    inputs: Digest
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What came of merging one chunk again."""
+
+    chunk: Count  # of the fragment
+    wrong: bool  # it gives other bytes than were committed
+    # Who did not give its contribution, so that nothing is known.
+    missing: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+
+
+class Audited(_FromMember, frozen=True, kw_only=True):
+    """The answer to `AuditChunks`, in one message or several."""
+
+    round_no: Count
+    chunks: Annotated[tuple[ChunkVerdict, ...], Meta(max_length=AUDITED_AT_ONCE)]
 
 
 class Shown(_FromMember, frozen=True, kw_only=True):
@@ -357,6 +377,28 @@ class Show(_ToMember, frozen=True, kw_only=True):
     peer: PeerName  # whose contribution
 
 
+class DrawnChunk(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A chunk that was drawn after its commit, for somebody else than its owner to merge again."""
+
+    chunk: Count  # of the fragment
+    result: Hash  # as it was committed
+    # Of each contribution to it, as its author signed it, in the order of the message's members.
+    hashes: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND * 32)]
+
+
+class AuditChunks(_ToMember, frozen=True, kw_only=True):
+    """Fetch the contributions to these chunks from their authors, merge them again, and say what came of it."""
+
+    round_no: Count
+    version: Count  # that the round started from
+    fragment: FragmentNo
+    # Those that count, in the order of the sum.
+    members: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    codecs: Annotated[tuple[ShortText, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    chunks: Annotated[tuple[DrawnChunk, ...], Meta(max_length=AUDITED_AT_ONCE)]
+
+
 class Gone(_ToMember, frozen=True, kw_only=True):
     """This session is over; say hello again (or not: `final`)."""
 
@@ -377,6 +419,7 @@ MEMBER_IN: dict[str, type[_Message]] = {
     "sent": Sent,
     "progress": ProgressReport,
     "shown": Shown,
+    "audited": Audited,
     "leave": Leave,
 }
 MEMBER_OUT: dict[str, type[_Message]] = {
@@ -386,14 +429,15 @@ MEMBER_OUT: dict[str, type[_Message]] = {
     "committed": Committed,
     "aborted": Aborted,
     "show": Show,
+    "audit": AuditChunks,
     "gone": Gone,
 }
 
 KINDS: dict[str, type[_Message]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
-FromMember = Beat | Sent | ProgressReport | Shown | Leave
-ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | Gone
+FromMember = Beat | Sent | ProgressReport | Shown | Audited | Leave
+ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone
 FromDoor = Knock | Hello | AskStatus | Probe
 ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
 Message = FromMember | ToMember | FromDoor | ToDoor

@@ -1,14 +1,17 @@
-"""What exactly a signature of a member covers: of a hello, a hash list, and of a digest that it claims.  Pure.
+"""What exactly a signature of a member covers: a hello, a hash list, merged chunks, a digest that it claims.  Pure.
 
 Called by whoever signs (the peer) and whoever checks (the front door, the witness, the audit).  Must not know keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.messages import Hello, Sent
+from farflung.protocol.messages import Hello, ProgressReport, Sent
+from farflung.protocol.round_words import Decision, Plan
 
 
 def hello_part(hello: Hello, nonce: bytes) -> bytes:
@@ -25,6 +28,50 @@ def claim_part(run_id: bytes, era: int, fragment: int, version: int, digest: byt
     """The bytes that a member signs when it shows the hashes behind a digest: I calculated this state."""
     numbers = b"".join(number.to_bytes(8, "big") for number in (era, fragment, version))
     return b"farflung/claim/1\0" + run_id + numbers + digest
+
+
+class Results(msgspec.Struct, frozen=True):
+    """What an owner says of the chunks that it merged: out of these contributions, so weighed, came these bytes.
+
+    All that determines the sum is in it.  So whoever has the contributions can show that it is wrong, and nobody can
+    show that of a sum that is right: not with other weights, nor with contributions that the owner did not have.
+    """
+
+    round_no: int
+    decision_no: int
+    members: tuple[str, ...]
+    weights: tuple[float, ...]  # as decided; 0.0: it is out
+    codec: str  # of the results
+    chunks: bytes  # mask
+    hashes: bytes  # of the results
+    inputs: bytes  # see `inputs_of`
+
+    @classmethod
+    def of(cls, plan: Plan, decision: Decision, codec: str, report: ProgressReport) -> Results:
+        return cls(
+            decision.round_no,
+            decision.decision_no,
+            plan.members,
+            decision.weights,
+            codec,
+            report.merged,
+            report.merged_hashes,
+            report.inputs,
+        )
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        return tuple(m for m, weight in zip(self.members, self.weights, strict=True) if weight > 0.0)
+
+
+def results_part(run_id: bytes, results: Results) -> bytes:
+    """The bytes that an owner's signature of its results covers."""
+    return b"farflung/results/1\0" + run_id + hash_bytes(msgspec.msgpack.encode(results))
+
+
+def inputs_of(hashes: Iterable[bytes]) -> bytes:
+    """One name for the contributions to some chunks: their hashes chunk by chunk, each in the order of the sum."""
+    return hash_bytes(b"".join(hashes))
 
 
 def bare_hash(signed: msgspec.Struct) -> bytes:

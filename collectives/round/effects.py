@@ -28,6 +28,11 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeAgain(Merge):
+    """The same, by an auditor, of a round that is over: for the hash of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Weigh:
     """The dot products of all pairs of payloads of one chunk."""
 

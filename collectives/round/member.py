@@ -28,6 +28,7 @@ from farflung.collectives.round.weighing import Dots, Weighing
 from farflung.protocol.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
@@ -53,7 +54,7 @@ class MemberRound:
         self.mine: dict[int, Piece] = {}  # my contribution, by chunk, as far as it is encoded
         self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, Piece] = {}
-        self.merged: dict[int, bytes] = {}
+        self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
@@ -90,8 +91,9 @@ class MemberRound:
             if chunk in self.mine:
                 effects += self._deliver(chunk)
             if plan.owner_of(chunk) == self.me and chunk in self.results:
-                # I hold a lost owner's result: I answer for those bytes now and do not compute them again.
-                effects += self._publish(chunk, self.results[chunk])
+                # I hold a lost owner's result, which is proven: I give it to others and do not compute it again.  Whose
+                # sum it is does not change by that: my signature is not on it.
+                effects += self._spread(chunk, self.results[chunk])
         return effects + self._merge_ready()
 
     def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
@@ -301,9 +303,17 @@ class MemberRound:
             dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
             dict(self.merged),
+            self._inputs(),
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
         )
+
+    def _inputs(self) -> bytes:
+        """Which contributions went into what I merged; empty if that is nothing."""
+        if self.decision is None or not self.merged:
+            return b""
+        counted = self.decision.included(self.plan.members)
+        return inputs_of(self.held[chunk][member].hash for chunk in sorted(self.merged) for member in counted)
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
@@ -358,6 +368,9 @@ class MemberRound:
     def _publish(self, chunk: int, piece: Piece) -> list[DataEffect]:
         self.results[chunk] = piece
         self.merged[chunk] = piece.hash
+        return self._spread(chunk, piece)
+
+    def _spread(self, chunk: int, piece: Piece) -> list[DataEffect]:
         effects: list[DataEffect] = []
         for member in self.plan.members:
             if member != self.me:
@@ -413,6 +426,7 @@ class Progress:
     held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
     refused: dict[str, Verdict]  # members that sent something unusable, and what it was
     cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
-    merged: dict[int, bytes]  # chunk -> hash of the result I answer for
+    merged: dict[int, bytes]  # chunk -> hash of the result that I made
+    inputs: bytes  # one name for all contributions that went into these
     got: tuple[int, bytes]  # (mask, combined hash) of results
     dots: Dots | None  # of all my chunks, before the decision

@@ -1,6 +1,7 @@
 """Of the audit: the evidence that the coordinator kept, checked signature by signature, and asked who sent some bytes.
 
-Called by the command line with the folder of a run.  Believes no file: only what is signed.
+Called by the command line with the folder of a run, or with one file that is to convict somebody.  Believes no file:
+only what is signed, and what is calculated here.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import msgspec
 
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History
+from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.evidence import SUFFIX, Evidence
+from farflung.coordinator.ledger.proofs import SUFFIX as PROOF_SUFFIX
+from farflung.coordinator.ledger.proofs import Proof, proof_from_bytes
 from farflung.coordinator.ledger.records import UNREADABLE
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
+from farflung.protocol.limits import PROOF_BYTES_MOST
 from farflung.protocol.round_words import result_name
 
 FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
+PROOF_FILE_BYTES_MAX = FILE_BYTES_MAX + PROOF_BYTES_MOST
 
 
 def check_evidence(folder: Path, history: History) -> Finding:
@@ -30,6 +36,49 @@ def check_evidence(folder: Path, history: History) -> Finding:
         lists += len(found.said) if isinstance(found, Evidence) else 0
     finding.more = f"{lists} hash lists" if finding.checked else ""
     return finding
+
+
+def check_proofs(folder: Path, history: History) -> Finding:
+    finding = Finding("P19", "who was found out is convicted by its own signature", "proofs")
+    run_id = str(history.coordinators[0].start["run_id"])
+    for path in sorted(folder.rglob(f"*{PROOF_SUFFIX}")):
+        found = read_proof(path)
+        if isinstance(found, str):
+            problem = found
+        else:
+            problem = found.problem(merged) if found.run_id.hex() == run_id else "it is of another run"
+        finding.expect(not problem, f"{path.name}: {problem}")
+    return finding
+
+
+CHECKS = (check_evidence, check_proofs)
+
+
+def judge(file: Path) -> tuple[bool, list[str]]:
+    """Does this file convict somebody?  And the lines that say who did what, or why it proves nothing."""
+    found = read_proof(file)
+    if isinstance(found, str):
+        raise UserError(f"{file}: {found}")
+    problem = found.problem(merged)
+    if problem:
+        return False, [f"{file}: it proves nothing: {problem}"]
+    run = f"of the run {found.run_id.hex()}, round {found.results.round_no}"
+    weighed = zip(found.results.included, [w for w in found.results.weights if w > 0.0], strict=True)
+    return True, [
+        found.told,
+        f"    {run}; calculated here from these bytes, whose hashes their authors signed:",
+        *(f"    {peer}: weight {weight:.6g}" for peer, weight in weighed),
+    ]
+
+
+def read_proof(path: Path) -> Proof | str:
+    """What is in a file, or why nothing is."""
+    try:
+        if path.stat().st_size > PROOF_FILE_BYTES_MAX:
+            return f"more than {PROOF_FILE_BYTES_MAX} bytes"
+        return proof_from_bytes(path.read_bytes())
+    except (OSError, *UNREADABLE) as error:
+        return f"cannot be read: {error}"
 
 
 def who_sent(folder: Path, file: Path) -> list[str]:

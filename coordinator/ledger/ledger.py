@@ -23,6 +23,7 @@ from farflung.coordinator.ledger.records import (
     DigestFixed,
     DigestWithdrawn,
     Folded,
+    FoundCheating,
     Genesis,
     Granted,
     Invited,
@@ -169,7 +170,7 @@ class Ledger:
                 self.leases.release(lease_ids)
             case Departed(cause=cause):
                 self.delivered = self.delivered or cause is DepartureCause.FINISHED
-            case DecidedOn():
+            case DecidedOn() | FoundCheating():
                 pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))

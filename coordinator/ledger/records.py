@@ -199,6 +199,17 @@ class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
     at_s: float
 
 
+class FoundCheating(_Record, frozen=True, kw_only=True, tag="found_cheating"):
+    """A member's own signature convicts it: the file `evidence` shows that to anybody (proofs.py)."""
+
+    peer: str
+    fragment: int
+    version: int
+    chunk: int
+    reason: str
+    evidence: str
+
+
 class Revoked(_Record, frozen=True, kw_only=True, tag="revoked"):
     """Nobody comes in with this invitation any more."""
 
@@ -264,6 +275,7 @@ Record = (
     | Invited
     | Revoked
     | Struck
+    | FoundCheating
     | Banned
     | Unbanned
     | Paused

@@ -88,6 +88,14 @@ class Waiting:
 Step = Moved | Settled | Done | Failed | Waiting
 
 
+@dataclass(frozen=True)
+class Made:
+    """The first word for a chunk's result.  An heir that holds the bytes passes them on, and this stays."""
+
+    peer: str
+    report: ProgressReport
+
+
 @dataclass
 class InFlight:
     """What the coordinator knows of the round in flight.  Volatile: a restart aborts the round."""
@@ -106,6 +114,7 @@ class InFlight:
     barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     reports: dict[str, ProgressReport] = field(default_factory=dict)
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
@@ -162,7 +171,8 @@ class InFlight:
                 return  # a report that contradicts itself says nothing
             for chunk, digest in zip(bits(mask), hashes, strict=True):
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
-                    self.merged.setdefault(chunk, digest)
+                    if chunk not in self.merged:
+                        self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
 
     def accusers_of(self, peer: str) -> set[str]:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
@@ -252,6 +262,7 @@ class InFlight:
                 kept |= 1 << chunk
             elif owner in lost:
                 kept &= ~(1 << chunk)
+                self.makers.pop(chunk, None)
                 self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
         for index in lost:
             self.held.pop(members[index], None)
@@ -309,6 +320,7 @@ class InFlight:
         )
         self.decision = decision
         self.merged.clear()
+        self.makers.clear()
         told = self.screening.told if self.screening is not None else ""
         return Settled(decision, reason, "; ".join(each for each in (told, made.told) if each))
 

@@ -8,11 +8,10 @@ Each decision leaves a reason in `reason`, which the status shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from statistics import median
 
-from farflung.coordinator.ledger.evidence import Said, is_signed
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds import shares
@@ -21,9 +20,9 @@ from farflung.coordinator.rounds.shares import codecs_by_member
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
-from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.settling import Settling
+from farflung.coordinator.run.witness import CommittedSums, Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import fragments_of
@@ -39,7 +38,7 @@ from farflung.protocol.messages import (
     Sent,
 )
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import Commit, Plan
+from farflung.protocol.round_words import Plan
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -48,8 +47,12 @@ FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust b
 
 
 class Conductor:
-    def __init__(self, core: Core, fragment: int) -> None:
+    def __init__(
+        self, core: Core, fragment: int, on_sums: Callable[[CommittedSums], None] = lambda sums: None
+    ) -> None:
+        """`on_sums` is told of each commit, after it was written, with what proves whose sums it is made of."""
         self.core = core
+        self._on_sums = on_sums
         self.fragment = fragment
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
@@ -233,7 +236,7 @@ class Conductor:
     def on_progress(self, member: Member, report: ProgressReport) -> None:
         if self.round is None:
             return
-        self.round.on_progress(member.peer, report)
+        self.round.on_progress(member.peer, self._witness.proven(member, self.round, report))
         self.standing(member).progress_seen = report.seq
 
     def on_sent(self, member: Member, sent: Sent) -> None:
@@ -374,7 +377,7 @@ class Conductor:
                 norm=done.norm,
             )
         )
-        self._witness.on_commit(commit)
+        sums = self._witness.on_commit(commit, flight, self.processes)
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
@@ -388,6 +391,7 @@ class Conductor:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 core.tell(member, Committed, commit=commit, nonce=self.settling.nonce(commit.version))
+        self._on_sums(sums)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:
@@ -472,29 +476,3 @@ def _trust(manifest: Manifest, commits: int) -> float:
     served = commits - manifest.admission.probation_rounds
     ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
     return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
-
-
-# ---- the witness of the signed hash lists -------------------------------------------------------------
-
-
-class Witness:
-    """Checks each hash list once, and keeps it until its round is over."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._said: dict[str, Said] = {}
-
-    def problem(self, member: Member, sent: Sent) -> str:
-        """Why this hash list is none, or empty."""
-        before = self._said.get(member.peer)
-        if before is not None and before.sent.round_no == sent.round_no:
-            return ""  # the first one counts
-        if not is_signed(member.identity, self._core.run_id, sent):
-            return "its hash list is not signed by it"
-        self._said[member.peer] = Said(member.identity, sent)
-        return ""
-
-    def on_commit(self, commit: Commit) -> None:
-        said = [each for each in self._said.values() if each.sent.round_no == commit.round_no]
-        self._said.clear()
-        self._core.do(KeepEvidence(commit, tuple(said)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farflung.coordinator.court.dispute import Refuted
 from farflung.coordinator.ledger.evidence import Said
+from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
@@ -79,4 +80,13 @@ class KeepRefutation:
     peers: tuple[str, ...]
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation
+@dataclass(frozen=True, slots=True)
+class KeepProof:
+    """Somebody cheated, and this shows it to anybody."""
+
+    proof: Proof
+
+
+Effect = (
+    Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation | KeepProof
+)

@@ -17,6 +17,7 @@ from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
 from farflung.coordinator.run.admission import Admission
+from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
@@ -32,6 +33,7 @@ from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     AskStatus,
+    Audited,
     Beat,
     FromDoor,
     FromMember,
@@ -72,16 +74,18 @@ class RunMachine:
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
-        self.conductors = [Conductor(self.core, number) for number in range(ledger.fragments)]
+        self.discipline = Discipline(
+            self.core, lambda member, cause, why: self._lose(member, cause, why, True)
+        )
+        self.auditing = Auditing(self.core, random, self.discipline)
+        fragments = range(ledger.fragments)
+        self.conductors = [Conductor(self.core, each, self.auditing.on_commit) for each in fragments]
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
         self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
-        self.discipline = Discipline(
-            self.core, lambda member, cause, why: self._lose(member, cause, why, True)
-        )
         self._operating = Operating(self.core, self.discipline, random)
         self.counters = Counters()
         self.member_port = 0
@@ -202,7 +206,7 @@ class RunMachine:
         else:
             before = _what_counts(member)
             self.counters.count(self._on_member_message(member, message))
-            if _what_counts(member) == before:
+            if not isinstance(message, Audited) and _what_counts(member) == before:
                 touched = []  # most beats: what time alone changes is the timer's
         self._unsettled.update(conductor.fragment for conductor in touched)
         return self.settle(now) if last else self.core.take_effects()
@@ -246,6 +250,7 @@ class RunMachine:
                 told = f"nothing heard for {core.members.dead_after_s:g} s"
                 self._lose(member, DepartureCause.SILENT, told)
         self.lending.reclaim()
+        self.auditing.on_timer()
         if self.going_back.check_what_is_held():
             self.guidance.recheck_all()
         self._settle(self.conductors)
@@ -314,8 +319,10 @@ class RunMachine:
 
     # ---- members -------------------------------------------------------------------------------------
 
-    def _on_member_message(self, member: Member, message: Beat | Leave) -> Verdict:
+    def _on_member_message(self, member: Member, message: Beat | Audited | Leave) -> Verdict:
         match message:
+            case Audited():
+                return self.auditing.on_audited(member, message)
             case Beat():
                 return self._on_beat(member, message)
             case Leave():
@@ -367,7 +374,8 @@ class RunMachine:
     def _settle(self, conductors: list[Conductor]) -> None:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
         for answer in self.core.questions.take_answers():
-            any(conductor.settling.on_answer(answer) for conductor in self.conductors)
+            if not self.auditing.cases.on_answer(answer):
+                any(conductor.settling.on_answer(answer) for conductor in self.conductors)
         for conductor in conductors:
             conductor.advance()
         if any([conductor.settle_digest() | conductor.asks_anew() for conductor in conductors]):

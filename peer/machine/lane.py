@@ -16,6 +16,7 @@ from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.round.kept import KeptContributions
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import (
@@ -77,12 +78,19 @@ class Settled:
 
 class Lane:
     def __init__(
-        self, me: str, run_tag: bytes, fragment: Fragment, log: ResultLog, compare: bool = False
+        self,
+        me: str,
+        run_tag: bytes,
+        fragment: Fragment,
+        log: ResultLog,
+        compare: bool = False,
+        rounds_kept: int = 0,
     ) -> None:
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
         self.log = log  # of all fragments together
         self._grounds = Grounds(fragment)
+        self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)
         self._me = me
         self._run_tag = run_tag
         self._compare = compare  # owners compare contributions before the decision
@@ -233,6 +241,8 @@ class Lane:
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             late = LateResults(flight.plan, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)
+        was_in = flight is not None and late is not None and self._me in commit.included
+        self.kept.on_commit(commit.round_no, flight.mine if flight is not None and was_in else {})
         if mine is not None and commit.version == mine.version + 1:
             if mine.round_no == commit.round_no and self._me in commit.included:
                 self._resolve(mine, used=True)
@@ -467,6 +477,9 @@ class Lane:
                 if last.late is not None:
                     last.late.on_result(sender, now)
                 return Verdict.ACCEPTED, []
+        if header.kind == Kind.WANT_CONTRIBUTION:
+            verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
+            return verdict, [*answer]
         return Verdict.STALE, []
 
     def on_piece(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:

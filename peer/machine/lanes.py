@@ -15,7 +15,7 @@ from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled
-from farflung.protocol.limits import BULK_HEADER_BYTES
+from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.moments import Attached
 from farflung.protocol.round_words import Decision, Plan
@@ -35,7 +35,10 @@ class Participation:
         """UserError if the model has fewer chunks than the run has fragments."""
         manifest, tag = attached.known.manifest, attached.known.tag
         compare = manifest.merge.policy == "robust"
-        self.lanes = {each.number: Lane(me, tag, each, log, compare) for each in attached.held}  # by fragment
+        kept = ROUNDS_KEPT if manifest.merge.audit else 0
+        self.lanes = {
+            each.number: Lane(me, tag, each, log, compare, kept) for each in attached.held
+        }  # by fragment
         self.counters = Counters()
         self._elements = attached.model.chunk_elements
         self._lane_of_chunk = {chunk: lane for lane in self.lanes.values() for chunk in lane.fragment.chunks}
@@ -166,6 +169,14 @@ class Participation:
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
         return any(lane.round is not None or not lane.catch.done for lane in self.lanes.values())
+
+    def is_payload(self, codec: str, payload: Payload) -> bool:
+        """So many finite values in that codec."""
+        try:
+            self._check(codec, payload, self._elements)
+        except FrameError:
+            return False
+        return True
 
     def _is_usable(self, sender: str, frame: Frame, lane: Lane) -> bool:
         """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""

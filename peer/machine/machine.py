@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.round.effects import Merge, Weigh
+from farflung.collectives.round.effects import Merge, MergeAgain, Weigh
 from farflung.peer.local.words import (
     Attach,
     Begin,
@@ -34,6 +34,7 @@ from farflung.peer.local.words import (
     Stop,
 )
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.auditing import Auditing
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.getting_in import Doorway, PeerConfig, Stand
@@ -46,6 +47,7 @@ from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.messages import (
     FINISHED,
     Aborted,
+    AuditChunks,
     Challenge,
     Committed,
     Decided,
@@ -73,6 +75,7 @@ class Joined:
     attached: Attached
     address: str  # where other peers dial me, if they can
     part: Participation
+    auditing: Auditing
     exchange: Exchange
     log: ResultLog
     saving: Saving
@@ -80,7 +83,9 @@ class Joined:
     recalling: Recalling
 
     @staticmethod
-    def of(attached: Attached, address: str, training: Training, config: PeerConfig) -> Joined:
+    def of(
+        attached: Attached, address: str, training: Training, config: PeerConfig, reports: Reporter
+    ) -> Joined:
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
         part = Participation(config.me.peer, attached, log, config.check)
@@ -88,6 +93,7 @@ class Joined:
             attached,
             address,
             part,
+            Auditing(config.me.peer, known.tag, part, reports.audited),
             Exchange(part, training),
             log,
             Saving(known, config.saves, config.pinned),
@@ -181,7 +187,8 @@ class PeerMachine:
         return [do.ToDoor(hello)]
 
     def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
-        self.reports.begin_session(welcome.session, joined.attached.known.run_id)
+        known = joined.attached.known
+        self.reports.begin_session(welcome.session, known.run_id, known.manifest.round.gather_codec)
         self._in_seq, self._heard_at = 0, self._now
         return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
 
@@ -216,11 +223,16 @@ class PeerMachine:
                 if commit.fragment in part.lanes:
                     part.lanes[commit.fragment].on_commit(commit, now, nonce)
                 effects = []
+            case Show(what=What.CONTRIBUTION):
+                kept = joined.auditing.contribution(message, now)
+                effects = [*self.reports.shown(message, bytes(kept) if kept is not None else None)]
             case Show():
                 effects = self._on_show(message, part)
             case Aborted(round_no=round_no):
                 part.on_aborted(round_no)
                 effects = []
+            case AuditChunks():
+                effects = joined.auditing.on_audit(message, now)
         return effects + self._move_on()
 
     def _on_show(self, show: Show, part: Participation) -> list[do.Effect]:
@@ -300,10 +312,12 @@ class PeerMachine:
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
         self._now = now
-        if self.part is None:
+        if self.joined is None:
             return []
-        lane = self.part.lane_of_chunk(frame.header.chunk)
-        return self.part.on_frame(sender, frame, now) + self._move_on(lane)
+        part, auditing = self.joined.part, self.joined.auditing
+        if auditing.takes(sender, frame, now):
+            return auditing.on_timer(now)
+        return part.on_frame(sender, frame, now) + self._move_on(part.lane_of_chunk(frame.header.chunk))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
         """A bulk frame of a peer arrived damaged (P8)."""
@@ -312,8 +326,9 @@ class PeerMachine:
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """The data plane's word, at every tick: for whom something waits that can't leave, of whom bytes came in."""
-        if self.part is not None:
-            self.part.on_lines(unreached, arriving, now)
+        if self.joined is not None:
+            self.joined.part.on_lines(unreached, arriving, now)
+            self.joined.auditing.on_arriving(arriving, now)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
@@ -340,6 +355,8 @@ class PeerMachine:
 
     def on_calculated(self, effect: Merge | Weigh, made: object, now: float) -> list[do.Effect]:
         self._now = now
+        if isinstance(effect, MergeAgain):
+            return self.joined.auditing.on_merged(effect, made, now) if self.joined is not None else []
         lane = self.part.lane_of_round(effect.round_no) if self.part is not None else None
         if lane is None or lane.round is None:
             return []
@@ -440,7 +457,7 @@ class PeerMachine:
             return []  # it can't know what the run is
         if joined is None:
             attached = Attached(self.known, model)
-            self.joined = joined = Joined.of(attached, address, self.training, self._config)
+            self.joined = joined = Joined.of(attached, address, self.training, self._config, self.reports)
         elif model != joined.attached.model:
             return [do.Tell(Stop(code="model", reason="the trainer came back with another model"))]
         self._providing = False
@@ -492,7 +509,7 @@ class PeerMachine:
             return effects
         if now - self._heard_at >= joined.net.dead_after_s:
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
-        effects = joined.part.on_timer(now)
+        effects = [*joined.part.on_timer(now), *joined.auditing.on_timer(now)]
         if now >= self._beat_at:
             effects += self._beat()
         return effects + self._move_on()

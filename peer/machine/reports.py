@@ -21,7 +21,9 @@ from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
 from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
 from farflung.protocol.messages import (
+    Audited,
     Beat,
+    ChunkVerdict,
     DotProducts,
     FragmentBeat,
     FragmentTick,
@@ -33,7 +35,7 @@ from farflung.protocol.messages import (
     What,
 )
 from farflung.protocol.round_words import Plan
-from farflung.protocol.signed_words import claim_part, sent_part
+from farflung.protocol.signed_words import Results, claim_part, results_part, sent_part
 from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
@@ -63,6 +65,7 @@ class Said:
     progress: ProgressReport | None = None
     progress_at: float = 0.0
     told_complete: tuple[bool, bool, bool] = (False, False, False)
+    signed: tuple[bytes, bytes] = (b"", b"")  # what I signed of my results last, and the signature
 
 
 class Reporter:
@@ -71,6 +74,7 @@ class Reporter:
         self._sign = sign
         self.session = b""
         self.run_id = b""
+        self._gather_codec = ""  # of results
         self.vitals = Vitals()
         self.roster_no = 0
         self.era = 0
@@ -78,8 +82,9 @@ class Reporter:
         self._seq = 0
         self._said: dict[int, Said] = {}  # by fragment
 
-    def begin_session(self, session: bytes, run_id: bytes) -> None:
+    def begin_session(self, session: bytes, run_id: bytes, gather_codec: str) -> None:
         self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0
+        self._gather_codec = gather_codec
 
     def begin_round(self, fragment: int) -> None:
         self._said[fragment] = Said()
@@ -126,7 +131,7 @@ class Reporter:
     def _build_progress(self, flight: MemberRound) -> ProgressReport:
         progress = flight.progress()
         merged = mask_of(progress.merged)
-        return ProgressReport(
+        report = ProgressReport(
             session=self.session,
             seq=self._next(),
             round_no=flight.plan.round_no,
@@ -139,7 +144,21 @@ class Reporter:
             got=mask_to_bytes(progress.got[0]),
             got_hash=progress.got[1],
             dots=_told(progress.dots),
+            inputs=progress.inputs,
+            signature=b"",
         )
+        if flight.decision is None or not progress.merged:
+            return report
+        results = Results.of(flight.plan, flight.decision, self._gather_codec, report)
+        signature = self._signature(flight.plan.fragment, results_part(self.run_id, results))
+        return msgspec.structs.replace(report, signature=signature)
+
+    def _signature(self, fragment: int, statement: bytes) -> bytes:
+        """Of my results: made once for each set of them, however often it is told."""
+        said = self._said[fragment]
+        if said.signed[0] != statement:
+            said.signed = statement, self._sign(statement)
+        return said.signed[1]
 
     def repeat(self, tick: FragmentTick, flight: MemberRound | None) -> list[ToCoordinator]:
         """What the coordinator shows not to have seen is said again, under a new number."""
@@ -156,6 +175,11 @@ class Reporter:
             said.progress = msgspec.structs.replace(said.progress, session=self.session, seq=self._next())
             again.append(ToCoordinator(said.progress))
         return again
+
+    def audited(self, round_no: int, chunks: tuple[ChunkVerdict, ...]) -> ToCoordinator:
+        return ToCoordinator(
+            Audited(session=self.session, seq=self._next(), round_no=round_no, chunks=chunks)
+        )
 
     # ---- what the coordinator asks to see -----------------------------------------------------------------
 

@@ -10,10 +10,13 @@ import random
 import struct
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from farflung.compression.codec import codec_of
 from farflung.compression.payload import HEADER_BYTES
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Payload
+from farflung.protocol.messages import Audited, ChunkVerdict
 
 LARGEST_BYTES = 1 << 20  # more than any frame of the simulator
 _LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see protocol/frames.py
@@ -80,6 +83,17 @@ def _forged(payload: Payload, elements: int, how: str) -> Payload:
         return bytes(payload)[:HEADER_BYTES] + b"\xff" * (len(payload) - HEADER_BYTES)
     codec = codec_of(payload)
     return codec.encode(codec.decode(payload, elements).mul_({"1000x": 1000.0, "flip": -1.0}[how]))
+
+
+def forged_sum(payload: bytes) -> bytes:
+    """A result that is a result in every way, but not the sum: the lowest bit of its first value is another one."""
+    return payload[:HEADER_BYTES] + bytes([payload[HEADER_BYTES] ^ 1]) + payload[HEADER_BYTES + 1 :]
+
+
+def lied(audited: Audited, wrong: bool) -> Audited:
+    """What an auditor found, as a liar tells it."""
+    chunks = tuple(ChunkVerdict(each.chunk, wrong) for each in audited.chunks)
+    return msgspec.structs.replace(audited, chunks=chunks)
 
 
 def spoil(header: bytes, payload: bytes, draw: random.Random) -> Parts:

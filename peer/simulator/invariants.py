@@ -13,17 +13,20 @@ from farflung.checkpoints.checkpoint_manifest import chunk_hash
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec
+from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.proofs import proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
     Banned,
     CommittedRound,
     DigestFixed,
     DigestWithdrawn,
+    FoundCheating,
     Genesis,
     Record,
     RolledBack,
 )
-from farflung.coordinator.run.effects import KeepEvidence, KeepRefutation
+from farflung.coordinator.run.effects import KeepEvidence, KeepProof, KeepRefutation
 from farflung.peer.machine.effects import Encode, SaveFragment
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
@@ -81,6 +84,8 @@ class Invariants:
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
         self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
+        self.cheated: set[bytes] = set()  # hashes of results that are no sums
+        self.found: list[FoundCheating] = []
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
         self.checks = 0
@@ -108,6 +113,8 @@ class Invariants:
         match record:
             case CommittedRound(commit=commit):
                 self._on_commit(commit)
+            case FoundCheating():
+                self._on_found(record)
             case DigestFixed(version=version, digest=digest, fragment=fragment):
                 key = (fragment, version)
                 now = self.eras[-1]
@@ -192,7 +199,31 @@ class Invariants:
             payloads = [payload[index] for payload in parts]
             result = merged_chunk(self._gather, self._elements, payloads, weights)
             told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
-            self._require("P9", hash_bytes(result) == expected, told)
+            # What a cheating owner made is committed, since nobody knows yet: that it is found out is P19.
+            right = hash_bytes(result) == expected or expected in self.cheated
+            self._require("P9", right, told)
+
+    # ---- wrong sums (P19) ------------------------------------------------------------------------------------
+
+    def _on_found(self, record: FoundCheating) -> None:
+        self.found.append(record)
+        commit = self.eras[-1].commits[record.fragment, record.version]
+        wrong = split_hashes(commit.hashes)[record.chunk] in self.cheated and record.peer in self.liars
+        self._require("P19", wrong, f"{record.peer} is found to have cheated in a chunk that is right")
+
+    def on_strikes(self, struck: Iterable[str]) -> None:
+        """Whom the judge of sums struck."""
+        honest = sorted(set(struck) - self.liars)
+        self._require("P19", not honest, f"{honest} are honest and struck for a sum")
+
+    def on_proof(self, effect: KeepProof) -> None:
+        proof = proof_from_bytes(proof_to_bytes(effect.proof))
+        self._require(
+            "P19", not proof.problem(merged), f"{proof.name} proves nothing: {proof.problem(merged)}"
+        )
+        self._require(
+            "P19", proof.guilty in self.liars, f"{proof.guilty} is honest, and {proof.name} convicts it"
+        )
 
     # ---- what peers do ---------------------------------------------------------------------------------------
 

@@ -209,7 +209,10 @@ class VirtualPeer:
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge() | Weigh():
-                self.carry_out(self.machine.on_calculated(effect, self.state.calculate(effect), now))
+                result = self.state.calculate(effect)
+                if type(effect) is Merge and isinstance(result, bytes):  # and not an auditor's
+                    result = self.world.forge_sum(self.peer, effect, result)
+                self.carry_out(self.machine.on_calculated(effect, result, now))
             case do.Encode():
                 for made, problem in self.state.encode(self.slots[effect.slot], effect):
                     payloads = self.world.forge(self.peer, made)

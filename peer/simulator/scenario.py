@@ -69,6 +69,10 @@ class Scenario:
     work_lies: str = ""  # about what, such as "length tokens": see work_liars.py
     work_lies_early: bool = False  # from the start on
     believed_most: float = 8.0  # times the tokens that such a liar has, so many may be believed
+    audit: float = 0.037  # share of chunks that are merged again
+    cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
+    league: int = 0  # so many of the others audit for it, and find nothing
+    accuses: bool = False  # the last peer calls every sum wrong that it audits
 
     @staticmethod
     def of(seed: int) -> Scenario:
@@ -94,6 +98,7 @@ class Scenario:
             blackout_at_s=draw.choice((0.0, draw.uniform(3.0, 8.0))),
             leave_per_s=draw.choice((0.0, 0.0, 0.05)),
             results_on_disk=seed % 3 == 0,
+            audit=(0.037, 0.5, 1.0)[seed % 3],
         ).scheduled(draw)
 
     @staticmethod
@@ -155,6 +160,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         keep_results = 3
         [merge]
         policy = "{scenario.policy}"
+        audit = {scenario.audit}
         [net]
         heartbeat_s = 1.0
         dead_after_s = 3.0

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from farflung.collectives.round.effects import SendFrame
+from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.optim.outer import OuterStep
 from farflung.optim.schedule import Rules
 from farflung.peer.local.words import FromTrainer, ToTrainer
@@ -82,3 +82,4 @@ class Surroundings:
     run_tag: bytes
     trainer: Callable[[Any, Surroundings, Rules], Any]  # of a Host; a Trainer
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
+    forge_sum: Callable[[str, Merge, bytes], bytes] = lambda peer, effect, made: made

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.collectives.round.effects import SendFrame
+from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, Record, from_bytes, to_bytes
@@ -25,6 +25,7 @@ from farflung.coordinator.run.effects import (
     DialBack,
     Effect,
     KeepEvidence,
+    KeepProof,
     KeepRefutation,
     Tell,
     Write,
@@ -33,7 +34,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.getting_in import Me, Stand
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
-from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, spoil
+from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, forged_sum, lied, spoil
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.liars import League
 from farflung.peer.simulator.peer import VirtualPeer
@@ -42,10 +43,11 @@ from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
+from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Audited, FromMember, Message
 from farflung.protocol.moments import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 
@@ -91,6 +93,10 @@ class World:
         self.invariants.liars |= liars
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
+        self.cheated: dict[int, int] = {}  # by round, the chunk that is made wrong
+        self.told_by_auditors: list[Audited] = []
+        about_sums = scenario.league + (scenario.cheats or scenario.accuses)
+        self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
         by_peer = {_peer_of(key): key for key in self._keys}
         self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
 
@@ -155,6 +161,9 @@ class World:
             if isinstance(effect, KeepRefutation):
                 self.invariants.on_refutation(effect)
                 continue
+            if isinstance(effect, KeepProof):
+                self.invariants.on_proof(effect)
+                continue
             if self.coordinator is not machine or not self.survives(COORDINATOR):
                 return
             match effect:
@@ -168,6 +177,7 @@ class World:
                     self._dial_back(machine, effect)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)
+            self.invariants.on_strikes(machine.auditing.cases.struck)
 
     def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
         """A handshake is a few packets; where none arrives the dialler gives up."""
@@ -224,7 +234,7 @@ class World:
             after=self.after,
             delay=self._local_delay,
             to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
-            to_coordinator=lambda peer, effect: self._say(peer, effect.message, me.key),
+            to_coordinator=lambda peer, effect: self._say(peer, self._told(peer, effect.message), me.key),
             to_peer=self._send_frame,
             survives=self.survives,
             observe=self._observe,
@@ -232,6 +242,7 @@ class World:
             run_tag=TAG,
             trainer=trainer_for(self.scenario, self.trainer_class),
             forge=self._forge,
+            forge_sum=self._forge_sum,
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
@@ -326,6 +337,23 @@ class World:
     def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
         return forged(payloads, self.model.chunk_elements, how) if how else payloads
+
+    def _forge_sum(self, peer: str, effect: Merge, made: bytes) -> bytes:
+        """One chunk of each round that it owns any of."""
+        if not self.scenario.cheats or peer != _peer_of(self._keys[-1]):
+            return made
+        if self.cheated.setdefault(effect.round_no, effect.chunk) != effect.chunk:
+            return made
+        wrong = forged_sum(made)
+        self.invariants.cheated.add(hash_bytes(wrong))
+        return wrong
+
+    def _told(self, peer: str, message: FromMember) -> FromMember:
+        if isinstance(message, Audited) and peer in self.invariants.liars:
+            message = lied(message, wrong=self.scenario.accuses)
+        if isinstance(message, Audited):
+            self.told_by_auditors.append(message)
+        return message
 
     def _is_hostile(self, peer: str) -> bool:
         # Else a seed keeps its course.

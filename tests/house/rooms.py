@@ -108,6 +108,7 @@ ROOMS: dict[str, Room] = {
     "peer/simulator": Room(
         (
             "coordinator/run",
+            "coordinator/court",
             "coordinator/ledger",
             "peer",
             "peer/machine",
@@ -175,6 +176,7 @@ PURE_MODULES = (
     "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
+    "coordinator/ledger/proofs",
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",

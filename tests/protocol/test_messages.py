@@ -99,8 +99,11 @@ EXAMPLES: dict[str, m.Message] = {
         got=b"\x03",
         got_hash=H2,
         dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
+        inputs=H1,
+        signature=bytes(64),
     ),
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
+    "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
         **TO,
@@ -122,6 +125,16 @@ EXAMPLES: dict[str, m.Message] = {
         **TO, question=3, what=m.What.BEFORE, fragment=0, version=4, chunk=1, start=0, round_no=0, peer=""
     ),
     "aborted": m.Aborted(**TO, round_no=7, reason="too late"),
+    "audit": m.AuditChunks(
+        **TO,
+        round_no=7,
+        version=3,
+        fragment=0,
+        members=("ann",),
+        weights=(1.0,),
+        codecs=("int8",),
+        chunks=(m.DrawnChunk(2, H1, H2),),
+    ),
     "gone": m.Gone(**TO, reason="again please", final=False),
 }
 KINDS = sorted(EXAMPLES)
@@ -172,7 +185,9 @@ FROZEN_FIELDS = {
     "down_bytes_per_s have want samples rough era saved unsure leaving",
     "sent": "session seq round_no hashes tokens steps loss used signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
-    "dots",
+    "dots inputs signature",
+    "audited": "session seq round_no chunks",
+    "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
@@ -184,6 +199,8 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
+    m.ChunkVerdict: "chunk wrong missing",
+    m.DrawnChunk: "chunk result hashes",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "

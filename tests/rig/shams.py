@@ -48,7 +48,7 @@ from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.signed_words import sent_part
+from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
 
 CHUNKS = 96
 SAMPLES = 1 << 40
@@ -163,6 +163,7 @@ class Sham:
         self.session, self.seq, self.connected, self.at_door = NOTHING, 0, False, False
         self.address = ""  # where others dial it, if it listens
         self.run_id = b""
+        self.gather_codec = ""
         self.version, self.round_no, self.epoch, self.decision_no = -1, 0, 0, 0
         self.roster_no = 0
         self.ready_at = self.next_beat = self.began = 0.0
@@ -200,7 +201,7 @@ class Sham:
     def on_door(self, message: Message, now: float) -> None:
         if isinstance(message, Challenge) and self.door.on_challenge(message):
             known = known_of(message.manifest, message.run_id)
-            self.run_id = message.run_id
+            self.run_id, self.gather_codec = message.run_id, known.manifest.round.gather_codec
             hello = self.door.greet(Attached(known, self.crowd.model), self.address, -1, b"", now)
             self.crowd.say(self.crowd.at_door, self, hello)
         elif isinstance(message, Refuse):
@@ -369,22 +370,31 @@ class Sham:
             dots = DotProducts(mask_to_bytes(full_mask(count)), mask, products(count))
         self.seq += 1
         self.last_progress = self.seq
-        self.tell(
-            ProgressReport(
-                session=self.session,
-                seq=self.seq,
-                round_no=plan.round_no,
-                decision_no=self.decision_no,
-                held=held,
-                refused={},
-                cut_off=(),
-                merged=mask if results else b"",
-                merged_hashes=b"".join(results[chunk] for chunk in mine) if results else b"",
-                got=mask_to_bytes(full_mask(CHUNKS)) if results else b"",
-                got_hash=combined(enumerate(results)),
-                dots=dots,
-            )
+        report = ProgressReport(
+            session=self.session,
+            seq=self.seq,
+            round_no=plan.round_no,
+            decision_no=self.decision_no,
+            held=held,
+            refused={},
+            cut_off=(),
+            merged=mask if results else b"",
+            merged_hashes=b"".join(results[chunk] for chunk in mine) if results else b"",
+            got=mask_to_bytes(full_mask(CHUNKS)) if results else b"",
+            got_hash=combined(enumerate(results)),
+            dots=dots,
+            inputs=b"",
+            signature=b"",
         )
+        if self.decision is not None and mine:
+            counted = self.decision.included(plan.members)
+            lists = [sent_hashes(member, plan.round_no) for member in counted]
+            inputs = inputs_of(hashes[chunk] for chunk in mine for hashes in lists)
+            report = msgspec.structs.replace(report, inputs=inputs)
+            said = Results.of(plan, self.decision, self.gather_codec, report)
+            signature = self.identity.sign(results_part(self.run_id, said))
+            report = msgspec.structs.replace(report, signature=signature)
+        self.tell(report)
 
 
 @functools.cache

@@ -66,6 +66,8 @@ def progress(
         got=mask,
         got_hash=got_hash,
         dots=dots,
+        inputs=b"",
+        signature=b"",
     )
 
 

@@ -30,12 +30,12 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
-from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
+from farflung.protocol.digests import bits, combined, hash_bytes, mask_to_bytes
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact
-from farflung.protocol.signed_words import sent_part
+from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
 from farflung.protocol.states import PeerEvent
 from rig.guests import Guest
 from rig.machine_transcript import Transcript, line_of, told
@@ -167,17 +167,23 @@ class Stage:
             if guest.peer in flight.plan.members and guest.peer in flight.sent
         }
         results = [hash_bytes(b"result", bytes([chunk])) for chunk in range(2)]
-        self.conductor.on_progress(
-            self.member(name),
-            ProgressReport(
+        report = ProgressReport(
                 session=self.member(name).session, seq=2, round_no=flight.plan.round_no, decision_no=decision_no,
                 held=held, refused={}, cut_off=(), merged=mask_to_bytes(merged),
                 merged_hashes=b"".join(results[chunk] for chunk in range(2) if merged >> chunk & 1),
                 got=mask_to_bytes(got),
                 got_hash=combined((chunk, results[chunk]) for chunk in range(2) if got >> chunk & 1),
-                dots=None,
-            ),
+                dots=None, inputs=b"", signature=b"",
         )  # fmt: skip
+        if merged and flight.decision is not None:
+            names = {guest.peer: each for each, guest in self.guests.items()}
+            counted = flight.decision.included(flight.plan.members)
+            went_in = (hashes_of(names[peer])[32 * c : 32 * c + 32] for c in bits(merged) for peer in counted)
+            report = structs.replace(report, inputs=inputs_of(went_in))
+            said = Results.of(flight.plan, flight.decision, flight.rules.gather_codec, report)
+            signature = self.guests[name].signer.sign(results_part(RUN_ID, said))
+            report = structs.replace(report, signature=signature)
+        self.conductor.on_progress(self.member(name), report)
 
 
 def hashes_of(name: str) -> bytes:

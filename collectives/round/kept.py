@@ -1,0 +1,73 @@
+"""What a member sent in the rounds that were committed last: kept, so that others can merge a chunk of it again.  Pure.
+
+Owned by the part that a peer has in one fragment, which tells it of every commit.  Any member may ask for a piece; who
+does so is an auditor, and waits.  So a question during a round is put off once, and nobody is given a piece more often
+than it needs it: a question of 96 bytes must not draw megabytes without end.
+
+It costs the bytes of `ROUNDS_KEPT` encoded contributions, and nothing where the run audits nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from farflung.collectives.round.effects import DataEffect, SendFrame
+from farflung.collectives.round.member import Piece
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.verdicts import Verdict
+
+ASKED_AGAIN_S = 0.5  # sooner nobody asks again
+GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be lost
+
+_Question = tuple[str, int, int]  # (who asks, round, chunk)
+
+
+class KeptContributions:
+    def __init__(self, run_tag: bytes, first_chunk: int, rounds_most: int) -> None:
+        self._run_tag = run_tag
+        self._first_chunk = first_chunk
+        self._rounds_most = rounds_most
+        self._rounds: dict[int, Mapping[int, Piece]] = {}  # by round: chunk of the fragment -> what I sent
+        self._asked_at: dict[_Question, float] = {}
+        self._given: Counter[_Question] = Counter()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(piece.payload) for pieces in self._rounds.values() for piece in pieces.values())
+
+    def on_commit(self, round_no: int, mine: Mapping[int, Piece]) -> None:
+        """`mine`: what I sent in that round, if anything; with every commit what is older grows too old."""
+        self._rounds[round_no] = mine
+        for old in list(self._rounds)[: -self._rounds_most or None]:
+            del self._rounds[old]
+        for question in [each for each in self._asked_at if each[1] not in self._rounds]:
+            del self._asked_at[question]
+            self._given.pop(question, None)
+
+    def piece(self, round_no: int, chunk: int) -> Piece | None:
+        return self._rounds.get(round_no, {}).get(chunk - self._first_chunk)
+
+    def on_want(
+        self, sender: str, header: Header, in_round: bool, now: float
+    ) -> tuple[Verdict, list[DataEffect]]:
+        """An auditor asks.  Whoever is not answered asks again, or says that it could not get it."""
+        piece = self.piece(header.round_no, header.chunk)
+        if piece is None:
+            return Verdict.STALE, []
+        question = (sender, header.round_no, header.chunk)
+        first = question not in self._asked_at
+        soon = not first and now - self._asked_at[question] < ASKED_AGAIN_S
+        if soon or self._given[question] >= GIVEN_MOST:
+            return Verdict.DUPLICATE, []
+        self._asked_at[question] = now
+        if first and in_round:
+            return Verdict.ACCEPTED, []  # the round goes first
+        self._given[question] += 1
+        answer = Header(Kind.CONTRIBUTION, self._run_tag, header.round_no, 0, header.version, header.chunk)
+        return Verdict.ACCEPTED, [SendFrame(sender, with_payload(answer, piece.payload, piece.hash))]
+
+
+def question_of(run_tag: bytes, round_no: int, version: int, chunk: int) -> Frame:
+    """What an auditor asks the author of a contribution."""
+    return Frame(Header(Kind.WANT_CONTRIBUTION, run_tag, round_no, 0, version, chunk))

@@ -1,0 +1,219 @@
+"""Audits of sums: chunks of each commit are drawn, and somebody else than their owner merges them again.  Pure.
+
+Part of the run machine, told of every commit after it was written: who made what was not to know which chunks would be
+looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
+(another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and whoever is said
+not to give its contribution is asked here.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.sum_cases import SumCases
+from farflung.coordinator.run.witness import CommittedSums
+from farflung.protocol.digests import HASH_BYTES
+from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
+from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk
+from farflung.protocol.verdicts import Verdict
+
+TELL_AGAIN_S = 5.0
+AUDITORS_MOST = 3  # of one chunk, one after the other: they are lost, or can't get what they need
+NAMED_LEAST = 2  # auditors that name a member which does not give its contribution, before it is asked here
+
+
+@dataclass
+class Task:
+    """One drawn chunk."""
+
+    sums: CommittedSums
+    chunk: int
+    auditor: str = ""
+    process: bytes = b""
+    told_at: float = 0.0
+    tried: set[str] = field(default_factory=set)
+    named: list[str] = field(default_factory=list)  # who did not give its contribution, by each auditor
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.sums.plan.round_no, self.chunk
+
+
+class Auditing:
+    def __init__(self, core: Core, random: Callable[[int], bytes], discipline: Discipline) -> None:
+        self._core = core
+        self._dice = Dice(random)
+        self._tasks: dict[tuple[int, int], Task] = {}  # by round and chunk
+        self.cases = SumCases(core, discipline)
+
+    @property
+    def open(self) -> Iterable[Task]:
+        return self._tasks.values()
+
+    # ---- drawing -------------------------------------------------------------------------------------
+
+    def on_commit(self, sums: CommittedSums) -> None:
+        self._forget_the_old()
+        count, share = len(sums.plan.owners), self._core.manifest.merge.audit
+        for chunk in self._dice.draw(count, share) if share else ():
+            task = Task(sums, chunk)
+            if chunk in sums.makers and self._assign(task):
+                self._tasks[task.key] = task
+        self._tell(task for task in self._tasks.values() if task.sums is sums)
+
+    def _assign(self, task: Task) -> bool:
+        """Give it to another one, if there is somebody left."""
+        if len(task.tried) >= AUDITORS_MOST:
+            return False
+        fit = self._candidates(task)
+        if not fit:
+            return False
+        member = fit[self._dice.below(len(fit))]
+        task.auditor, task.process, task.told_at = member.peer, member.process, self._core.now
+        task.tried.add(member.peer)
+        return True
+
+    def _candidates(self, task: Task) -> list[Member]:
+        """Those who were in the round, and of these whoever others can dial; strangers only where there is nobody."""
+        core, sums = self._core, task.sums
+        maker, can_own = sums.makers[task.chunk].peer, core.members.can_own(core.now)
+        here = [core.members.alive[peer] for peer in core.members.in_order]
+        fit = [
+            member
+            for member in here
+            if member.peer != maker
+            and member.peer not in task.tried
+            and not member.leaving
+            and (standing := member.standings.get(sums.plan.fragment)) is not None
+            and standing.vouched
+        ]
+        in_it = [m for m in fit if m.peer in sums.commit.included and self._is_the_same(sums, m)]
+        dialable = [member for member in in_it if member.peer in can_own]
+        return dialable or in_it or [m for m in fit if m.peer in can_own] or fit
+
+    @staticmethod
+    def _is_the_same(sums: CommittedSums, member: Member) -> bool:
+        """The process that was in the round: another one has not got what it sent any more."""
+        return sums.processes.get(member.peer) == member.process
+
+    def _tell(self, tasks: Iterable[Task]) -> None:
+        """Each auditor hears of all its chunks of a round together."""
+        of: dict[tuple[str, int], list[Task]] = {}
+        for task in tasks:
+            task.told_at = self._core.now
+            of.setdefault((task.auditor, task.sums.plan.round_no), []).append(task)
+        for (auditor, _), mine in of.items():
+            member = self._core.members.alive.get(auditor)
+            for at in range(0, len(mine), AUDITED_AT_ONCE):
+                if member is not None:
+                    self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
+
+    # ---- what came of it -------------------------------------------------------------------------------
+
+    def on_audited(self, member: Member, said: Audited) -> Verdict:
+        known = False
+        for verdict in said.chunks:
+            task = self._tasks.get((said.round_no, verdict.chunk))
+            if task is None or task.auditor != member.peer:
+                continue  # it was not asked, or not any more
+            known = True
+            if verdict.wrong:
+                if self.cases.accuse(task.sums, task.chunk, member):
+                    del self._tasks[task.key]  # what comes of it is the judge's business
+            elif verdict.missing:
+                self._on_missing(task, verdict)
+            else:
+                del self._tasks[task.key]
+        return Verdict.ACCEPTED if known else Verdict.STALE
+
+    def _on_missing(self, task: Task, verdict: ChunkVerdict) -> None:
+        task.named += sorted(set(verdict.missing) & set(task.sums.commit.included) - {task.auditor})
+        if self._assign(task):
+            self._tell([task])
+            return
+        del self._tasks[task.key]
+        for peer in sorted(set(task.named)):
+            member = self._core.members.alive.get(peer)
+            if member is not None and task.named.count(peer) >= NAMED_LEAST:
+                if self._is_the_same(task.sums, member):
+                    self.cases.ask_author(task.sums, task.chunk, member)
+
+    def on_timer(self) -> None:
+        self._forget_the_old()
+        self.cases.on_timer()
+        again: list[Task] = []
+        for task in list(self._tasks.values()):
+            member = self._core.members.alive.get(task.auditor)
+            if member is None or member.process != task.process:
+                if not self._assign(task):
+                    del self._tasks[task.key]
+                    continue
+                again.append(task)
+            elif self._core.now - task.told_at >= TELL_AGAIN_S:
+                again.append(task)
+        self._tell(again)
+
+    def _forget_the_old(self) -> None:
+        """Their contributions are not kept any more; or the run went back, and the commit is void."""
+        for key, task in list(self._tasks.items()):
+            if not is_kept(self._core, task.sums):
+                del self._tasks[key]
+
+
+def is_kept(core: Core, sums: CommittedSums) -> bool:
+    """Authors still keep what they sent."""
+    commit = sums.commit
+    book = core.ledger.books[commit.fragment]
+    return commit.version <= book.version < commit.version + ROUNDS_KEPT
+
+
+def _fields(tasks: list[Task]) -> dict[str, object]:
+    """Of an `AuditChunks`: all of one round."""
+    sums = tasks[0].sums
+    plan, commit = sums.plan, sums.commit
+    lists = [sums.said[peer].sent.hashes for peer in commit.included]
+    drawn = [
+        DrawnChunk(
+            task.chunk,
+            _of(commit.hashes, task.chunk),
+            b"".join(_of(hashes, task.chunk) for hashes in lists),
+        )
+        for task in tasks
+    ]
+    return {
+        "round_no": plan.round_no,
+        "version": plan.version,
+        "fragment": plan.fragment,
+        "members": commit.included,
+        "weights": tuple(weight for weight in commit.weights if weight > 0.0),
+        "codecs": tuple(plan.codec_of(peer) for peer in commit.included),
+        "chunks": tuple(drawn),
+    }
+
+
+def _of(hashes: bytes, chunk: int) -> bytes:
+    return hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+class Dice:
+    """What nobody can foresee, out of random bytes."""
+
+    def __init__(self, random: Callable[[int], bytes]) -> None:
+        self._random = random
+
+    def below(self, count: int) -> int:
+        return int.from_bytes(self._random(8), "little") * count >> 64
+
+    def draw(self, count: int, share: float) -> list[int]:
+        """Some of so many places, each one as likely as any other; how many is the share on average."""
+        due = share * count
+        many = int(due) + (self.below(1 << 32) < (due - int(due)) * (1 << 32))
+        places = list(range(count))
+        for at in range(many):
+            other = at + self.below(count - at)
+            places[at], places[other] = places[other], places[at]
+        return sorted(places[:many])

@@ -1,0 +1,194 @@
+"""Accusations of a wrong sum: the contributions are asked for, the sum is done here, one of the two has lied.  Pure.
+
+Part of the audits (auditing.py).  An accuser shows the contributions to the one chunk; their authors signed their
+hashes, and the owner signed which contributions it had, their weights, and what it made of them.  So nobody is
+believed: either the accuser shows these very bytes and their sum is another one, which is proof against the owner for
+anybody, or it gets a strike.  The only bytes of a model that a coordinator ever sees are such a chunk's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from farflung.coordinator.court.plain_steps import merged
+from farflung.coordinator.court.questions import Answer, Wanted
+from farflung.coordinator.ledger.proofs import WrongSum
+from farflung.coordinator.ledger.records import FoundCheating
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.effects import KeepProof
+from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.witness import CommittedSums
+from farflung.protocol.digests import hash_bytes, split_hashes
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
+from farflung.protocol.messages import What
+from farflung.protocol.signed_words import Results
+
+OPEN_MOST = 4  # cases at once: each may need much memory
+
+
+@dataclass
+class Case:
+    sums: CommittedSums
+    chunk: int
+    accuser: str
+    asked: dict[int, str] = field(default_factory=dict)  # question -> whose contribution
+    shown: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        return self.sums.commit.included
+
+    def hash_of(self, author: str) -> bytes:
+        return split_hashes(self.sums.said[author].sent.hashes)[self.chunk]
+
+
+class SumCases:
+    def __init__(self, core: Core, discipline: Discipline) -> None:
+        self._core = core
+        self._discipline = discipline
+        self._cases: list[Case] = []
+        self._authors: dict[int, Case] = {}  # question to an author itself -> what it is about
+        self._asked_authors: set[tuple[str, int]] = set()  # (author, round)
+        self.struck: list[str] = []
+
+    # ---- what is asked -------------------------------------------------------------------------------
+
+    def accuse(self, sums: CommittedSums, chunk: int, accuser: Member) -> bool:
+        """False: not now; it will say so again."""
+        maker = sums.makers[chunk].peer
+        if self._is_out(maker):
+            return True
+        busy = any(case.accuser == accuser.peer for case in self._cases)
+        if busy or len(self._cases) >= OPEN_MOST or len(sums.commit.included) * self._most > PROOF_BYTES_MOST:
+            return False
+        name = self._core.name
+        what = f"chunk {chunk} of version {sums.commit.version}"
+        told = f"{name(accuser.peer)} says that {name(maker)} summed {what} wrongly"
+        self._core.note(f"{told}; the contributions are asked for")
+        case = Case(sums, chunk, accuser.peer)
+        self._cases.append(case)
+        for author in case.authors:
+            case.asked[self._ask(case, accuser.peer, author)] = author
+        return True
+
+    def ask_author(self, sums: CommittedSums, chunk: int, author: Member) -> None:
+        """Auditors say that it does not give its contribution.  Once a round it has to show that it would."""
+        key = (author.peer, sums.plan.round_no)
+        if key in self._asked_authors:
+            return
+        self._asked_authors = {each for each in self._asked_authors if each[1] >= key[1] - 1000} | {key}
+        case = Case(sums, chunk, "")
+        self._authors[self._ask(case, author.peer, author.peer)] = case
+
+    def _strike(self, peer: str, why: str) -> None:
+        self.struck.append(peer)
+        self._core.strike(peer, why)
+
+    def _is_out(self, peer: str) -> bool:
+        return self._core.ledger.register.ban_of(peer, "", self._core.clock_s) is not None
+
+    @property
+    def _most(self) -> int:
+        model = self._core.ledger.model
+        return 4 * model.chunk_elements + BULK_SLACK_BYTES if model is not None else 0
+
+    def _ask(self, case: Case, of: str, author: str) -> int:
+        plan, model = case.sums.plan, self._core.ledger.model
+        assert model is not None  # or there were no commit
+        first = fragments_of(model.chunk_count, self._core.ledger.fragments)[plan.fragment].first
+        wanted = Wanted(
+            What.CONTRIBUTION,
+            plan.fragment,
+            plan.version,
+            first + case.chunk,
+            self._most,
+            plan.round_no,
+            author,
+        )
+        return self._core.questions.ask(of, wanted, self._core.now)
+
+    # ---- what is shown -------------------------------------------------------------------------------
+
+    def on_timer(self) -> None:
+        for case in list(self._cases):
+            if case.accuser not in self._core.members.alive:
+                self._close(case)  # nobody is left to show anything
+
+    def on_answer(self, answer: Answer) -> bool:
+        """False: it is no question of mine."""
+        if answer.number in self._authors:
+            self._judge_author(self._authors.pop(answer.number), answer)
+            return True
+        case = next((each for each in self._cases if answer.number in each.asked), None)
+        if case is not None:
+            self._on_contribution(case, answer, case.asked.pop(answer.number))
+        return case is not None
+
+    def _on_contribution(self, case: Case, answer: Answer, author: str) -> None:
+        if answer.raw is None or hash_bytes(answer.raw) != case.hash_of(author):
+            self._close(case)
+            what = (
+                f"does not show the contributions: {answer.why_none}"
+                if answer.raw is None
+                else "shows other bytes"
+            )
+            self._strike(case.accuser, f"it said that a sum is wrong, and {what}")
+            return
+        case.shown[author] = answer.raw
+        if not case.asked:
+            self._close(case)
+            self._judge(case)
+
+    def _close(self, case: Case) -> None:
+        self._cases.remove(case)
+        for number in case.asked:
+            self._core.questions.drop(number)
+
+    def _judge_author(self, case: Case, answer: Answer) -> None:
+        commit = case.sums.commit
+        kept = self._core.ledger.books[commit.fragment].version < commit.version + ROUNDS_KEPT
+        member = self._core.members.alive.get(answer.of)
+        same = member is not None and case.sums.processes.get(answer.of) == member.process
+        good = answer.raw is not None and hash_bytes(answer.raw) == case.hash_of(answer.of)
+        if same and kept and not good:
+            self._strike(answer.of, "it gives nobody what it contributed, for others to check the sum")
+
+    # ---- who has lied --------------------------------------------------------------------------------
+
+    def _judge(self, case: Case) -> None:
+        core, sums = self._core, case.sums
+        made = sums.makers[case.chunk]
+        if self._is_out(made.peer):
+            return  # for another chunk, while this one was shown
+        proof = WrongSum(
+            core.run_id,
+            sums.plan.fragment,
+            sums.commit.version,
+            case.chunk,
+            sums.identities[made.peer],
+            Results.of(sums.plan, sums.decision, sums.commit.codec, made.report),
+            made.report.signature,
+            tuple(sums.said[author] for author in case.authors),
+            tuple(case.shown[author] for author in case.authors),
+        )
+        problem = proof.problem(merged)
+        if problem:
+            self._strike(case.accuser, f"it said that a sum is wrong which is right: {problem}"[:200])
+            return
+        name = core.name
+        why = f"it summed chunk {case.chunk} of version {sums.commit.version}{core.of(sums.plan.fragment)} wrongly"
+        core.write(
+            FoundCheating(
+                peer=made.peer,
+                fragment=sums.plan.fragment,
+                version=sums.commit.version,
+                chunk=case.chunk,
+                reason=why,
+                evidence=proof.name,
+            )
+        )
+        core.do(KeepProof(proof))
+        core.note(f"{name(made.peer)} is found out by {name(case.accuser)}: {why}; proof: {proof.name}")
+        self._discipline.ban(made.peer, why, core.manifest.admission.ban_hours * 3600.0)

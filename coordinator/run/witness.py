@@ -1,0 +1,107 @@
+"""The witness of a fragment's rounds: checks what members sign, and keeps it until the round is over.  Pure.
+
+One of the parts of a conductor.  Members sign the list of what they send (`Sent`), and owners what they made of it
+(`Results`); a commit rests on nothing that is not signed.  Whether a sum is right is not judged here: that is the
+audit's (auditing.py), which is handed all that was signed with the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from farflung.coordinator.ledger.evidence import Said, is_signed
+from farflung.coordinator.rounds.in_flight import InFlight, Made
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run.membership import Member
+from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes, mask_of
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Commit, Decision, Plan
+from farflung.protocol.signed_words import Results, inputs_of, results_part
+from farflung.protocol.signing import verify
+
+
+@dataclass(frozen=True)
+class CommittedSums:
+    """A commit, and who signed for what it is made of."""
+
+    plan: Plan
+    decision: Decision
+    commit: Commit
+    said: Mapping[str, Said]
+    makers: Mapping[int, Made]  # by chunk of the fragment
+    identities: Mapping[str, bytes]  # of the makers
+    processes: Mapping[str, bytes]  # of all members: another one has not got what it sent any more
+
+
+class Witness:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._said: dict[str, Said] = {}
+        self._proven: dict[str, bytes] = {}  # owner -> the statement that it was found to have signed last
+        self._identities: dict[str, bytes] = {}
+
+    def problem(self, member: Member, sent: Sent) -> str:
+        """Why this hash list is none, or empty."""
+        before = self._said.get(member.peer)
+        if before is not None and before.sent.round_no == sent.round_no:
+            return ""  # the first one counts
+        if not is_signed(member.identity, self._core.run_id, sent):
+            return "its hash list is not signed by it"
+        self._said[member.peer] = Said(member.identity, sent)
+        return ""
+
+    def proven(self, member: Member, flight: InFlight, report: ProgressReport) -> ProgressReport:
+        """The report, without results that its sender has not signed to be made of what the others sent."""
+        decision = flight.decision
+        if not report.merged or decision is None or report.decision_no != decision.decision_no:
+            return report
+        results = Results.of(flight.plan, decision, flight.rules.gather_codec, report)
+        statement = results_part(self._core.run_id, results)
+        if self._proven.get(member.peer) == statement:
+            return report
+        problem = self._problem_of(member, flight, results)
+        if not problem and not verify(member.identity, statement, report.signature):
+            problem = "they are not signed by it"
+        if problem:
+            told = f"results of {member.contact.name} in round {report.round_no} do not count: {problem}"
+            self._core.log(told)
+            return replace(report, merged=b"", merged_hashes=b"")
+        self._proven[member.peer], self._identities[member.peer] = statement, member.identity
+        return report
+
+    def _problem_of(self, member: Member, flight: InFlight, results: Results) -> str:
+        mask = mask_from_bytes(results.chunks)
+        if mask & ~mask_of(flight.plan.chunks_of(member.peer)):
+            return "it does not own these chunks"
+        if len(results.hashes) != HASH_BYTES * mask.bit_count():
+            return "as many hashes as chunks are due"
+        lists = [flight.sent[peer].hashes for peer in results.included]
+        due = (hashes[at : at + HASH_BYTES] for at in map(_place, bits(mask)) for hashes in lists)
+        if inputs_of(due) != results.inputs:
+            return "they are made of other bytes than the members signed"
+        return ""
+
+    def on_commit(self, commit: Commit, flight: InFlight, processes: Mapping[str, bytes]) -> CommittedSums:
+        said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
+        assert flight.decision is not None  # or there were nothing to commit
+        made = CommittedSums(
+            flight.plan,
+            flight.decision,
+            commit,
+            said,
+            dict(flight.makers),
+            dict(self._identities),
+            dict(processes),
+        )
+        for known in (self._said, self._proven, self._identities):
+            known.clear()
+        self._core.do(KeepEvidence(commit, tuple(said.values())))
+        return made
+
+
+def _place(chunk: int) -> int:
+    return chunk * HASH_BYTES

@@ -1,0 +1,212 @@
+"""An auditor's part: merges drawn chunks of committed rounds again, and says whether their sums are right.  Pure.
+
+Part of the peer machine.  The coordinator names the chunks, the weights, and the hashes of all contributions, as their
+authors signed them; the authors keep their bytes for two more commits.  An audit waits for rounds, takes one chunk at a
+time and asks few authors at once, so that it costs a line little.  What it found is said again whenever it is asked.
+
+Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
+done the sum itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farflung.collectives.round.effects import MergeAgain, SendFrame
+from farflung.collectives.round.kept import question_of
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.lanes import Participation
+from farflung.protocol.digests import HASH_BYTES, hash_bytes, split_hashes
+from farflung.protocol.frames import Frame, Kind, Payload
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
+from farflung.protocol.messages import AuditChunks, ChunkVerdict, DrawnChunk, Show
+from farflung.protocol.verdicts import Verdict
+
+ASK_AT_ONCE = 8  # authors
+ASK_AGAIN_S = 1.0
+PATIENCE_S = 12.0  # without a byte of those that are asked: they do not give it
+BUSY_EVERY_S = 5.0  # a chunk now and then in a run whose rounds never end
+ACCUSED_KEPT_S = 60.0  # contributions behind an accusation wait so long to be seen
+VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
+
+# (round, what came of chunks) -> the message.
+Tell = Callable[[int, tuple[ChunkVerdict, ...]], Effect]
+
+
+@dataclass
+class Task:
+    """One drawn chunk."""
+
+    audit: AuditChunks
+    drawn: DrawnChunk
+    number: int  # of the chunk, in the model
+    shelf: dict[str, Payload] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)  # they say that they have it not, or gave other bytes
+    asked_at: dict[str, float] = field(default_factory=dict)
+    news_at: float = 0.0
+    merging: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.audit.round_no, self.number
+
+    @property
+    def missing(self) -> list[str]:
+        return [peer for peer in self.audit.members if peer not in self.shelf]
+
+    @property
+    def payloads(self) -> tuple[Payload, ...]:
+        return tuple(self.shelf[peer] for peer in self.audit.members)
+
+    def hash_of(self, peer: str) -> bytes:
+        return split_hashes(self.drawn.hashes)[self.audit.members.index(peer)]
+
+
+class Auditing:
+    def __init__(self, me: str, run_tag: bytes, part: Participation, tell: Tell) -> None:
+        self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
+        self._queue: deque[Task] = deque()
+        self._now_at: Task | None = None
+        self._accused: tuple[Task, float] | None = None  # and until when its contributions are kept
+        self._verdicts: OrderedDict[tuple[int, int], ChunkVerdict] = OrderedDict()
+        self._begun_at = float("-inf")
+
+    # ---- the coordinator's words ----------------------------------------------------------------------------
+
+    def on_audit(self, audit: AuditChunks, now: float) -> list[Effect]:
+        lane = self._part.lanes.get(audit.fragment)
+        count = len(audit.members)
+        if lane is None or not len(audit.weights) == len(audit.codecs) == count:
+            return []
+        again: list[ChunkVerdict] = []
+        for drawn in audit.chunks:
+            if drawn.chunk >= lane.fragment.count or len(drawn.hashes) != count * HASH_BYTES:
+                continue
+            task = Task(audit, drawn, lane.fragment.first + drawn.chunk)
+            known = self._verdicts.get(task.key)
+            accused = self._accused[0].key if self._accused is not None else None
+            if known is not None and (not known.wrong or task.key == accused):
+                again.append(
+                    known
+                )  # an accusation that can't be shown any more is not repeated: it is made anew
+            elif len(self._queue) < CHUNKS_PER_FRAGMENT and not self._is_known(task):
+                self._queue.append(task)
+        told = [self._tell(audit.round_no, tuple(again))] if again else []
+        return [*told, *self.on_timer(now)]
+
+    def _is_known(self, task: Task) -> bool:
+        at_work = [self._now_at] if self._now_at is not None else []
+        return any(each.key == task.key for each in [*at_work, *self._queue])
+
+    def contribution(self, show: Show, now: float) -> Payload | None:
+        """Of a peer to a chunk, for the coordinator: mine, or one behind my accusation."""
+        lane = self._part.lane_of_chunk(show.chunk)
+        mine = (
+            lane.kept.piece(show.round_no, show.chunk) if lane is not None and show.peer == self._me else None
+        )
+        if mine is not None:
+            return mine.payload
+        if self._accused is None or self._accused[0].key != (show.round_no, show.chunk):
+            return None
+        task = self._accused[0]
+        self._accused = (task, now + ACCUSED_KEPT_S)  # it takes its time over a thin line
+        return task.shelf.get(show.peer)
+
+    # ---- time ------------------------------------------------------------------------------------------------
+
+    def on_timer(self, now: float) -> list[Effect]:
+        if self._accused is not None and now >= self._accused[1]:
+            self._accused = None
+        task = self._now_at
+        if task is None:
+            if not self._queue or self._accused is not None:
+                return []
+            if self._part.expects_bytes and now - self._begun_at < BUSY_EVERY_S:
+                return []
+            self._now_at = task = self._queue.popleft()
+            self._begun_at = task.news_at = now
+            self._take_my_own(task)
+        if task.merging:
+            return []
+        lacking = task.missing
+        if not lacking:
+            return self._merge(task, now)
+        if task.refused or now - task.news_at >= PATIENCE_S:
+            silent = [peer for peer in lacking if peer in task.asked_at]
+            return self._end(task, False, tuple(sorted(task.refused)) or tuple(silent))
+        due = [
+            peer
+            for peer in lacking[:ASK_AT_ONCE]
+            if now - task.asked_at.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
+        ]
+        task.asked_at.update(dict.fromkeys(due, now))
+        question = question_of(self._run_tag, task.audit.round_no, task.audit.version, task.number)
+        return [SendFrame(peer, question) for peer in due]
+
+    def on_arriving(self, peers: set[str], now: float) -> None:
+        """Bytes of them come in: what is asked for may be among them, and is not asked for again."""
+        task = self._now_at
+        for peer in peers.intersection(task.missing) if task is not None else ():
+            assert task is not None
+            task.news_at = task.asked_at[peer] = now
+
+    def _take_my_own(self, task: Task) -> None:
+        lane = self._part.lanes[task.audit.fragment]
+        mine = lane.kept.piece(task.audit.round_no, task.number)
+        if self._me not in task.audit.members:
+            return
+        if mine is not None and mine.hash == task.hash_of(self._me):
+            task.shelf[self._me] = mine.payload
+        else:
+            task.refused.add(self._me)  # it was sent by a former life of mine
+
+    # ---- what arrives -------------------------------------------------------------------------------------------
+
+    def takes(self, sender: str, frame: Frame, now: float) -> bool:
+        """A frame for the chunk in hand; its payload matched its own hash."""
+        task, header = self._now_at, frame.header
+        if task is None or (header.round_no, header.chunk) != task.key or task.merging:
+            return False
+        if header.kind != Kind.CONTRIBUTION or sender not in task.audit.members:
+            return False
+        if sender in task.shelf:
+            self._part.counters.count(Verdict.DUPLICATE)
+        elif header.hash != task.hash_of(sender):
+            task.refused.add(sender)
+            self._part.counters.count(Verdict.BAD_HASH)
+        else:
+            task.shelf[sender], task.news_at = frame.payload, now
+            self._part.counters.count(Verdict.ACCEPTED)
+        return True
+
+    def _merge(self, task: Task, now: float) -> list[Effect]:
+        audit = task.audit
+        for codec, payload in zip(audit.codecs, task.payloads, strict=True):
+            if not self._part.is_payload(codec, payload):
+                return self._accuse(
+                    task, now
+                )  # an honest owner refuses it: nothing that holds it is a right sum
+        task.merging = True
+        return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights)]
+
+    def on_merged(self, effect: MergeAgain, made: object, now: float) -> list[Effect]:
+        task = self._now_at
+        if task is None or task.key != (effect.round_no, effect.chunk) or not isinstance(made, bytes):
+            return []
+        if hash_bytes(made) == task.drawn.result:
+            return self._end(task, False)
+        return self._accuse(task, now)
+
+    def _accuse(self, task: Task, now: float) -> list[Effect]:
+        self._accused = (task, now + ACCUSED_KEPT_S)
+        return self._end(task, True)
+
+    def _end(self, task: Task, wrong: bool, missing: tuple[str, ...] = ()) -> list[Effect]:
+        self._now_at = None
+        verdict = ChunkVerdict(task.drawn.chunk, wrong, missing)
+        self._verdicts[task.key] = verdict
+        while len(self._verdicts) > VERDICTS_KEPT:
+            self._verdicts.popitem(last=False)
+        return [self._tell(task.audit.round_no, (verdict,))]

@@ -1,0 +1,164 @@
+"""P19: a wrong sum convicts its maker before anybody, offline; nothing that is made up convicts an honest owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner
+
+from farflung.console.main import app
+from farflung.coordinator.court.plain_steps import merged
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.evidence_folder import EvidenceFolder
+from farflung.coordinator.ledger.proofs import WrongSum, proof_from_bytes, proof_to_bytes
+from farflung.coordinator.run.effects import KeepProof
+from farflung.protocol.limits import PROOFS_KEPT
+from farflung.protocol.signed_words import results_part
+from rig.made_sums import RUN_ID, MadeSums
+
+
+def test_a_wrong_sum_convicts_its_maker() -> None:
+    made = MadeSums(wrong=(1,))
+    proof = proof_from_bytes(proof_to_bytes(made.proof(1)))
+    assert proof.problem(merged) == "" and proof.guilty == made.members[1]
+
+
+def test_a_right_sum_convicts_nobody() -> None:
+    assert MadeSums(wrong=(1,)).proof(0).problem(merged) == "the sum is right"
+
+
+def other_weights(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, results=replace(proof.results, weights=tuple(reversed((0.1, 0.2, 0.7)))))
+
+
+def other_members(made: MadeSums, proof: WrongSum) -> WrongSum:
+    """As if one of them had been left out."""
+    results = replace(proof.results, weights=(*proof.results.weights[:2], 0.0))
+    return replace(proof, results=results, said=proof.said[:2], contributions=proof.contributions[:2])
+
+
+def other_codec(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, results=replace(proof.results, codec="bf16"))
+
+
+def another_chunk(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, chunk=1)
+
+
+def other_bytes(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, contributions=tuple(made.of_chunk(1)))
+
+
+def other_lists(made: MadeSums, proof: WrongSum) -> WrongSum:
+    """An author that is in league with the coordinator signs another list later on."""
+    made.payloads[made.members[2]][0] = made.payloads[made.members[2]][1]
+    lists = tuple(made.said(key) for key in made.keys)
+    return replace(proof, said=lists, contributions=tuple(made.of_chunk(0)))
+
+
+def a_list_of_another_round(made: MadeSums, proof: WrongSum) -> WrongSum:
+    made.round_no = 2
+    return replace(proof, said=tuple(made.said(key) for key in made.keys))
+
+
+def a_list_that_another_signed(made: MadeSums, proof: WrongSum) -> WrongSum:
+    forged = replace(proof.said[0], sent=proof.said[1].sent)
+    return replace(proof, said=(forged, *proof.said[1:]))
+
+
+def other_order(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, said=proof.said[::-1], contributions=proof.contributions[::-1])
+
+
+def an_accuser_that_signs_for_it(made: MadeSums, proof: WrongSum) -> WrongSum:
+    results = replace(proof.results, hashes=bytes(32))
+    return replace(proof, results=results, signature=made.keys[2].sign(results_part(RUN_ID, results)))
+
+
+def another_run(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, run_id=bytes(16))
+
+
+def a_list_too_short(made: MadeSums, proof: WrongSum) -> WrongSum:
+    return replace(proof, said=proof.said[:2])
+
+
+FORGERIES: list[Callable[[MadeSums, WrongSum], WrongSum]] = [
+    other_weights,
+    other_members,
+    other_codec,
+    another_chunk,
+    other_bytes,
+    other_lists,
+    a_list_of_another_round,
+    a_list_that_another_signed,
+    other_order,
+    an_accuser_that_signs_for_it,
+    another_run,
+    a_list_too_short,
+]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_nothing_that_is_made_up_convicts_an_honest_owner(
+    forge: Callable[[MadeSums, WrongSum], WrongSum],
+) -> None:
+    made = MadeSums()
+    forged = forge(made, made.proof(0))
+    assert forged.problem(merged) not in ("", "the sum is right"), (
+        "it is refused before anything is calculated"
+    )
+
+
+def test_an_owner_that_signed_a_sum_of_no_contributions_is_convicted() -> None:
+    """An honest one refuses such bytes when they come, so it never has a result."""
+    made = MadeSums()
+    made.payloads[made.members[1]][0] = b"no payload at all"
+    assert made.proof(0).problem(merged) == ""
+
+
+# ---- files, and the command --------------------------------------------------------------------------------
+
+
+def kept(folder: Path, *proofs: WrongSum) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    signing = load_or_create(folder).signing
+    assert signing is not None
+    for proof in proofs:
+        EvidenceFolder(folder / "evidence", RUN_ID, signing).keep(KeepProof(proof))
+    return sorted((folder / "evidence").glob("*.proof"))
+
+
+def test_a_file_convinces_somebody_who_was_not_there(tmp_path: Path) -> None:
+    made = MadeSums(wrong=(2,))
+    [path] = kept(tmp_path, made.proof(2))
+    told = CliRunner().invoke(app, ["audit", "--evidence", str(path)])
+    assert told.exit_code == 1, told.output
+    assert (
+        f"{made.members[2]} signed a wrong sum of 3 contributions: chunk 2 of version 1, fragment 0"
+        in told.output
+    )
+
+
+def test_a_file_that_proves_nothing_says_why(tmp_path: Path) -> None:
+    [path] = kept(tmp_path, MadeSums().proof(2))
+    told = CliRunner().invoke(app, ["audit", "--evidence", str(path)])
+    assert told.exit_code == 0 and "it proves nothing: the sum is right" in told.output
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x82", bytes(100), proof_to_bytes(MadeSums().proof(0))[:-1]])
+def test_a_damaged_file_is_refused(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "some.proof"
+    path.write_bytes(raw)
+    told = CliRunner().invoke(app, ["audit", "--evidence", str(path)])
+    assert told.exit_code != 0 and told.exception is not None
+    assert "cannot be read" in str(told.exception)
+
+
+def test_so_many_proofs_are_kept_and_commits_do_not_push_them_out(tmp_path: Path) -> None:
+    made = MadeSums(wrong=(0,))
+    proofs = [replace(made.proof(0), chunk=at) for at in range(PROOFS_KEPT + 3)]
+    assert len(kept(tmp_path, *proofs)) == PROOFS_KEPT

@@ -1,0 +1,108 @@
+"""P19: an owner that sums wrongly is found by whoever merges its chunk again, convicted by what it signed, and banned;
+and no honest peer is ever struck or banned for a sum.  Over seeded runs, with liars alone and in league.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from farflung.peer.simulator.world import Scenario, World
+
+SEEDS = 12
+CALM = Scenario(
+    peers=4,
+    chunks=4,
+    rounds=6,
+    drop=0,
+    duplicate=0,
+    slow=0,
+    kill_per_effect=0,
+    cut_per_s=0,
+    trainer_crash_per_s=0,
+    audit=1.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(seed: int, scenario: Scenario) -> World:
+    world = World(seed, scenario)
+    try:
+        report = world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+    assert report.outcome == "finished", report.outcome
+    return world
+
+
+def test_an_honest_run_is_audited_and_nobody_is_blamed() -> None:
+    for seed in range(SEEDS):
+        world = run(seed, CALM)
+        assert not world.invariants.found
+        told = [each for audited in world.told_by_auditors for each in audited.chunks]
+        assert not any(each.wrong for each in told)
+        right = [
+            each for each in told if not each.missing
+        ]  # those who are finished are gone with what they kept
+        assert len(right) >= 10, "of 24 chunks many were merged again"
+
+
+def test_an_owner_that_corrupts_a_chunk_in_each_round_is_found_and_banned() -> None:
+    """A round takes two virtual seconds here, and audits wait for rounds: it has cheated in a few more by then."""
+    rounds = []
+    for seed in range(SEEDS):
+        world = run(seed, replace(CALM, cheats=True))
+        if world.cheated:  # in some seeds it owns nothing
+            (found,) = world.invariants.found
+            assert {found.peer} == world.invariants.liars
+            rounds.append(len(world.cheated))
+    assert len(rounds) >= SEEDS - 3 and median(rounds) <= 2 and max(rounds) < 6, (
+        "it is out: it makes no more sums"
+    )
+
+
+def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> None:
+    """Six peers, three of them liars: half of the auditors say that all is well."""
+    found = 0
+    for seed in range(SEEDS):
+        world = run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2))
+        assert {each.peer for each in world.invariants.found} <= world.invariants.liars
+        found += bool(world.invariants.found) or not world.cheated
+    assert found >= SEEDS - 2
+
+
+def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owners_stay() -> None:
+    banned = 0
+    for seed in range(SEEDS):
+        world = run(seed, replace(CALM, rounds=8, accuses=True))
+        assert not world.invariants.found
+        assert world.coordinator is not None
+        strikes = world.coordinator.core.ledger.register
+        (liar,) = world.invariants.liars
+        clock_s = world.coordinator.core.clock_s
+        banned += strikes.ban_of(liar, "", clock_s) is not None
+        assert strikes.strikes_of(liar, clock_s) or banned
+    assert banned >= SEEDS // 2
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_in_a_hostile_world_no_honest_peer_is_struck_or_banned_for_a_sum(batch: int) -> None:
+    """Kills, lost messages and cut lines: what can't be shown in time is nobody's fault."""
+    found = 0
+    for seed in range(10 * batch, 10 * batch + 10):
+        drawn = Scenario.of(seed)
+        scenario = replace(
+            drawn, peers=max(4, drawn.peers), min_peers=2, rounds=4, audit=1.0, cheats=True, league=seed % 2
+        )
+        world = World(seed, scenario)
+        world.run()
+        found += bool(world.invariants.found)
+    assert found
