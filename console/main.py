@@ -329,8 +329,7 @@ def audit(
         return
     history = read_folder(folder)
     report = check_promises(history)
-    signed = [check(folder, history) for check in audit_evidence.CHECKS]
-    report.findings += [finding for finding in signed if finding.checked]
+    report.findings += audit_evidence.findings(folder, history)
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 

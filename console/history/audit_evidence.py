@@ -51,7 +51,10 @@ def check_proofs(folder: Path, history: History) -> Finding:
     return finding
 
 
-CHECKS = (check_evidence, check_proofs)
+def findings(folder: Path, history: History) -> list[Finding]:
+    """Of what there is."""
+    both = [check_evidence(folder, history), check_proofs(folder, history)]
+    return [finding for finding in both if finding.checked]
 
 
 def judge(file: Path) -> tuple[bool, list[str]]:

@@ -14,15 +14,18 @@ from farflung.coordinator import evidence_folder
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.evidence import Evidence, Said, is_signed
-from farflung.coordinator.run.conductor import Witness
+from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.run.conductor import rules_for
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Membership
+from farflung.coordinator.run.witness import Witness
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Sent
-from farflung.protocol.round_words import Commit, Contact
+from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.signed_words import sent_part
 
 RUN_ID, SESSION = bytes(range(16)), b"s" * 16
@@ -51,6 +54,13 @@ def said(
 def commit(round_no: int = 7, version: int = 4) -> Commit:
     members = tuple(sorted((ANN.peer_id, BOB.peer_id)))
     return Commit(version, round_no, members, (0.5, 0.5), bytes(64), "fp32")
+
+
+def flight_of(round_no: int) -> InFlight:
+    members = tuple(sorted((ANN.peer_id, BOB.peer_id)))
+    plan = Plan(round_no, 1, 3, members, (0, 1), ("fp32",) * 2)
+    rules = rules_for(Manifest(), FragmentBook(), members)
+    return InFlight(plan, rules, 0.0, decision=Decision(round_no, 1, (0.5, 0.5), {}))
 
 
 def kept(folder: Path, *lists: Said, made: Commit | None = None) -> Path:
@@ -91,7 +101,7 @@ def test_P9_a_hash_list_signed_by_another_is_out_with_that_reason() -> None:
     assert witness.problem(member, said(ANN, signer=BOB).sent) == "its hash list is not signed by it"
     assert witness.problem(member, said(ANN).sent) == ""
     assert witness.problem(member, said(ANN, signer=BOB).sent) == "", "the first good one of a round counts"
-    witness.on_commit(commit())
+    witness.on_commit(commit(), flight_of(7), {})
     [effect] = machine.core.take_effects()
     assert isinstance(effect, KeepEvidence) and [each.peer for each in effect.said] == [ANN.peer_id]
 
@@ -102,7 +112,7 @@ def test_lists_of_rounds_that_failed_are_no_evidence_of_the_next_commit() -> Non
     member = Membership(5.0).admit(Contact(ANN.peer_id, "ann", bytes(32), ""), SESSION, bytes(16), 0.0)
     member.identity = ANN.public
     witness.problem(member, said(ANN, round_no=6).sent)
-    witness.on_commit(commit(round_no=7))
+    witness.on_commit(commit(round_no=7), flight_of(7), {})
     assert core.take_effects() == [KeepEvidence(commit(round_no=7), ())]
 
 
@@ -140,7 +150,7 @@ def test_only_so_many_commits_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_place_that_takes_no_more_costs_no_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "evidence").write_text("a file is in the way")
     kept(tmp_path, said(ANN))
-    assert "evidence of round 7 is not kept" in caplog.text
+    assert ".evidence is not kept: " in caplog.text
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x81", b"\xc1" * 50, b"\x91" * 100_000])
