@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.ledger import proofs
 from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
-from farflung.coordinator.run.effects import KeepEvidence, KeepProof, KeepRefutation
+from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT, PROOFS_KEPT
 
 FOLDER_NAME = "evidence"
@@ -29,10 +29,15 @@ class EvidenceFolder:
         self._folder, self._run_id, self._signing = folder, run_id, signing
 
     def keep(self, effect: KeepEvidence | KeepProof) -> None:
-        if isinstance(effect, KeepProof):
-            self._write(effect.proof.name, proofs.proof_to_bytes(effect.proof))
-            return
         key = self._signing.public_key().public_bytes_raw()
+        if isinstance(effect, KeepProof):
+            proof = effect.proof
+            if isinstance(proof, proofs.FalseClaim):
+                proof = msgspec.structs.replace(
+                    proof, key=key, signature=self._signing.sign(proof.signed_part())
+                )
+            self._write(proof.name, proofs.proof_to_bytes(proof))
+            return
         bare = Evidence(FORMAT, self._run_id, effect.commit, effect.said, key)
         whole = msgspec.structs.replace(bare, signature=self._signing.sign(bare.signed_part()))
         self._write(whole.name, msgspec.msgpack.encode(whole))
@@ -46,9 +51,6 @@ class EvidenceFolder:
             self._forget()
         except OSError as error:
             log.warning("%s: %s is not kept: %s", self._folder, name, error)
-
-    def keep_refutation(self, effect: KeepRefutation) -> None:
-        log.warning("a state of version %d was proven wrong: %s", effect.version, ", ".join(effect.peers))
 
     def _forget(self) -> None:
         """The oldest ones, where there are too many or they are too large."""

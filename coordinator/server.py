@@ -51,7 +51,6 @@ from farflung.coordinator.run.effects import (
     Forbid,
     KeepEvidence,
     KeepProof,
-    KeepRefutation,
     Note,
     Tell,
     Write,
@@ -71,7 +70,7 @@ JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation | KeepProof
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -381,9 +380,6 @@ class Server:
             case KeepProof():
                 if self.evidence is not None:
                     self.evidence.keep(effect)
-            case KeepRefutation():
-                if self.evidence is not None:
-                    self.evidence.keep_refutation(effect)
             case Note(text=text, cause=cause, routine=routine):
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text, cause)

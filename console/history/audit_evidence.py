@@ -13,7 +13,6 @@ import msgspec
 
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History
-from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.evidence import SUFFIX, Evidence
 from farflung.coordinator.ledger.proofs import SUFFIX as PROOF_SUFFIX
 from farflung.coordinator.ledger.proofs import Proof, proof_from_bytes
@@ -46,7 +45,7 @@ def check_proofs(folder: Path, history: History) -> Finding:
         if isinstance(found, str):
             problem = found
         else:
-            problem = found.problem(merged) if found.run_id.hex() == run_id else "it is of another run"
+            problem = found.problem() if found.run_id.hex() == run_id else "it is of another run"
         finding.expect(not problem, f"{path.name}: {problem}")
     return finding
 
@@ -62,16 +61,10 @@ def judge(file: Path) -> tuple[bool, list[str]]:
     found = read_proof(file)
     if isinstance(found, str):
         raise UserError(f"{file}: {found}")
-    problem = found.problem(merged)
+    problem = found.problem()
     if problem:
         return False, [f"{file}: it proves nothing: {problem}"]
-    run = f"of the run {found.run_id.hex()}, round {found.results.round_no}"
-    weighed = zip(found.results.included, [w for w in found.results.weights if w > 0.0], strict=True)
-    return True, [
-        found.told,
-        f"    {run}; calculated here from these bytes, whose hashes their authors signed:",
-        *(f"    {peer}: weight {weight:.6g}" for peer, weight in weighed),
-    ]
+    return True, [found.told, *(f"    {line}" for line in found.details)]
 
 
 def read_proof(path: Path) -> Proof | str:

@@ -72,6 +72,9 @@ class ChunkRules:
     def state_bytes(self) -> int:
         return 8 * self.elements
 
+    def outer_of(self, chunk: int) -> OuterNumbers:
+        return self.outer if chunk < self.first_plain_chunk else _BUFFERS
+
     def whole(self, state: Bytes) -> bytes:
         """Parameters and momentum; a momentum of zeros may have been left out.  FrameError for another length."""
         length = memoryview(state).nbytes
@@ -88,7 +91,7 @@ class ChunkRules:
         """
         delta_n = codec_named(self.gather_codec).decode(payload, self.elements)
         theta_n, momentum_n = np.frombuffer(self.whole(old), "<f4").astype(np.float32).reshape(2, -1)
-        numbers = self.outer if chunk < self.first_plain_chunk else _BUFFERS
+        numbers = self.outer_of(chunk)
         with np.errstate(all="ignore"):
             theta_n, momentum_n = _stepped(numbers, theta_n, momentum_n, delta_n)
         return theta_n.astype("<f4").tobytes() + momentum_n.astype("<f4").tobytes()

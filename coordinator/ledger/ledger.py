@@ -21,6 +21,7 @@ from farflung.coordinator.ledger.records import (
     DecidedOn,
     Departed,
     DigestFixed,
+    DigestRefuted,
     DigestWithdrawn,
     Folded,
     FoundCheating,
@@ -31,7 +32,6 @@ from farflung.coordinator.ledger.records import (
     Opened,
     Paused,
     Record,
-    Refuted,
     Released,
     Resumed,
     Revoked,
@@ -160,7 +160,7 @@ class Ledger:
                 book.open_round = 0
                 if record.dropped:
                     book.dropped_round, book.dropped_at = record.round_no, book.version
-            case DigestFixed() | ShownFixed() | DigestWithdrawn() | Refuted() | Vouched():
+            case DigestFixed() | ShownFixed() | DigestWithdrawn() | DigestRefuted() | Vouched():
                 self._know_state(self.books[record.fragment], record)
             case RolledBack(versions=versions):
                 self._go_back(versions)
@@ -178,7 +178,7 @@ class Ledger:
                 pass  # the register has them
 
     def _know_state(
-        self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | Refuted | Vouched
+        self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | DigestRefuted | Vouched
     ) -> None:
         """What a version's state is, and who is heard about it."""
         match record:
@@ -195,7 +195,7 @@ class Ledger:
                 for known in (book.digests, book.shown):
                     for void in [v for v in known if v >= version]:
                         del known[void]
-            case Refuted(peers=peers):
+            case DigestRefuted(peers=peers):
                 book.vouched -= set(peers)
             case Vouched(peer=peer):
                 book.vouched.add(peer)

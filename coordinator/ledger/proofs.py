@@ -1,34 +1,42 @@
 """Proof that a peer cheated, for somebody who was not there and trusts nobody: what it signed, and what shows it wrong.
 
 Made by the run machine's judges, kept in files by coordinator/evidence_folder.py, read by the audit
-(console/history/audit_evidence.py).  A proof needs no signature of the coordinator: whoever made it can have invented
-nothing, since each part is signed by the one that it speaks against, or by the authors of what that one signed to have
-used.  How a sum is done is handed in.  Pure.
+(console/history/audit_evidence.py).  Each part of a wrong sum is signed by the one that it speaks against, or by the
+authors of what that one signed to have used: the coordinator can have invented nothing.  A false claim speaks of the
+run's own state as well: which that was, the run says with its key.  Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from farflung.coordinator.court.plain_steps import ChunkRules, merged
 from farflung.coordinator.ledger.evidence import Said, Signature, is_signed
-from farflung.protocol.digests import HASH_BYTES, bits, hash_bytes, mask_from_bytes, split_hashes
+from farflung.protocol.digests import HASH_BYTES, bits, hash_bytes, mask_from_bytes, root_of, split_hashes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+from farflung.protocol.manifest import OuterNumbers
 from farflung.protocol.messages import Session
-from farflung.protocol.round_words import Count, Hash
-from farflung.protocol.signed_words import Results, inputs_of, results_part
+from farflung.protocol.round_words import Count, Hash, HashList
+from farflung.protocol.signed_words import Results, claim_part, inputs_of, results_part
 from farflung.protocol.signing import peer_id_of, verify
 
 SUFFIX = ".proof"
 FORMAT = 1
 HEAD_BYTES = 16  # of a payload; the number of its values stands in bytes 8 to 12
 
-# (codec of the sum, values in a chunk, payloads, weights) -> the sum's payload; FrameError where there is none.
-Merge = Callable[[str, int, Sequence[bytes], Sequence[float]], bytes]
+
+class StepRules(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a committed result does to one chunk, in numbers."""
+
+    nesterov: bool
+    lr: float
+    momentum: float
+    codec: Annotated[str, Meta(max_length=64)]
+    elements: Count
 
 
 class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum"):
@@ -55,18 +63,28 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
         return f"{self.results.round_no:010d}-{self.fragment:02d}-{self.chunk:04d}-{self.guilty}{SUFFIX}"
 
     @property
+    def details(self) -> list[str]:
+        """For people: what it was calculated from."""
+        weighed = zip(self.results.included, [w for w in self.results.weights if w > 0.0], strict=True)
+        of = f"of the run {self.run_id.hex()}, round {self.results.round_no}"
+        return [
+            f"{of}; calculated here from these bytes, whose hashes their authors signed:",
+            *(f"{peer}: weight {weight:.6g}" for peer, weight in weighed),
+        ]
+
+    @property
     def told(self) -> str:
         what = f"chunk {self.chunk} of version {self.version}, fragment {self.fragment}"
         return f"{self.guilty} signed a wrong sum of {len(self.said)} contributions: {what}"
 
-    def problem(self, merge: Merge) -> str:
+    def problem(self) -> str:
         """Why this proves nothing, or empty."""
         results = self.results
         if len(results.weights) != len(results.members):
             return "it does not say who counts for how much"
         if not verify(self.maker, results_part(self.run_id, results), self.signature):
             return "the owner's signature does not fit its results"
-        return self._problem_of_inputs() or self._problem_of_sum(merge)
+        return self._problem_of_inputs() or self._problem_of_sum()
 
     def _problem_of_inputs(self) -> str:
         """Are these the contributions that the owner signed to have used?"""
@@ -90,20 +108,95 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
                 return f"these are not the bytes that {each.peer} signed"
         return ""
 
-    def _problem_of_sum(self, merge: Merge) -> str:
+    def _problem_of_sum(self) -> str:
         results = self.results
         weights = [weight for weight in results.weights if weight > 0.0]
         place = list(bits(mask_from_bytes(results.chunks))).index(self.chunk)
         elements = int.from_bytes(self.contributions[0][8:12], "little") if self.contributions else 0
         try:
-            made = merge(results.codec, elements, self.contributions, weights)
+            made = merged(results.codec, elements, self.contributions, weights)
         except FrameError:
             return ""  # an owner that does as it should refuses these bytes, and has no result
         return "the sum is right" if hash_bytes(made) == split_hashes(results.hashes)[place] else ""
 
 
+class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_claim"):
+    """A member signed a list of chunk hashes as a version of the run, and the run's own results lead elsewhere."""
+
+    run_id: Session
+    era: Count
+    fragment: Count
+    version: Count  # that it claimed
+    chunk: Annotated[int, Meta(ge=0, lt=CHUNKS_PER_FRAGMENT)]  # of the fragment
+    maker: Hash  # its identity
+    claimed: HashList
+    claim: Signature  # of the maker, over the root of these
+    base: Count  # the settled version that the step starts from
+    base_hashes: HashList
+    before: bytes  # the chunk's state at it
+    results: tuple[bytes, ...]  # the committed payloads of the chunk since
+    rules: StepRules
+    key: Annotated[bytes, Meta(max_length=32)] = b""  # the run's, ed25519
+    signature: Signature = b""  # of the run: these were its state, its results and its rules
+
+    @property
+    def guilty(self) -> str:
+        return peer_id_of(self.maker)
+
+    @property
+    def name(self) -> str:
+        return f"state-{self.era:04d}-{self.fragment:02d}-{self.version:010d}-{self.guilty}{SUFFIX}"
+
+    @property
+    def told(self) -> str:
+        what = f"version {self.version}, fragment {self.fragment}: wrong in chunk {self.chunk}"
+        return f"{self.guilty} signed a state that is not the run's: {what}"
+
+    @property
+    def details(self) -> list[str]:
+        """For people: what it was calculated from."""
+        return [
+            f"of the run {self.run_id.hex()}, era {self.era}; calculated here from version {self.base} of the chunk, "
+            f"whose hash the run settled, and {len(self.results)} committed results; signed by the run's key "
+            f"{self.key.hex()}"
+        ]
+
+    def signed_part(self) -> bytes:
+        """What the run vouches for: not what the maker claimed, which has the maker's own signature."""
+        numbers = (self.era, self.fragment, self.base, self.version, self.chunk)
+        said = (*(number.to_bytes(8, "big") for number in numbers), root_of(split_hashes(self.base_hashes)))
+        results = (hash_bytes(payload) for payload in self.results)
+        rules = hash_bytes(msgspec.msgpack.encode(self.rules))
+        return b"farflung/false-claim/1\0" + self.run_id + b"".join((*said, *results, rules))
+
+    def problem(self) -> str:
+        """Why this proves nothing, or empty."""
+        if not verify(self.key, self.signed_part(), self.signature):
+            return "the run's signature does not fit its state and results"
+        claimed, base = split_hashes(self.claimed), split_hashes(self.base_hashes)
+        digest = root_of(claimed)
+        signed = claim_part(self.run_id, self.era, self.fragment, self.version, digest)
+        if not verify(self.maker, signed, self.claim):
+            return "the member's signature does not fit the list of hashes"
+        if len(claimed) != len(base) or self.chunk >= len(base):
+            return "the two lists of hashes are not of one fragment"
+        if hash_bytes(self.before) != base[self.chunk]:
+            return f"this is not what the chunk was at version {self.base}"
+        if self.base + len(self.results) != self.version:
+            return "there is not one result for each version"
+        outer = OuterNumbers(self.rules.nesterov, self.rules.lr, self.rules.momentum)
+        rules = ChunkRules(outer, self.rules.codec, self.rules.elements, first_plain_chunk=1)
+        state = self.before
+        try:
+            for payload in self.results:
+                state = rules.after(state, payload, chunk=0)
+        except FrameError as error:
+            return f"nothing follows from these results: {error}"
+        return "the claim is right" if hash_bytes(state) == claimed[self.chunk] else ""
+
+
 # A file has one of these; each kind has a tag of its own.
-Proof = WrongSum
+Proof = WrongSum | FalseClaim
 
 
 class ProofFile(Struct, frozen=True, forbid_unknown_fields=True):

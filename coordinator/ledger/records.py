@@ -151,7 +151,7 @@ class DigestWithdrawn(_Record, frozen=True, kw_only=True, tag="withdrawn"):
     digest: bytes
 
 
-class Refuted(_Record, frozen=True, kw_only=True, tag="refuted"):
+class DigestRefuted(_Record, frozen=True, kw_only=True, tag="refuted"):
     """These members named a digest that is proven wrong; `chunk` is where that was seen."""
 
     peers: tuple[str, ...]
@@ -268,7 +268,7 @@ Record = (
     | DigestFixed
     | ShownFixed
     | DigestWithdrawn
-    | Refuted
+    | DigestRefuted
     | RolledBack
     | Granted
     | Released

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.coordinator.court.dispute import Refuted
 from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
@@ -70,23 +69,11 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepRefutation:
-    """A digest that was proven wrong, and who named it: whoever was not there can calculate it again."""
-
-    era: int
-    fragment: int
-    version: int
-    proof: Refuted
-    peers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class KeepProof:
-    """Somebody cheated, and this shows it to anybody."""
+    """Somebody cheated, and this shows it to anybody.  The run's own signature, where it needs one, is the shell's."""
 
     proof: Proof
+    peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 
-Effect = (
-    Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepRefutation | KeepProof
-)
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepProof

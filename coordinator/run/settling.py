@@ -14,15 +14,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from farflung.coordinator.court.dispute import Case, Dispute
-from farflung.coordinator.court.dispute import Refuted as Proof
+from farflung.coordinator.court.dispute import Case, Dispute, Refuted
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
 from farflung.coordinator.court.questions import Answer
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.records import DigestFixed, DigestWithdrawn, Refuted, ShownFixed, Vouched
+from farflung.coordinator.ledger.proofs import FalseClaim, StepRules
+from farflung.coordinator.ledger.records import (
+    DigestFixed,
+    DigestRefuted,
+    DigestWithdrawn,
+    ShownFixed,
+    Vouched,
+)
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.effects import KeepRefutation
+from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.fragments import Fragment, fragments_of
@@ -44,7 +50,7 @@ class Settling:
         self._version = -1  # all below is about this one, in this era
         self._era = -1
         self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is
-        self._refuted: dict[bytes, Proof] = {}
+        self._refuted: dict[bytes, Refuted] = {}
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
@@ -221,19 +227,44 @@ class Settling:
                 changed = True
         return changed
 
-    def _convict(self, digest: bytes, proof: Proof) -> None:
+    def _convict(self, digest: bytes, proof: Refuted) -> None:
         core, version = self._core, self._version
         peers = tuple(sorted(peer for peer, named in self._named.items() if digest in named))
         core.write(
-            Refuted(peers=peers, version=version, fragment=self._number, digest=digest, chunk=proof.chunk)
+            DigestRefuted(
+                peers=peers, version=version, fragment=self._number, digest=digest, chunk=proof.chunk
+            )
         )
-        core.do(KeepRefutation(core.ledger.era, self._number, version, proof, peers))
+        self._keep(proof, peers)
         if self._book.digests.get(version) == digest:
             self._withdraw()
         of = core.of(self._number)
         why = f"the state that it named of version {version}{of} is proven wrong in chunk {proof.chunk}"
         for peer in peers:
             core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
+
+    def _keep(self, proof: Refuted, peers: tuple[str, ...]) -> None:
+        """For whoever was not there: what was claimed, and what it should have been."""
+        core, maker = self._core, self._core.members.members.get(proof.claim.by)
+        if maker is None:
+            return  # it has gone, and its key with it
+        rules, fragment = self._rules_and_fragment()
+        claim = FalseClaim(
+            run_id=core.run_id,
+            era=core.ledger.era,
+            fragment=self._number,
+            version=self._version,
+            chunk=fragment.index(proof.chunk),
+            maker=maker.identity,
+            claimed=b"".join(proof.claim.hashes),
+            claim=proof.claim.signature,
+            base=proof.base,
+            base_hashes=b"".join(proof.base_hashes),
+            before=proof.before,
+            results=proof.results,
+            rules=_step_rules(rules, proof.chunk),
+        )
+        core.do(KeepProof(claim, peers))
 
     def _case(self, undefended: bool) -> Case:
         core, book = self._core, self._book
@@ -299,3 +330,8 @@ class Settling:
         if self._dispute is not None and self._dispute.on_answer(answer):
             return True
         return any(check.on_answer(answer, self._core.now) for check in self._checks.values())
+
+
+def _step_rules(rules: ChunkRules, chunk: int) -> StepRules:
+    outer = rules.outer_of(chunk)
+    return StepRules(outer.nesterov, outer.lr, outer.momentum, rules.gather_codec, rules.elements)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.court.questions import Answer, Wanted
 from farflung.coordinator.ledger.proofs import WrongSum
 from farflung.coordinator.ledger.records import FoundCheating
@@ -173,7 +172,7 @@ class SumCases:
             tuple(sums.said[author] for author in case.authors),
             tuple(case.shown[author] for author in case.authors),
         )
-        problem = proof.problem(merged)
+        problem = proof.problem()
         if problem:
             self._strike(case.accuser, f"it said that a sum is wrong which is right: {problem}"[:200])
             return

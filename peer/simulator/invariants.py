@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
 from farflung.checkpoints.checkpoint_manifest import chunk_hash
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec
-from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.proofs import proof_from_bytes, proof_to_bytes
+from farflung.coordinator.ledger.proofs import FalseClaim, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
     Banned,
     CommittedRound,
@@ -26,7 +28,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     RolledBack,
 )
-from farflung.coordinator.run.effects import KeepEvidence, KeepProof, KeepRefutation
+from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.peer.machine.effects import Encode, SaveFragment
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
@@ -43,6 +45,7 @@ Key = tuple[int, int]  # (fragment, version)
 
 
 _OF_THE_HONEST = {"to_coordinator", "serve", "saved", "moved"}
+_RUN = Ed25519PrivateKey.from_private_bytes(bytes(32))  # signs what the run's own shell would sign
 ROUNDS_OF_A_LIE = 2  # so long, at most, it is told
 
 
@@ -152,14 +155,6 @@ class Invariants:
             for chunk, payload in truth.payloads.items() if truth is not None else ():
                 self._require("P9", hash_bytes(payload) == hashes[chunk], f"{peer} signed for other bytes")
 
-    def on_refutation(self, kept: KeepRefutation) -> None:
-        """Only what nobody honest has calculated is ever refuted, and nobody honest is out for it."""
-        truth = self.eras[kept.era].sealed.get((kept.fragment, kept.version))
-        told = f"the true digest of version {kept.version} of {kept.fragment} was refuted"
-        self._require("P18", truth != kept.proof.digest, told)
-        honest = sorted(set(kept.peers) - self.liars)
-        self._require("P18", not honest, f"{honest} are out for a digest that they never named")
-
     def _on_rolled_back(self, versions: tuple[int, ...]) -> None:
         now = self.eras[-1]
         for key in enumerate(versions):
@@ -217,13 +212,29 @@ class Invariants:
         self._require("P19", not honest, f"{honest} are honest and struck for a sum")
 
     def on_proof(self, effect: KeepProof) -> None:
-        proof = proof_from_bytes(proof_to_bytes(effect.proof))
-        self._require(
-            "P19", not proof.problem(merged), f"{proof.name} proves nothing: {proof.problem(merged)}"
-        )
+        proof = effect.proof
+        if isinstance(proof, FalseClaim):
+            self._on_false_claim(proof, effect.peers)
+            return
+        proof = proof_from_bytes(proof_to_bytes(proof))
+        self._require("P19", not proof.problem(), f"{proof.name} proves nothing: {proof.problem()}")
         self._require(
             "P19", proof.guilty in self.liars, f"{proof.guilty} is honest, and {proof.name} convicts it"
         )
+
+    def _on_false_claim(self, proof: FalseClaim, peers: tuple[str, ...]) -> None:
+        """Only what nobody honest has calculated is ever refuted, and nobody honest is out for it."""
+        signed = replace(
+            proof, key=_RUN.public_key().public_bytes_raw(), signature=_RUN.sign(proof.signed_part())
+        )
+        problem = signed.problem()
+        self._require("P18", not problem, f"{proof.name} proves nothing: {problem}")
+        truth = self.eras[proof.era].sealed.get((proof.fragment, proof.version))
+        false = truth != root_of(split_hashes(proof.claimed))
+        told = f"the true digest of version {proof.version} of {proof.fragment} was refuted"
+        self._require("P18", false, told)
+        honest = sorted({*peers, proof.guilty} - self.liars)
+        self._require("P18", not honest, f"{honest} are out for a digest that they never named")
 
     # ---- what peers do ---------------------------------------------------------------------------------------
 

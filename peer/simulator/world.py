@@ -26,7 +26,6 @@ from farflung.coordinator.run.effects import (
     Effect,
     KeepEvidence,
     KeepProof,
-    KeepRefutation,
     Tell,
     Write,
 )
@@ -157,9 +156,6 @@ class World:
         for effect in effects:
             if isinstance(effect, KeepEvidence):
                 self.invariants.on_evidence(effect)
-                continue
-            if isinstance(effect, KeepRefutation):
-                self.invariants.on_refutation(effect)
                 continue
             if isinstance(effect, KeepProof):
                 self.invariants.on_proof(effect)

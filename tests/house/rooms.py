@@ -36,7 +36,7 @@ ROOMS: dict[str, Room] = {
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
-    "coordinator/ledger": Room(PROTOCOL),
+    "coordinator/ledger": Room(("coordinator/court", *PROTOCOL)),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/run": Room(
         (

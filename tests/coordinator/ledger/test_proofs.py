@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console.main import app
-from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.proofs import WrongSum, proof_from_bytes, proof_to_bytes
@@ -23,11 +22,11 @@ from rig.made_sums import RUN_ID, MadeSums
 def test_a_wrong_sum_convicts_its_maker() -> None:
     made = MadeSums(wrong=(1,))
     proof = proof_from_bytes(proof_to_bytes(made.proof(1)))
-    assert proof.problem(merged) == "" and proof.guilty == made.members[1]
+    assert proof.problem() == "" and proof.guilty == made.members[1]
 
 
 def test_a_right_sum_convicts_nobody() -> None:
-    assert MadeSums(wrong=(1,)).proof(0).problem(merged) == "the sum is right"
+    assert MadeSums(wrong=(1,)).proof(0).problem() == "the sum is right"
 
 
 def other_weights(made: MadeSums, proof: WrongSum) -> WrongSum:
@@ -108,16 +107,14 @@ def test_nothing_that_is_made_up_convicts_an_honest_owner(
 ) -> None:
     made = MadeSums()
     forged = forge(made, made.proof(0))
-    assert forged.problem(merged) not in ("", "the sum is right"), (
-        "it is refused before anything is calculated"
-    )
+    assert forged.problem() not in ("", "the sum is right"), "it is refused before anything is calculated"
 
 
 def test_an_owner_that_signed_a_sum_of_no_contributions_is_convicted() -> None:
     """An honest one refuses such bytes when they come, so it never has a result."""
     made = MadeSums()
     made.payloads[made.members[1]][0] = b"no payload at all"
-    assert made.proof(0).problem(merged) == ""
+    assert made.proof(0).problem() == ""
 
 
 # ---- files, and the command --------------------------------------------------------------------------------
