@@ -121,7 +121,7 @@ class World:
             self.now, _, action = heapq.heappop(self._queue)
             self.events += 1
             action()
-        self.invariants.at_rest(p for p in self.peers.values() if p.alive)
+        self.invariants.at_rest(p for p in self.peers.values() if p.alive and p.exit_code != "refused")
         return self._report()
 
     def _observe(self, what: str, details: object) -> None:

@@ -415,6 +415,15 @@ def test_the_stream_ends_where_members_with_most_of_the_committed_tokens_found_i
     assert "and the run's has 50" in run.lending.words.told(cyd)
 
 
+def test_the_end_that_more_found_than_another_is_not_yet_that_of_most() -> None:
+    run = Streaming(ann=11, bob=10, cyd=10)
+    for name, samples in (("ann", 3), ("bob", 50)):
+        run.names(run.crew[name], samples)
+    assert run.ended() == [], "11 of 31 tokens say 3"
+    run.names(run.crew["cyd"], 50)
+    assert run.ended() == [50]
+
+
 @pytest.mark.parametrize("liars", [1, 2, 3])
 def test_liars_with_less_than_half_of_the_tokens_end_no_stream(liars: int) -> None:
     names = ("bob", "cyd", "dan")
