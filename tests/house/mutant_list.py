@@ -362,12 +362,7 @@ RUN = (
         "coordinator/ledger/ledger.py",
         "book.trust[suspect] = 0",
         "pass",
-        (
-            "tests/coordinator/rounds/test_screening.py",
-            "tests/coordinator/run/test_machine.py",
-            "tests/coordinator/run/test_what_counts.py",
-            "tests/whole/test_hostile_members.py",
-        ),
+        ("tests/coordinator/run/test_core.py", "tests/coordinator/rounds/test_screening.py"),
     ),
     Mutant(
         "P7 a commit acknowledges what it used",
