@@ -261,7 +261,7 @@ ROUNDS = (
         "coordinator/rounds/weighting.py",
         "trust = [rules.trust.get(name, 1.0) for name in names]",
         "trust = [1.0 for name in names]",
-        (*WEIGHTS, "tests/coordinator/run/test_conductor.py"),
+        ("tests/coordinator/rounds/test_weighting.py", *WEIGHTS),
     ),
     Mutant(
         "what is far too long is shortened",
