@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
-from farflung.checkpoints.donors import FIRST_ASKED
+from farflung.checkpoints.donors import FIRST_ASKED, SPOILED_FORGIVEN, Donors
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.fragments import Fragment
@@ -320,6 +320,17 @@ def test_a_donor_that_moves_on_meanwhile_serves_chunks_at_its_newer_version() ->
     assert [c for c, mine in enumerate(joiner.bytes) if mine == rolled[c]], (
         "what was there was rolled, not fetched"
     )
+
+
+def test_a_donor_that_keeps_giving_wrong_bytes_is_asked_no_more_as_long_as_there_are_others() -> None:
+    of = Donors(RETRY_S)
+    for count in range(1, SPOILED_FORGIVEN + 2):
+        assert of.trusted(("bad", "good")) == ("bad", "good"), "so much is forgiven"
+        assert of.strike("bad") == (count == SPOILED_FORGIVEN + 1), "told once"
+    assert of.trusted(("bad", "good")) == ("good",)
+    assert of.trusted(("bad",)) == ("bad",), "what it gives is checked: better than nobody"
+    of.forgive()
+    assert of.trusted(("bad", "good")) == ("bad", "good")
 
 
 def test_a_third_party_cannot_take_an_honest_donor_away() -> None:

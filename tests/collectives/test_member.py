@@ -161,6 +161,20 @@ def test_who_was_refused_owes_nothing() -> None:
     assert first.owing == {NAMES[2]}
 
 
+def test_who_was_refused_is_not_heard_again_in_this_round() -> None:
+    """What it sends now may well be good: nobody asks for it, and the round has gone on without it."""
+    ann, bob, cyd = NAMES[:3]
+    first = Network(plan_of(NAMES[:3], (0, 1, 2))).members[ann]
+    first.refuse(bob, Verdict.MALFORMED)
+    verdicts = {}
+    for sender in (bob, cyd):
+        header = Header(Kind.CONTRIBUTION, TAG, round_no=1, chunk=0)
+        frame = with_payload(header, contribution(sender, 1)[0])
+        verdicts[sender] = first.on_frame(sender, frame, 0.0)[0]
+    assert verdicts == {bob: Verdict.UNAUTHORISED, cyd: Verdict.ACCEPTED}
+    assert first.progress().held.keys() == {cyd}
+
+
 def test_who_is_out_by_the_decision_is_in_no_sum_and_gets_the_result_all_the_same() -> None:
     net = Network(plan_of(NAMES[:3], (0, 1, 2)))
     decision = decision_of(NAMES[:3], out=["bob"])

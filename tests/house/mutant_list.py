@@ -261,7 +261,7 @@ ROUNDS = (
         "coordinator/rounds/weighting.py",
         "trust = [rules.trust.get(name, 1.0) for name in names]",
         "trust = [1.0 for name in names]",
-        (*WEIGHTS, "tests/coordinator/run/test_conductor.py"),
+        ("tests/coordinator/rounds/test_weighting.py", *WEIGHTS),
     ),
     Mutant(
         "what is far too long is shortened",
@@ -362,12 +362,7 @@ RUN = (
         "coordinator/ledger/ledger.py",
         "book.trust[suspect] = 0",
         "pass",
-        (
-            "tests/coordinator/rounds/test_screening.py",
-            "tests/coordinator/run/test_machine.py",
-            "tests/coordinator/run/test_what_counts.py",
-            "tests/whole/test_hostile_members.py",
-        ),
+        ("tests/coordinator/run/test_core.py", "tests/coordinator/rounds/test_screening.py"),
     ),
     Mutant(
         "P7 a commit acknowledges what it used",
@@ -634,4 +629,121 @@ STATE = (
     ),
 )
 
-MUTANTS = (*FRAMES, *DOOR, *ROUNDS, *RUN, *ARITHMETIC, *STATE)
+# The simulator's liars: whole runs, in which whoever is honest keeps its state.
+COURT = (
+    "tests/coordinator/run/test_guidance.py",
+    "tests/coordinator/run/test_conductor.py",
+    "tests/coordinator/run/test_machine.py",
+    "tests/whole/test_liars.py",
+)
+DATA = ("tests/coordinator/run/test_lending.py", "tests/whole/test_liars_about_work.py")
+
+PROOFS = (
+    Mutant(
+        "an echo of a digest shows nothing",
+        "coordinator/run/settling.py",
+        "holds = shows and bool(value) and value == book.shown.get(said.version)",
+        "holds = shows",
+        COURT,
+    ),
+    Mutant(
+        "what a member shows is shown under the version's nonce",
+        "coordinator/court/possession.py",
+        "fits = len(said) == TAG_BYTES + HASH_BYTES and said[:TAG_BYTES] == nonce[:TAG_BYTES]",
+        "fits = len(said) == TAG_BYTES + HASH_BYTES",
+        COURT,
+    ),
+    Mutant(
+        "who never held the run's state does not say what it is",
+        "coordinator/run/settling.py",
+        "heard = [(member, said) for member, said in speakers if member.peer in book.vouched]",
+        "heard = list(speakers)",
+        COURT,
+    ),
+    Mutant(
+        "a digest is contested, whoever came first",
+        "coordinator/run/settling.py",
+        "if version and (len(claims) > 1 or undefended):",
+        "if version and undefended:",
+        COURT,
+    ),
+    Mutant(
+        "the hashes that prove possession are the run's",
+        "coordinator/court/possession.py",
+        "if len(hashes) != held.fragment.count or root_of(hashes) != held.digest:",
+        "if len(hashes) != held.fragment.count:",
+        COURT,
+    ),
+    Mutant(
+        "the chunk that proves possession is the run's",
+        "coordinator/court/possession.py",
+        "if hash_bytes(raw) != self._hashes[drawn_chunk(held.nonce, held.fragment.count)]:",
+        "if False:",
+        COURT,
+    ),
+    Mutant(
+        "a list of hashes is that of the digest that was named",
+        "coordinator/court/dispute.py",
+        "if len(hashes) != self.case.fragment.count or root_of(hashes) != digest:",
+        "if len(hashes) != self.case.fragment.count:",
+        COURT,
+    ),
+    Mutant(
+        "a list of hashes is signed by who shows it",
+        "coordinator/court/dispute.py",
+        "elif not self.case.is_signed(answer.of, digest, answer.signature):",
+        "elif False:",
+        COURT,
+    ),
+    Mutant(
+        "a dispute begins from a settled state",
+        "coordinator/court/dispute.py",
+        "elif self._base_lists[attempt.base][chunk - case.fragment.first] != hash_bytes(attempt.before):",
+        "elif False:",
+        COURT,
+    ),
+    Mutant(
+        "a dispute goes on with the results that were committed",
+        "coordinator/court/dispute.py",
+        "if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:",
+        "if False:",
+        COURT,
+    ),
+    Mutant(
+        "who calculated what it holds keeps it, whatever others say",
+        "peer/machine/lane.py",
+        "differs = refuted or (differs and not self._grounds.calculated)",
+        "differs = refuted or differs",
+        ("tests/peer/machine/test_lane.py", *COURT[1:]),
+    ),
+    Mutant(
+        "what is proven wrong is given up",
+        "peer/machine/lane.py",
+        "refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole",
+        "refuted = False",
+        ("tests/peer/machine/test_lane.py", *COURT[1:]),
+    ),
+    Mutant(
+        "tokens count as far as they are likely",
+        "coordinator/rounds/weighting.py",
+        "if tokens[name] > most > 0.0:",
+        "if False:",
+        ("tests/coordinator/rounds/test_weighting.py", *WEIGHTS, *DATA[1:]),
+    ),
+    Mutant(
+        "one member ends no stream for all",
+        "coordinator/run/data_words.py",
+        "if 2 * weight <= weights.total() or length == UNKNOWN_LENGTH:",
+        "if length == UNKNOWN_LENGTH:",
+        DATA,
+    ),
+    Mutant(
+        "the run's data is that of the most members, not of the first",
+        "coordinator/run/data_words.py",
+        "samples = max(lengths, key=lengths.__getitem__, default=0)",
+        "samples = next(iter(lengths), 0)",
+        DATA,
+    ),
+)
+
+MUTANTS = (*FRAMES, *DOOR, *ROUNDS, *RUN, *ARITHMETIC, *STATE, *PROOFS)

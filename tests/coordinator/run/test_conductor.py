@@ -34,7 +34,7 @@ from farflung.protocol.digests import bits, combined, hash_bytes, mask_to_bytes
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Contact
+from farflung.protocol.round_words import Contact, Used
 from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
 from farflung.protocol.states import PeerEvent
 from rig.guests import Guest
@@ -301,6 +301,15 @@ def test_a_hash_list_that_is_not_signed_by_its_sender_counts_for_nothing() -> No
     }
     assert not stage.conductor.may_use_work_of(stage.guests["ann"].peer)
     assert stage.conductor.may_use_work_of(stage.guests["bob"].peer)
+
+
+def test_P7_a_contribution_that_used_what_is_not_its_own_is_out() -> None:
+    stage = Stage()
+    stage.opens()
+    stage.sends("ann", used=(Used(7, 4),))
+    assert stage.conductor.round is not None
+    told = Excluded(ExclusionCause.LEASES, "it used lease 7, which is not its own any more")
+    assert stage.conductor.round.barred == {stage.guests["ann"].peer: told}
 
 
 def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:

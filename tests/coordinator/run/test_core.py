@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from farflung.coordinator.ledger.records import Paused, Resumed, Started, Struck
+from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
 from farflung.coordinator.run.core import EVENTS_SHOWN
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
 from farflung.protocol.manifest import Manifest, RoundSection, RunSection
@@ -24,6 +25,30 @@ def test_what_is_written_counts_at_once_and_leaves_before_what_follows_from_it()
         Write(Paused(reason="a test")), Forbid(b"key"), Note("paused"), Write(Resumed()),
     ]  # fmt: skip
     assert run.core.take_effects() == [], "each leaves once"
+
+
+def test_P9_the_trust_of_a_suspect_begins_anew() -> None:
+    run = MadeRun()
+    ann, bob = peer_of("ann"), peer_of("bob")
+    for _ in range(3):
+        run.commits({ann: (), bob: ()})
+    book = run.core.ledger.books[0]
+    assert (book.trust[ann], book.trust[bob]) == (3, 3)
+    commit = replace(book.commits[book.version], version=book.version + 1, round_no=9)
+    run.core.write(
+        CommittedRound(
+            commit=commit,
+            used={},
+            excluded={},
+            tokens=10,
+            steps=1,
+            loss=1.0,
+            seconds=1.0,
+            tx_bytes=0,
+            suspects=(bob,),
+        )
+    )
+    assert (book.trust[ann], book.trust[bob]) == (4, 0), "though its work was in, shortened"
 
 
 def test_each_member_is_told_things_in_numbered_order_of_its_own() -> None:
