@@ -84,6 +84,18 @@ class _Attempt:
     results: dict[int, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a chunk became, by its hash, and from what that was calculated."""
+
+    chunk: int
+    truth: bytes
+    base: int
+    base_hashes: tuple[bytes, ...]
+    before: bytes
+    results: tuple[bytes, ...]
+
+
 class Dispute:
     def __init__(self, case: Case, questions: Questions) -> None:
         self.case = case
@@ -93,9 +105,9 @@ class Dispute:
         self._questions = questions
         self._mine: dict[int, Callable[[Answer], None]] = {}
         self._lists: dict[bytes, ClaimList] = {}
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[tuple[str, int], _Attempt] = {}  # by member and chunk: each thing is asked once
         self._base_lists: dict[int, tuple[bytes, ...]] = {}  # of settled versions before it
-        self._looked_at: set[int] = set()  # chunks whose step was calculated
+        self._looked_at: dict[int, _Step] = {}  # by chunk: what was calculated
         self._asked_of: set[tuple[str, Wanted]] = set()
 
     def step(self, claims: Mapping[bytes, list[str]], now: float) -> bool:
@@ -130,7 +142,7 @@ class Dispute:
     @property
     def stands(self) -> bool:
         """Every chunk that was drawn has been calculated."""
-        return self._looked_at.issuperset(self.case.drawn)
+        return self._looked_at.keys() >= set(self.case.drawn)
 
     def close(self) -> None:
         for number in self._mine:
@@ -184,9 +196,7 @@ class Dispute:
 
     def _try(self, peer: str, chunk: int, now: float) -> None:
         """Ask this member for whatever its proof of the chunk still lacks."""
-        attempt = self._attempts.get(peer)
-        if attempt is None or attempt.chunk != chunk:
-            attempt = self._attempts[peer] = _Attempt(peer, chunk)
+        attempt = self._attempts.setdefault((peer, chunk), _Attempt(peer, chunk))
         number, case = self.case.fragment.number, self.case
         if not attempt.before:
             most = VERSION_BYTES + case.state_bytes
@@ -214,6 +224,8 @@ class Dispute:
             self._prove_nothing(answer.of, "its list of hashes is not signed by it")
         else:
             self._lists.setdefault(digest, ClaimList(hashes, answer.of, answer.signature))
+            for step in self._looked_at.values():
+                self._refute_by(step)  # it came when that chunk had been calculated
 
     def _on_base_list(self, answer: Answer) -> None:
         hashes, version = tuple(split_hashes(answer.raw or b"")), answer.wanted.version
@@ -224,7 +236,7 @@ class Dispute:
             self._base_lists[version] = hashes
 
     def _on_before(self, answer: Answer) -> None:
-        raw, case, attempt = answer.raw or b"", self.case, self._attempts[answer.of]
+        raw, case, attempt = answer.raw or b"", self.case, self._attempts[answer.of, answer.wanted.chunk]
         base = int.from_bytes(raw[:VERSION_BYTES], "little")
         if len(raw) != VERSION_BYTES + case.state_bytes or base >= case.version:
             told = "what it shows is no state of a chunk before that version"
@@ -232,24 +244,23 @@ class Dispute:
         if base not in case.digests or any(v not in case.commits for v in range(base + 1, case.version + 1)):
             told = f"the run keeps no commits since version {base} any more"
             return self._has_no_ground(answer.of, told)
-        if attempt.chunk == answer.wanted.chunk:
-            attempt.base, attempt.before = base, raw[VERSION_BYTES:]
+        attempt.base, attempt.before = base, raw[VERSION_BYTES:]
         return None
 
     def _on_result(self, answer: Answer) -> None:
-        raw, wanted, attempt = answer.raw or b"", answer.wanted, self._attempts[answer.of]
+        raw, wanted = answer.raw or b"", answer.wanted
         index = wanted.chunk - self.case.fragment.first
         if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:
             told = f"the result that it shows is not the one that version {wanted.version} was committed with"
             return self._has_no_ground(answer.of, told)
-        if attempt.chunk == wanted.chunk:
-            attempt.results[wanted.version] = raw
-            if len(attempt.results) == self.case.version - attempt.base:
-                self._decide(attempt)
+        attempt = self._attempts[answer.of, wanted.chunk]
+        attempt.results[wanted.version] = raw
+        if len(attempt.results) == self.case.version - attempt.base:
+            self._decide(attempt)
         return None
 
     def _decide(self, attempt: _Attempt) -> None:
-        state, index = attempt.before, attempt.chunk - self.case.fragment.first
+        state = attempt.before
         base_hashes = self._base_lists[attempt.base]  # or no result had been asked for
         results = tuple(attempt.results[version] for version in sorted(attempt.results))
         try:
@@ -257,14 +268,17 @@ class Dispute:
                 state = self.case.next_state(state, payload, attempt.chunk)
         except FrameError as error:
             return self._has_no_ground(attempt.by, f"nothing follows from what it shows: {error}")
-        truth = hash_bytes(state)
-        self._looked_at.add(attempt.chunk)
+        step = _Step(attempt.chunk, hash_bytes(state), attempt.base, base_hashes, attempt.before, results)
+        self._looked_at[attempt.chunk] = step
+        return self._refute_by(step)
+
+    def _refute_by(self, step: _Step) -> None:
+        index = step.chunk - self.case.fragment.first
         for digest, claim in self._lists.items():
-            if claim.hashes[index] != truth and digest not in self.refuted:
+            if claim.hashes[index] != step.truth and digest not in self.refuted:
                 self.refuted[digest] = Refuted(
-                    digest, claim, attempt.chunk, attempt.base, base_hashes, attempt.before, results
+                    digest, claim, step.chunk, step.base, step.base_hashes, step.before, step.results
                 )
-        return None
 
 
 _NAMES = {

@@ -8,6 +8,8 @@ written.  A disk that takes no more costs the proof, and no round.  Must not kno
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -24,8 +26,8 @@ log = logging.getLogger("farflung.agent")
 
 
 def unnamed_file(folder: Path) -> BinaryIO:
-    """It is gone with the process, however that ends."""
-    return tempfile.TemporaryFile(dir=folder)
+    """It is gone with the process, however that ends.  Without a buffer: what can't be written fails at once."""
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
 @dataclass
@@ -54,7 +56,8 @@ class BeforeImages:
         try:
             self._file.seek(chunk * self._state_bytes)
             for part in parts:
-                self._file.write(part)
+                if self._file.write(part) != part.nbytes:
+                    raise OSError(errno.ENOSPC, "a part of a chunk was not written")
             kept.chunks.add(chunk)
         except OSError as error:
             del self._kept[self._fragment_of[chunk]]
@@ -63,7 +66,8 @@ class BeforeImages:
     def drop(self, fragment: int) -> None:
         self._kept.pop(fragment, None)
         if not self._kept:
-            self._file.truncate(0)
+            with contextlib.suppress(OSError):  # the room is given back when the process ends
+                self._file.truncate(0)
 
     def hashes_at(self, fragment: int, version: int) -> bytes | None:
         kept = self._kept.get(fragment)
@@ -74,5 +78,10 @@ class BeforeImages:
         kept = self._kept.get(fragment)
         if kept is None or chunk not in kept.chunks:
             return None
-        self._file.seek(chunk * self._state_bytes)
-        return kept.version.to_bytes(VERSION_BYTES, "little") + self._file.read(self._state_bytes)
+        try:
+            self._file.seek(chunk * self._state_bytes)
+            raw = self._file.read(self._state_bytes)
+        except OSError as error:
+            log.warning("what version %d was can't be read back: %s", kept.version, error)
+            return None
+        return kept.version.to_bytes(VERSION_BYTES, "little") + raw if len(raw) == self._state_bytes else None
