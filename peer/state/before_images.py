@@ -27,6 +27,7 @@ log = logging.getLogger("farflung.agent")
 
 def unnamed_file(folder: Path) -> BinaryIO:
     """It is gone with the process, however that ends.  Without a buffer: what can't be written fails at once."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # a peer's first start
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
