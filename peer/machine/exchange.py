@@ -6,6 +6,8 @@ the trainer has of it), and decides when a trainer that waits may go on.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.lane import Lane
@@ -50,12 +52,14 @@ class Exchange:
             effects += lane.found()
         return effects
 
-    def on_restored(self, version: int) -> list[Effect]:
-        """The state is that of a checkpoint."""
-        effects: list[Effect] = [Note(f"read the checkpoint of version {version}")]
+    def on_restored(self, version: int, fragments: Set[int]) -> list[Effect]:
+        """The state of these fragments is that of a checkpoint."""
+        part = "" if fragments >= self._part.lanes.keys() else f", fragment {_and(fragments)} alone"
+        effects: list[Effect] = [Note(f"read the checkpoint of version {version}{part}")]
         for lane, work in self._pairs:
-            work.forget()
-            effects += lane.restored(version)
+            if lane.fragment.number in fragments:
+                work.forget()
+                effects += lane.restored(version)
         return effects
 
     def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
@@ -153,3 +157,7 @@ class Exchange:
         if not (self._training.moved_on and self._training.waiting):
             return []
         return self.go_on_alone() if all(lane.idle for lane in lanes) else []
+
+
+def _and(fragments: Set[int]) -> str:
+    return ", ".join(str(number) for number in sorted(fragments))

@@ -375,8 +375,8 @@ class PeerMachine:
         if joined is None:
             return []
         notes: list[do.Effect] = [do.Note(each) for each in problems]
-        good = joined.restoring.on_end(version, now, self.era)
-        return notes + (joined.exchange.on_restored(version) if good else []) + self._move_on()
+        read = joined.restoring.on_end(version, now, self.era)
+        return notes + (joined.exchange.on_restored(version, read) if read else []) + self._move_on()
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
@@ -505,8 +505,9 @@ class PeerMachine:
             return []
         effects: list[do.Effect] = []
         for lane in joined.lanes if only is None else [only]:
-            busy = self._providing or joined.restoring.busy or joined.recalling.busy
-            if not self.training.works[lane.fragment.number].loading and not busy:
+            number = lane.fragment.number
+            busy = self._providing or number in joined.restoring.lacking or joined.recalling.busy
+            if not self.training.works[number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)

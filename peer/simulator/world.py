@@ -458,7 +458,7 @@ def _await_return(world: World, peer: VirtualPeer) -> None:
 
 def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
     """Somebody who is here has a checkpoint of the run, and it may go back to it."""
-    known = tuple(tuple(book.digests.items()) for book in ledger.books)
+    known = {number: tuple(book.digests.items()) for number, book in enumerate(ledger.books)}
     here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
     return here and manifest.checkpoint.go_back_after_s > 0
 
