@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
-from farflung.protocol.messages import Tick
+from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal
@@ -33,9 +33,13 @@ class Saving:
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
 
-    def forget(self) -> None:
-        """The run went back: its versions are made again."""
+    def begin_era(self, ticks: Sequence[FragmentTick], lanes: Sequence[Lane]) -> None:
+        """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
+        not later, and the run went back; where it went forward, that is not known."""
         self._tried = NO_VERSION
+        version, mine = min(tick.version for tick in ticks), min(lane.version for lane in lanes)
+        if self.saved > version or version > mine:
+            self.saved = NO_VERSION
 
     def is_due(self, version: int) -> bool:
         if not self._enabled or not self._every or version <= 0:

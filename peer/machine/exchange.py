@@ -62,16 +62,19 @@ class Exchange:
                 effects += lane.restored(version)
         return effects
 
-    def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
-        """The run is at an older version again: a peer that holds exactly that keeps it, with the work on it."""
+    def go_back(self, ticks: tuple[FragmentTick, ...], because: str) -> list[Effect]:
+        """The run is at another version again: a peer that holds exactly that keeps it, and its work on samples of its
+        own."""
         news = any(
             lane.version != NO_VERSION for lane in self._part.lanes.values()
         )  # not to who has just come
         for lane, tick in self._part.words(ticks):
             lane.go_back(tick.version, dict(tick.digests).get(tick.version))
         versions = ", ".join(str(tick.version) for tick in ticks)
-        told = Note(f"the run went back to version {versions}: nobody held anything newer")
-        return [*([told] if news else []), *self.free_slots()]
+        told = Note(f"a new era of the run begins at version {versions}: {because}")
+        # No lease from before counts any more: their samples are lent again, to anybody.
+        void = self.on_void(tuple(self._training.known_leases))
+        return [*([told] if news else []), *self.free_slots(), *void]
 
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Every fragment is here as the run has it."""

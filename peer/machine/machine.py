@@ -277,10 +277,12 @@ class PeerMachine:
         return effects
 
     def _go_back(self, tick: Tick, joined: Joined) -> list[do.Effect]:
-        """The run lost its newest state: what I hold of later versions, and learned from them, is void."""
+        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
+        void."""
         self.reports.era = tick.era
-        joined.saving.forget()
-        return [*joined.exchange.go_back(tick.fragments), *self._beat()]
+        joined.saving.begin_era(tick.fragments, joined.lanes)
+        self.reports.vitals.saved = joined.saving.saved
+        return [*joined.exchange.go_back(tick.fragments, tick.era_because), *self._beat()]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes.values())
