@@ -8,7 +8,7 @@ Must not know rounds, peers or tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from farflung.checkpoints.archive import ENDING as ARCHIVE
@@ -84,10 +84,15 @@ class Store:
                 )
         return Saved(folder, manifest)
 
-    def chunks(self, saved: Saved) -> Iterator[tuple[int, bytes]]:
-        """(chunk, its parameters and momentum), each checked; CheckpointError at the first that is not as it was."""
+    def chunks(self, saved: Saved, wanted: Container[int] | None = None) -> Iterator[tuple[int, bytes]]:
+        """(chunk, its parameters and momentum), each checked; CheckpointError at the first that is not as it was.
+
+        `wanted`: only these chunks; files that have none of them are not read."""
         manifest, hashes = saved.manifest, saved.manifest.chunk_hashes
         for file in manifest.files:
+            inside = range(file.first, file.first + file.count)
+            if wanted is not None and not any(chunk in wanted for chunk in inside):
+                continue
             header = shard_header(file.first, file.count, manifest.model.chunk_elements)
             where = f"{self.url.rstrip('/')}/{saved.folder}/{file.name}"
             pieces = self.files.pieces(
@@ -96,6 +101,8 @@ class Store:
             if next(pieces) != header:
                 raise CheckpointError(f"{where}: its head is damaged")
             for chunk, piece in enumerate(pieces, file.first):
+                if wanted is not None and chunk not in wanted:
+                    continue
                 if chunk_hash(piece) != hashes[chunk]:
                     raise CheckpointError(f"{where}: chunk {chunk} is damaged")
                 yield chunk, piece

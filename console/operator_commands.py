@@ -1,5 +1,5 @@
 """The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume,
-drain.
+drain, go-back, rewind.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from farflung.coordinator.operator_socket import ask
@@ -20,6 +21,7 @@ from farflung.protocol.orders import (
     Ban,
     Bans,
     Drain,
+    GoBack,
     Invite,
     Invites,
     Kick,
@@ -28,6 +30,7 @@ from farflung.protocol.orders import (
     Reply,
     Resume,
     Revoke,
+    Rewind,
     Unban,
 )
 
@@ -138,6 +141,43 @@ def resume(place: Place) -> None:
 def drain(place: Place) -> None:
     """End the coordinator when the rounds in flight are over, to upgrade it.  Peers train on and come back."""
     typer.echo(_asked(place, Drain()).text)
+
+
+Why = Annotated[str, typer.Option("--reason", help="Told to the peers and kept in the journal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again: for scripts.")]
+
+
+@app.command("go-back")
+def go_back(
+    place: Place,
+    to: Annotated[
+        int | None,
+        typer.Option(min=0, help="0: found the run anew, where nothing is left of it."),
+    ] = None,
+    reason: Why = "",
+    yes: Yes = False,
+) -> None:
+    """Nobody here holds the newest version: go on from the newest that is here, without those who are away."""
+    _said_twice(place, GoBack(to=to, reason=reason), yes)
+
+
+@app.command()
+def rewind(
+    place: Place,
+    version: Annotated[int, typer.Argument(min=0, help="The rounds after it are undone for good.")],
+    reason: Why = "",
+    yes: Yes = False,
+) -> None:
+    """Undo rounds that were found to be spoiled: go on from an older version that is here."""
+    _said_twice(place, Rewind(to=version, reason=reason), yes)
+
+
+def _said_twice(place: Path, order: GoBack | Rewind, yes: bool) -> None:
+    """First what is lost by it, then the order."""
+    typer.echo(_asked(place, order).text)
+    if not yes:
+        typer.confirm("Do it?", abort=True)
+    typer.echo(_asked(place, msgspec.structs.replace(order, sure=True)).text)
 
 
 def seconds(text: str) -> float:

@@ -78,8 +78,8 @@ download_limit = "none"   # whoever sets a limit of his own as well keeps to the
 [checkpoint]              # saved by the peers that say where: farflung join --checkpoints URL
 every_rounds = 0          # after so many rounds the state is saved, and at the end; 0: never
 keep = 3                  # so many of the newest stay; older ones are removed
-go_back_after_s = 300.0   # nobody holds the newest version any more: after so long the run goes on from the newest
-                          # state that somebody brings; the rounds in between are trained again; 0: it waits
+go_back_after_s = 300.0   # nobody here holds the newest version: after so long the run goes on from the newest state
+                          # that somebody brings, if those who may hold more said good-bye or are here; 0: it waits
 
 [admission]               # who may come in.  Not hashed: change it and start the coordinator again, the run goes on
 mode = "open"             # anyone with the URL; "token": by invitation (farflung invite); "allowlist": peers whose

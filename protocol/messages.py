@@ -334,6 +334,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     void: LeaseIds
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
     advice: Reason = ""  # what its owner should know, whatever it is to do
+    era_because: Reason = ""  # why it began, if my beat was of another one
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

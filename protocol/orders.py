@@ -66,7 +66,23 @@ class Drain(_Order, frozen=True, kw_only=True, tag="drain"):
     pass
 
 
-Order = Invite | Invites | Revoke | Kick | Ban | Unban | Bans | Pause | Resume | Drain
+class GoBack(_Order, frozen=True, kw_only=True, tag="go_back"):
+    """To the newest version that somebody here holds or has a checkpoint of, without those who are away."""
+
+    to: Annotated[int, Meta(ge=0)] | None = None  # 0: found the run anew, where nothing is left of it
+    reason: Text = ""
+    sure: bool = False  # else the answer says what would be lost, and nothing is done
+
+
+class Rewind(_Order, frozen=True, kw_only=True, tag="rewind"):
+    """Undo the rounds after this version for good."""
+
+    to: Annotated[int, Meta(ge=0)]
+    reason: Text = ""
+    sure: bool = False
+
+
+Order = Invite | Invites | Revoke | Kick | Ban | Unban | Bans | Pause | Resume | Drain | GoBack | Rewind
 
 
 class Reply(Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ def check_commits(history: History) -> Finding:
                 over = ends.get(each["round"]) == "committed"
                 finding.expect(not over, f"round {each['round']} was committed and is aborted")
                 ends[each["round"]] = "aborted"
-            case "rolled_back":
+            case "rolled_back" | "won_back":
                 newest = dict(enumerate(each["versions"]))
     for peer, process in history.lives:
         for each in process.of("committed"):
@@ -161,7 +161,14 @@ def check_states(history: History) -> Finding:
             for fragment, version in enumerate(each["versions"]):
                 finding.expect(version <= newest.get(fragment, 0), "the run went back to what it never was")
                 newest[fragment] = version
+        elif each["event"] == "won_back":
+            for fragment, version in enumerate(each["versions"]):
+                finding.expect(version >= newest.get(fragment, 0), "to win a state back cost a newer one")
+                newest[fragment] = version
     return finding
+
+
+_NEW_ERA = ("rolled_back", "won_back")
 
 
 def check_durability(history: History) -> Finding:
@@ -169,7 +176,7 @@ def check_durability(history: History) -> Finding:
     place, incarnation, versions = 0, 0, [0] * history.rules["fragments"]
     for number, process in enumerate(history.coordinators):
         start = process.start
-        late = [each for each in process.of("committed", "rolled_back") if each.get("late")]
+        late = [each for each in process.of("committed", *_NEW_ERA) if each.get("late")]
         for each in late:
             versions = _after(each, versions)
         told = f"it started at version {start['versions']}, and had committed {versions}"
@@ -182,7 +189,7 @@ def check_durability(history: History) -> Finding:
                 place = each["pos"] - 1 if place == 0 else place  # the journal's beginning may be gone
                 finding.expect(each["pos"] == place + 1, f"record {each['pos']} follows on record {place}")
                 place = each["pos"]
-            if each["event"] in ("committed", "rolled_back") and not each.get("late"):
+            if each["event"] in ("committed", *_NEW_ERA) and not each.get("late"):
                 versions = _after(each, versions)
     if history.coordinators[0].start["versions"] == [0] * len(versions):  # else older commits may be gone
         for peer, process in history.lives:
@@ -193,7 +200,7 @@ def check_durability(history: History) -> Finding:
 
 
 def _after(record: Event, versions: list[int]) -> list[int]:
-    if record["event"] == "rolled_back":
+    if record["event"] in _NEW_ERA:
         return list(record["versions"])
     return [record["version"] if at == record["fragment"] else v for at, v in enumerate(versions)]
 

@@ -186,6 +186,8 @@ class History:
                     now.withdraw(each["fragment"], each["version"])
                 case "rolled_back":
                     self.eras.append(now.back_to(each["versions"]))
+                case "won_back":
+                    self.eras.append(self.eras[each["of_era"]].back_to(each["versions"]))
 
 
 def read_folder(folder: Path) -> History:

@@ -7,9 +7,18 @@ in the same state (P5).  Pure: no clock, no I/O, and nothing that is not in a re
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farflung.coordinator.ledger.eras import (
+    ACCOUNTED_FOR,
+    NOTHING,
+    Abandoned,
+    AbandonedBook,
+    Holder,
+    Mark,
+)
 from farflung.coordinator.ledger.leases import Leases, Reach
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -42,6 +51,7 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Unbanned,
     Vouched,
+    WonBack,
 )
 from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
@@ -77,15 +87,23 @@ class FragmentBook:
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
     marks: dict[int, Mark] = field(default_factory=dict)  # by version
+    holders: dict[str, Holder] = field(default_factory=dict)  # who may hold what of it
 
+    def may_hold(self, peer: str) -> int:
+        """The newest version that it may hold."""
+        holder = self.holders.get(peer)
+        return holder.reached if holder is not None else NOTHING
 
-@dataclass(frozen=True)
-class Mark:
-    """What the books said when a version was committed: to be said again if the run goes back to it."""
+    def reaches(self, peer: str, version: int) -> None:
+        holder = self.holders.setdefault(peer, Holder())
+        holder.reached = max(holder.reached, version)
 
-    reach: Reach
-    tokens: int
-    loss: float | None
+    def forget_after(self, version: int) -> None:
+        """What was committed later is void."""
+        known: dict[int, Any]
+        for known in (self.digests, self.commits, self.norms, self.rates, self.marks):
+            for newer in [v for v in known if v > version]:
+                del known[newer]
 
 
 @dataclass
@@ -97,6 +115,7 @@ class Ledger:
     incarnation: int = 0
     secret: bytes = b""
     era: int = 0  # how often the run went back to an older state
+    era_reason: str = ""  # why this one began
     delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
     model: ModelSchema | None = None
     round_no: int = 0  # of the newest round of all fragments
@@ -106,6 +125,8 @@ class Ledger:
     names: dict[str, str] = field(default_factory=dict)
     # Of each peer, ever: who has the most of them decides about the data.
     committed_tokens: Counter[str] = field(default_factory=Counter)
+    here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
+    abandoned: Abandoned | None = None  # the era that can be won back
     register: Register = field(default_factory=Register)
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
@@ -128,9 +149,10 @@ class Ledger:
         match record:
             case Started(incarnation=incarnation, secret=secret):
                 self.incarnation = incarnation
+                self.here.clear()
                 self.secret = secret or self.secret
             case ModelFixed(model=model):
-                self.model = model
+                self.model, self.abandoned = model, None
                 for book in self.books:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed(samples=samples, data=data):
@@ -139,6 +161,7 @@ class Ledger:
                 self.leases = Leases(
                     self.lease_samples, samples, self.fragments, next_id=number, data=data, stream=stream
                 )
+                self.abandoned = None  # it had learned from other data
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
             case CutShort(leases=lease_ids, samples=samples):
@@ -150,6 +173,7 @@ class Ledger:
                     book.shown[0] = shown
             case Admitted(peer=peer, name=name):
                 self.names[peer] = name
+                self.here.add(peer)
             case Opened(plan=plan):
                 self.round_no = max(self.round_no, plan.round_no)
                 self.books[plan.fragment].open_round = plan.round_no
@@ -163,17 +187,25 @@ class Ledger:
             case DigestFixed() | ShownFixed() | DigestWithdrawn() | DigestRefuted() | Vouched():
                 self._know_state(self.books[record.fragment], record)
             case RolledBack(versions=versions):
-                self._go_back(versions)
+                self._go_back(versions, record.final)
+                self.era_reason = record.reason
+            case WonBack(versions=versions):
+                self._win_back(versions)
+                self.era_reason = record.reason
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
-            case Departed(cause=cause):
+            case Departed(peer=peer, cause=cause):
                 self.delivered = self.delivered or cause is DepartureCause.FINISHED
+                self.here.discard(peer)
+                if cause in ACCOUNTED_FOR:
+                    self._holds_nothing(peer)
             case DecidedOn() | FoundCheating():
                 pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))
+                self._guess_holders()
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
 
@@ -199,6 +231,7 @@ class Ledger:
                 book.vouched -= set(peers)
             case Vouched(peer=peer):
                 book.vouched.add(peer)
+                book.reaches(peer, book.version)
 
     def _commit(self, record: CommittedRound) -> None:
         commit = record.commit
@@ -209,6 +242,10 @@ class Ledger:
         book.commits.pop(commit.version - self.keep_results, None)
         self.rounds.append(record)
         book.trust.update(commit.included)
+        for peer in {*commit.members, *(self.here & book.vouched)}:
+            book.reaches(peer, commit.version)
+        for peer, tokens in _tokens_by(record).items():
+            book.holders[peer].tokens += tokens
         for suspect in record.suspects:
             book.trust[suspect] = 0
         book.last_in.update(dict.fromkeys(commit.included, commit.version))
@@ -248,27 +285,97 @@ class Ledger:
         far = version <= newest - self.every_rounds * SAVED_KEPT
         return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
 
-    def _go_back(self, versions: tuple[int, ...]) -> None:
+    # ---- going back, and forward again --------------------------------------------------------------------
+
+    def _go_back(self, versions: tuple[int, ...], final: bool) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
+        self._abandon(versions, final)
         self.era += 1
         reaches = []
         for fragment, (book, version) in enumerate(zip(self.books, versions, strict=True)):
-            if version < book.version:
-                mark = book.marks.get(version, Mark(Reach(0, 0, ()), 0, None))  # of version 0 there is none
-                reaches.append(mark.reach)
-                if fragment == BOOKS_FRAGMENT:
-                    self.tokens, self.loss = mark.tokens, mark.loss
-            else:
-                reaches.append(self.leases.reach(fragment))
-            book.version, book.open_round, book.dropped_at = version, 0, -1
-            book.shown.clear()  # another era has other nonces
-            known: dict[int, Any]
-            for known in (book.digests, book.commits, book.norms, book.rates, book.marks):
-                for newer in [v for v in known if v > version]:
-                    del known[newer]
+            reaches.append(self._return_to(fragment, version, book.marks))
+            book.forget_after(version)
+            for holder in book.holders.values():
+                holder.reached = min(holder.reached, version)
         self.leases.go_back(reaches)
+        self._forget_rounds_after(versions)
+
+    def _abandon(self, versions: tuple[int, ...], final: bool) -> None:
+        """Keep what the run was until now, or what it was before that, if it had come further then."""
+        before = self.abandoned.forked_at(versions) if self.abandoned is not None else None
+        books = tuple(
+            AbandonedBook(
+                book.version,
+                version,
+                dict(book.digests),
+                dict(book.commits),
+                dict(book.norms),
+                dict(book.rates),
+                dict(book.marks),
+                {peer: holder.reached for peer, holder in book.holders.items()},
+            )
+            for book, version in zip(self.books, versions, strict=True)
+        )
+        now = Abandoned(self.era, books)
+        further = before is not None and sum(before.versions) >= sum(now.versions)
+        self.abandoned = None if final else before if further else now
+
+    def _win_back(self, versions: tuple[int, ...]) -> None:
+        """The abandoned era goes on from these versions of it.  Samples that only the younger one had used are leased
+        again; no lease from before counts any more."""
+        abandoned = self.abandoned
+        if abandoned is None:
+            raise ValueError("a journal that wins back what was never abandoned")
+        self.era += 1
+        reaches = []
+        for fragment, (old, version) in enumerate(zip(abandoned.books, versions, strict=True)):
+            book = self.books[fragment]
+            marks = {**old.marks, **{v: mark for v, mark in book.marks.items() if v <= old.forked}}
+            reaches.append(self._return_to(fragment, version, marks))
+            book.digests, book.commits = dict(old.digests), dict(old.commits)
+            book.norms, book.rates, book.marks = dict(old.norms), dict(old.rates), dict(old.marks)
+            book.forget_after(version)
+            for peer, reached in old.reached.items():
+                book.reaches(peer, reached)
+            for holder in book.holders.values():
+                holder.reached = min(holder.reached, version)
+        self.leases.go_back(reaches)
+        self._forget_rounds_after([book.forked for book in abandoned.books])
+        self.abandoned = abandoned.forked_at(versions) if abandoned.is_beyond(versions) else None
+
+    def _return_to(self, fragment: int, version: int, marks: Mapping[int, Mark]) -> Reach:
+        """The fragment is at this version.  Returns what it has learned from."""
+        book = self.books[fragment]
+        # Of version 0 there is no mark.
+        mark = marks.get(version, Mark(Reach(0, 0, ()), 0, None))
+        stays = version == book.version and mark == book.marks.get(version, mark)
+        if fragment == BOOKS_FRAGMENT and not stays:
+            self.tokens, self.loss = mark.tokens, mark.loss
+        reach = self.leases.reach(fragment) if stays else mark.reach
+        book.version, book.open_round, book.dropped_at = version, 0, -1
+        book.shown.clear()  # another era has other nonces
+        return reach
+
+    def _forget_rounds_after(self, versions: Sequence[int]) -> None:
         kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
         self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
+
+    # ---- who may hold what --------------------------------------------------------------------------------
+
+    def _holds_nothing(self, peer: str) -> None:
+        """It is accounted for; when it comes again, it has to show what it holds."""
+        for book in self.books:
+            book.vouched.discard(peer)
+            if peer in book.holders:
+                book.holders[peer].reached = NOTHING
+
+    def _guess_holders(self) -> None:
+        """Of a ledger that an older farflung folded: whoever has shown the state may hold the newest."""
+        for book in self.books:
+            commits = sum(book.trust.values())
+            for peer in book.vouched if book.version and not book.holders else ():
+                book.reaches(peer, book.version)
+                book.holders[peer].tokens = self.tokens * book.trust[peer] // commits if commits else 0
 
 
 def _keep_newest(figures: dict[int, Any]) -> None:

@@ -1,20 +1,29 @@
 """When nobody holds the newest version any more: whether, when and how far the run goes back.  Pure.
 
 Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
-digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  Where everything
-was lost before the first checkpoint was due, it starts again at version 0, which is founded anew.  The record
-`RolledBack` begins a new era; what peers say of versions in an older era does not count any more.
+digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  It does so by itself
+only when those who may hold newer state are accounted for (coordinator/ledger/eras.py): a line that is cut
+looks from here like the death of everybody behind it.  Else the host decides (going_back_orders.py).
+The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any more, unless
+they win it back (winning_back.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
 import msgspec
 
-from farflung.coordinator.ledger.records import RolledBack
+from farflung.coordinator.ledger.eras import are_accounted_for
+from farflung.coordinator.ledger.records import RolledBack, WonBack
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
+
+NAMED = 3  # so many of those who are waited for are named; of the others the number is told
 
 
 class GoingBack:
@@ -24,6 +33,10 @@ class GoingBack:
         # Of each fragment: the newest version that somebody held at the last look, and since when it is not the newest.
         self._held = [-1] * len(conductors)
         self._lost_since: list[float | None] = [None] * len(conductors)
+        self._told_waiting = ""
+        self._saved: dict[str, deque[int]] = {}  # peer -> versions of which it wrote a checkpoint
+
+    # ---- what members say --------------------------------------------------------------------------------
 
     def in_this_era(self, beat: Beat) -> Beat:
         """A member that has not heard yet that the run went back holds nothing of it, whatever its numbers say."""
@@ -31,38 +44,63 @@ class GoingBack:
             return beat
         return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))
 
+    def hear_of_checkpoints(self, member: Member, beat: Beat) -> None:
+        if beat.saved < 0 or beat.era != self._core.ledger.era:
+            return
+        keep = max(1, self._core.manifest.checkpoint.keep)
+        saved = self._saved.setdefault(member.peer, deque(maxlen=keep))
+        if beat.saved not in saved:
+            saved.append(beat.saved)
+
+    @property
+    def saved(self) -> set[int]:
+        """Versions of which somebody who is here wrote a checkpoint."""
+        alive = self._core.members.alive
+        return {version for peer, those in self._saved.items() if peer in alive for version in those}
+
+    # ---- going back by itself ----------------------------------------------------------------------------
+
     def check_what_is_held(self) -> bool:
         """True if the run went back now."""
         core = self._core
         may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive
         for at, conductor in enumerate(self._conductors):
-            held, before = self._newest_held(conductor), self._held[at]
+            held, before = self.newest_held(conductor), self._held[at]
             if held >= conductor.book.version or not may:
                 self._lost_since[at] = None
             elif self._lost_since[at] is None or held != before:
                 self._lost_since[at] = core.now
             self._held[at] = held
         lost_s = [core.now - since for since in self._lost_since if since is not None]
+        if not lost_s:
+            self._told_waiting = ""
         patience_s = core.manifest.checkpoint.go_back_after_s
-        anything_left = min(self._held) >= 0 or self._before_the_first_checkpoint
-        if not lost_s or not anything_left or not patience_s or max(lost_s) < patience_s:
+        if not lost_s or not patience_s or max(lost_s) < patience_s:
             return False
         if min(lost_s) < min(patience_s, core.members.dead_after_s):
             return False  # some fragment's newest version is just being applied: it shall not be lost as well
-        settled = [self._newest_held(conductor, settled=True) for conductor in self._conductors]
+        settled = self.settled_held()
         if settled != self._held and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
             return False  # that much later the digest of a version that is held is settled, or never will be
-        if min(settled) < 0 and not self._before_the_first_checkpoint:
+        if min(settled) < 0 or not self._are_accounted_for(settled):
+            self._tell_who_is_waited_for(settled)
             return False
-        self._go_back(settled)
+        now, was = _listed(settled), self._versions
+        self.go_back(settled, f"no living peer held version {was}; version {now} was the newest that one did")
         return True
+
+    def _are_accounted_for(self, versions: Sequence[int]) -> bool:
+        """Nobody who is away can win what the run would give up; or too few to matter."""
+        present = [member.peer for member in self._core.members.alive.values() if member.beat is not None]
+        pairs = zip(self._conductors, versions, strict=True)
+        return all(are_accounted_for(each.book.holders, version, present) for each, version in pairs)
 
     def is_lost(self, conductor: Conductor) -> bool:
         """Nobody holds its newest version, and it is not just being applied."""
         since = self._lost_since[conductor.fragment]
         return since is not None and self._core.now - since >= self._core.members.dead_after_s
 
-    def _newest_held(self, conductor: Conductor, settled: bool = False) -> int:
+    def newest_held(self, conductor: Conductor, settled: bool = False) -> int:
         """`settled`: that the run has agreed on the digest of."""
         book, newest = conductor.book, -1
         for member in conductor.holders:
@@ -76,29 +114,37 @@ class GoingBack:
                 newest = said.version
         return min(newest, book.version)
 
-    @property
-    def _before_the_first_checkpoint(self) -> bool:
-        """Nobody can have one: some fragment never came to the version at which it would have been taken."""
-        every = self._core.manifest.checkpoint.every_rounds
-        return self._core.ledger.version < every
+    def settled_held(self) -> list[int]:
+        """Of each fragment the newest settled version that a living member holds; -1 if there is none."""
+        return [self.newest_held(conductor, settled=True) for conductor in self._conductors]
 
-    def _go_back(self, held: list[int]) -> None:
+    # ---- a new era ---------------------------------------------------------------------------------------
+
+    def go_back(self, versions: Sequence[int], reason: str, final: bool = False) -> None:
+        """`final`: what is given up was undone by the host, and nobody wins it back."""
         core = self._core
-        lost_all = min(held) < 0
-        versions = tuple(0 if lost_all else version for version in held)
-        now = ", ".join(str(version) for version in versions)
-        was = ", ".join(str(conductor.book.version) for conductor in self._conductors)
+        if min(versions) > 0 or self.newest_held(self._conductors[0], settled=True) == 0:
+            core.note(f"the run went back from version {self._versions} to {_listed(versions)}: {reason}")
+        else:
+            core.note(f"the run starts again at version {_listed(versions)}: {reason}")
+        self.begin_era(RolledBack(versions=tuple(versions), reason=reason, final=final), "an older state")
+        for peer, saved in self._saved.items():
+            kept = [version for version in saved if version <= min(versions)]
+            self._saved[peer] = deque(kept, maxlen=saved.maxlen)
+
+    def win_back(self, of_era: int, versions: Sequence[int], reason: str) -> None:
+        self._core.note(f"the run goes on from version {_listed(versions)}: {reason}")
+        record = WonBack(of_era=of_era, versions=tuple(versions), reason=reason)
+        self.begin_era(record, "a newer state that was won back")
+        self._saved.clear()  # they are of the era that is void now, for all that is known
+
+    def begin_era(self, record: RolledBack | WonBack, what: str) -> None:
+        core = self._core
         for conductor in self._conductors:
             if conductor.round is not None:
-                conductor.abort(AbortCause.WENT_BACK, "the run goes back to an older state")
+                conductor.abort(AbortCause.WENT_BACK, f"the run goes to {what}")
         self._lost_since = [None] * len(self._conductors)
-        if lost_all:
-            reason = f"nobody held version {was}, nor any other, and no checkpoint was due yet"
-            core.note(f"the run starts again at version {now}: {reason}; all that it had learned is lost")
-        else:
-            reason = f"no living peer held version {was}; version {now} was the newest that one did"
-            core.note(f"the run went back from version {was} to {now}: nobody held anything newer")
-        core.write(RolledBack(versions=versions, reason=reason))
+        core.write(record)
         for member in core.members.alive.values():
             for standing in member.standings.values():
                 standing.verified = standing.vouched = False
@@ -106,8 +152,37 @@ class GoingBack:
             if member.beat is not None:
                 member.beat = self.in_this_era(member.beat)
 
+    @property
+    def _versions(self) -> str:
+        return _listed([conductor.book.version for conductor in self._conductors])
+
+    # ---- in plain words ----------------------------------------------------------------------------------
+
+    def may_hold_more(self, conductor: Conductor, version: int) -> list[str]:
+        """Peers that are away, did not say good-bye, and may hold a newer version than this; those first of whom most
+        went into the run."""
+        alive, holders = self._core.members.alive, conductor.book.holders
+        away = [peer for peer, holder in holders.items() if holder.reached > version and peer not in alive]
+        return sorted(away, key=lambda peer: (-holders[peer].tokens, peer))
+
+    def named(self, peers: Sequence[str]) -> str:
+        """For texts."""
+        names = [self._core.name(peer) for peer in peers[:NAMED]]
+        more = len(peers) - len(names)
+        if more:
+            names.append("1 other peer" if more == 1 else f"{more} other peers")
+        return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+    def _tell_who_is_waited_for(self, settled: Sequence[int]) -> None:
+        """To the host, once: it can go back without them."""
+        lost = [c for c, version in zip(self._conductors, settled, strict=True) if version < c.book.version]
+        told = self.reason(lost[0]) if lost else ""
+        if told != self._told_waiting:
+            self._told_waiting = told
+            self._core.note(told)
+
     def reason(self, conductor: Conductor) -> str:
-        """Why a member that lacks this fragment's newest version has to wait, and for what."""
+        """Why a member that lacks this fragment's newest version has to wait, for whom, and what the host can do."""
         core, newest = self._core, conductor.book.version
         lost = f"no living peer holds version {newest}{core.of(conductor.fragment)}"
         patience_s = core.manifest.checkpoint.go_back_after_s
@@ -119,19 +194,29 @@ class GoingBack:
                 "its model was handed out already; waiting for a peer with a checkpoint of it (Ctrl-C leaves)"
             )
             return f"the run is complete, and {lost}: {out}"
-        if min(self._held) < 0 and self._before_the_first_checkpoint and patience_s:
-            return (
-                f"{lost}, and no checkpoint was due before version {core.manifest.checkpoint.every_rounds}: the run "
-                f"starts again at version 0 unless one comes within {patience_s:g} s that does"
-            )
+        away = self.may_hold_more(conductor, offer)
+        whom = f"{self.named(away)}, which may hold it" if away else "one that does"
         if min(self._held) < 0:
-            return f"{lost}: waiting for one that does, or for one with a checkpoint (join --checkpoints)"
+            return (
+                f"{lost}: waiting for {whom}, or for one with a checkpoint (join --checkpoints); the host can found "
+                "the run anew: farflung go-back --to 0"
+            )
         if not patience_s:
-            return f"{lost}, the newest held is {offer}; go_back_after_s = 0: waiting for one that holds {newest}"
-        # No countdown: a text that changes would be told again and again.
+            return (
+                f"{lost}, the newest held is {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
+                "farflung go-back"
+            )
+        if self._are_accounted_for(self._held):
+            # No countdown: a text that changes would be told again and again.
+            return f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
         return (
-            f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
+            f"{lost}, the newest held is {offer}: waiting for {whom} and did not say good-bye; the host can go back "
+            "without: farflung go-back"
         )
+
+
+def _listed(versions: Sequence[int]) -> str:
+    return ", ".join(str(version) for version in versions)
 
 
 def _nothing_of(said: FragmentBeat) -> FragmentBeat:

@@ -15,6 +15,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member, Standing
+from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
 from farflung.protocol.round_words import CROWD, Contact
@@ -49,6 +50,7 @@ class Guidance:
     ) -> None:
         self._core = core
         self._going_back = going_back
+        self._winning_back = WinningBack(core, conductors, going_back)
         self._conductors = conductors
         self._lending = lending
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
@@ -60,6 +62,9 @@ class Guidance:
     def on_beat(self, member: Member, beat: Beat) -> str | None:
         """Take a beat in and answer it.  Returns why the member must go, if it must."""
         core = self._core
+        won_back = self._winning_back.hear(member, beat)
+        era, why_era = self._winning_back.era_of(member), self._winning_back.why_of_era(member, beat)
+        self._going_back.hear_of_checkpoints(member, beat)
         beat = self._going_back.in_this_era(beat)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):
@@ -68,7 +73,7 @@ class Guidance:
         refusal = self._lending.words.hear(member, beat)
         if refusal:
             return refusal
-        goal, member.told = self._judge(member, beat)
+        goal, member.told, fragments = self._where(member, beat)
         member.state = state_after(member.state, goal, beat.phase, member.quarantined)
         for said in beat.fragments:
             standing = member.standings[said.fragment]
@@ -83,19 +88,30 @@ class Guidance:
             Tick,
             answers=beat.seq,
             heard_s=core.now,
-            fragments=self._fragment_ticks(member),
+            fragments=fragments,
             goal=goal,
             reason=member.told,
             roster_no=core.members.roster_no,
             roster=self._news_of_members(member, beat),
             leases=leases,
             void=void,
-            era=core.ledger.era,
+            era=era,
+            era_because=why_era,
             advice=member.advice,
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
+        if won_back:
+            self.recheck_all()
         return None
+
+    def _where(self, member: Member, beat: Beat) -> tuple[Goal, str, tuple[FragmentTick, ...]]:
+        """(goal, reason, what the run is) for this member."""
+        apart = self._winning_back.words(member)
+        if apart is not None:
+            return apart
+        goal, reason = self._judge(member, beat)
+        return goal, reason, self._fragment_ticks(member)
 
     def _news_of_members(self, member: Member, beat: Beat) -> tuple[Contact, ...] | None:
         """In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little else."""

@@ -23,6 +23,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.going_back_orders import GoingBackByOrder
 from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
@@ -86,7 +87,8 @@ class RunMachine:
         self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
-        self._operating = Operating(self.core, self.discipline, random)
+        by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
+        self._operating = Operating(self.core, self.discipline, by_order, random)
         self.counters = Counters()
         self.member_port = 0
         self._shown = 0.0, b""  # the newest status, and when it was made

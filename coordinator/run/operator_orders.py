@@ -12,12 +12,14 @@ from collections.abc import Callable
 from farflung.coordinator.ledger.records import Paused, Resumed
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.going_back_orders import GoingBackByOrder
 from farflung.coordinator.run.invitations import Inviting
 from farflung.protocol.errors import UserError
 from farflung.protocol.orders import (
     Ban,
     Bans,
     Drain,
+    GoBack,
     Invite,
     Invites,
     Kick,
@@ -26,13 +28,21 @@ from farflung.protocol.orders import (
     Reply,
     Resume,
     Revoke,
+    Rewind,
     Unban,
 )
 
 
 class Operating:
-    def __init__(self, core: Core, discipline: Discipline, random: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        discipline: Discipline,
+        going_back: GoingBackByOrder,
+        random: Callable[[int], bytes],
+    ) -> None:
         self._core = core
+        self._going_back = going_back
         self._discipline = discipline
         self._inviting = Inviting(core, random, discipline.kick)
 
@@ -67,6 +77,8 @@ class Operating:
                 return self._bans()
             case Pause() | Resume() | Drain():
                 return self._hold(order)
+            case GoBack() | Rewind():
+                return self._going_back.obey(order)
 
     # ---- keeping out ---------------------------------------------------------------------------------------
 

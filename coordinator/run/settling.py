@@ -85,7 +85,7 @@ class Settling:
             if shows and value and not holds:
                 self._check(member, said.digest)
         changed, standing.verified = holds != standing.verified, holds
-        if holds and member.peer not in book.vouched:
+        if holds and (member.peer not in book.vouched or book.may_hold(member.peer) < book.version):
             self._core.write(Vouched(peer=member.peer, fragment=self._number))
         return changed
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
-from farflung.protocol.messages import Tick
+from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal
@@ -33,9 +33,13 @@ class Saving:
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
 
-    def forget(self) -> None:
-        """The run went back: its versions are made again."""
+    def begin_era(self, ticks: Sequence[FragmentTick], lanes: Sequence[Lane]) -> None:
+        """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
+        not later, and the run went back; where it went forward, that is not known."""
         self._tried = NO_VERSION
+        version, mine = min(tick.version for tick in ticks), min(lane.version for lane in lanes)
+        if self.saved > version or version > mine:
+            self.saved = NO_VERSION
 
     def is_due(self, version: int) -> bool:
         if not self._enabled or not self._every or version <= 0:
@@ -82,29 +86,43 @@ class Restoring:
     def __init__(self, enabled: bool) -> None:
         """`enabled`: the shell has a place to read from."""
         self._enabled = enabled
-        self.busy = False  # the state is being written
+        self.lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._era = 0
         self._again_at = 0.0
-        self._empty_since: float | None = None
+        self._empty_since: dict[int, float] = {}  # fragment -> since when nothing of it is here
 
     def due_restore(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
-        """Asked at every tick: read a checkpoint if I hold nothing and nobody gives me anything."""
+        """Asked at every tick: read from a checkpoint the fragments of which I hold nothing and nobody gives me
+        anything.  What I hold of the others stays."""
         learned = any(word.version > 0 for word in tick.fragments)
-        if not self._enabled or self.busy or not learned or not all(map(_is_empty, lanes)):
-            self._empty_since = None
+        empty = {lane.fragment.number for lane in lanes if _is_empty(lane)}
+        if not self._enabled or self.lacking or not learned or not empty:
+            self._empty_since = {}
             return []
-        self._empty_since = now if self._empty_since is None else self._empty_since
-        starved = tick.goal == Goal.WAIT or now - self._empty_since >= STARVED_S
+        self._empty_since = {number: self._empty_since.get(number, now) for number in empty}
+        alone = (
+            tick.goal == Goal.WAIT
+        )  # the least advanced fragment has to wait; another one may be on its way
+        starved = {
+            word.fragment: word.digests
+            for word in tick.fragments
+            if word.fragment in empty
+            and (
+                now - self._empty_since[word.fragment] >= STARVED_S
+                or (alone and (not word.donors or len(empty) == len(lanes)))
+            )
+        }
         if not starved or loading or now < self._again_at:
             return []
-        self.busy, self._era = True, tick.era
-        return [Restore(tuple(word.digests for word in tick.fragments))]
+        self.lacking, self._era = frozenset(starved), tick.era
+        return [Restore(starved)]
 
-    def on_end(self, version: int, now: float, era: int) -> bool:
-        """False if nothing was found, or what was read is void because the run went back meanwhile."""
-        self.busy = False
+    def on_end(self, version: int, now: float, era: int) -> frozenset[int]:
+        """The fragments that are at this version now: none if nothing was found, or what was read is void because the
+        run went back meanwhile."""
+        read, self.lacking = self.lacking, frozenset()
         self._again_at = now if version != NO_VERSION else now + READ_AGAIN_S
-        return version != NO_VERSION and era == self._era
+        return read if version != NO_VERSION and era == self._era else frozenset()
 
 
 def _is_empty(lane: Lane) -> bool:

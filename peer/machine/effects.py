@@ -10,6 +10,8 @@ from farflung.protocol.frames import Payload
 from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.round_words import Contact
 
+Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
+
 
 @dataclass(frozen=True, slots=True)
 class ToDoor:
@@ -145,11 +147,11 @@ class DropSave:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Nobody serves the run's state: read the newest checkpoint that is a version of the run into mine."""
+    """Nobody serves the state of these fragments: read them from the newest checkpoint that is a version of the run.
 
-    digests: tuple[
-        tuple[tuple[int, bytes], ...], ...
-    ]  # of each fragment (version, digest), as the run knows them
+    The fragments that are not named stay as they are."""
+
+    lacking: dict[int, Digests]  # fragment -> its versions, as the run knows them
 
 
 @dataclass(frozen=True, slots=True)

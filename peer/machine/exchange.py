@@ -6,6 +6,8 @@ the trainer has of it), and decides when a trainer that waits may go on.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.lane import Lane
@@ -50,24 +52,29 @@ class Exchange:
             effects += lane.found()
         return effects
 
-    def on_restored(self, version: int) -> list[Effect]:
-        """The state is that of a checkpoint."""
-        effects: list[Effect] = [Note(f"read the checkpoint of version {version}")]
+    def on_restored(self, version: int, fragments: Set[int]) -> list[Effect]:
+        """The state of these fragments is that of a checkpoint."""
+        part = "" if fragments >= self._part.lanes.keys() else f", fragment {_and(fragments)} alone"
+        effects: list[Effect] = [Note(f"read the checkpoint of version {version}{part}")]
         for lane, work in self._pairs:
-            work.forget()
-            effects += lane.restored(version)
+            if lane.fragment.number in fragments:
+                work.forget()
+                effects += lane.restored(version)
         return effects
 
-    def go_back(self, ticks: tuple[FragmentTick, ...]) -> list[Effect]:
-        """The run is at an older version again: a peer that holds exactly that keeps it, with the work on it."""
+    def go_back(self, ticks: tuple[FragmentTick, ...], because: str) -> list[Effect]:
+        """The run is at another version again: a peer that holds exactly that keeps it, and its work on samples of its
+        own."""
         news = any(
             lane.version != NO_VERSION for lane in self._part.lanes.values()
         )  # not to who has just come
         for lane, tick in self._part.words(ticks):
             lane.go_back(tick.version, dict(tick.digests).get(tick.version))
         versions = ", ".join(str(tick.version) for tick in ticks)
-        told = Note(f"the run went back to version {versions}: nobody held anything newer")
-        return [*([told] if news else []), *self.free_slots()]
+        told = Note(f"a new era of the run begins at version {versions}: {because}")
+        # No lease from before counts any more: their samples are lent again, to anybody.
+        void = self.on_void(tuple(self._training.known_leases))
+        return [*([told] if news else []), *self.free_slots(), *void]
 
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Every fragment is here as the run has it."""
@@ -153,3 +160,7 @@ class Exchange:
         if not (self._training.moved_on and self._training.waiting):
             return []
         return self.go_on_alone() if all(lane.idle for lane in lanes) else []
+
+
+def _and(fragments: Set[int]) -> str:
+    return ", ".join(str(number) for number in sorted(fragments))

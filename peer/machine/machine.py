@@ -289,10 +289,12 @@ class PeerMachine:
         return effects
 
     def _go_back(self, tick: Tick, joined: Joined) -> list[do.Effect]:
-        """The run lost its newest state: what I hold of later versions, and learned from them, is void."""
+        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
+        void."""
         self.reports.era = tick.era
-        joined.saving.forget()
-        return [*joined.exchange.go_back(tick.fragments), *self._beat()]
+        joined.saving.begin_era(tick.fragments, joined.lanes)
+        self.reports.vitals.saved = joined.saving.saved
+        return [*joined.exchange.go_back(tick.fragments, tick.era_because), *self._beat()]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes.values())
@@ -392,8 +394,8 @@ class PeerMachine:
         if joined is None:
             return []
         notes: list[do.Effect] = [do.Note(each) for each in problems]
-        good = joined.restoring.on_end(version, now, self.era)
-        return notes + (joined.exchange.on_restored(version) if good else []) + self._move_on()
+        read = joined.restoring.on_end(version, now, self.era)
+        return notes + (joined.exchange.on_restored(version, read) if read else []) + self._move_on()
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
@@ -522,8 +524,9 @@ class PeerMachine:
             return []
         effects: list[do.Effect] = []
         for lane in joined.lanes if only is None else [only]:
-            busy = self._providing or joined.restoring.busy or joined.recalling.busy
-            if not self.training.works[lane.fragment.number].loading and not busy:
+            number = lane.fragment.number
+            busy = self._providing or number in joined.restoring.lacking or joined.recalling.busy
+            if not self.training.works[number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)

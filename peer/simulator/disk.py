@@ -7,13 +7,13 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll
-from farflung.peer.machine.effects import Restore, SaveFragment
+from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.simulator.surroundings import Host
 from farflung.protocol.frames import Payload
 
@@ -27,9 +27,8 @@ class Kept:
     version: int
     parts: tuple[Part, ...]
 
-    def fits(self, known: tuple[tuple[tuple[int, bytes], ...], ...]) -> bool:
-        pairs = zip(self.parts, known, strict=True)
-        return all((self.version, digest) in digests for (digest, _), digests in pairs)
+    def fits(self, lacking: Mapping[int, Digests]) -> bool:
+        return all((self.version, self.parts[number][0]) in known for number, known in lacking.items())
 
 
 @dataclass
@@ -99,12 +98,12 @@ class VirtualCheckpoints:
         peer = self._peer
         if not peer.alive:
             return
-        found = [kept for kept in self._disk.kept if kept.fits(effect.digests) and not self._disk.fails()]
+        found = [kept for kept in self._disk.kept if kept.fits(effect.lacking) and not self._disk.fails()]
         newest = found[0] if found else None
         if newest is not None:
-            chunks = [raw for _, part in newest.parts for raw in part]
-            for install in [Install(chunk, newest.version, raw) for chunk, raw in enumerate(chunks)]:
-                peer.calculate(partial(peer.state.install, install))
+            for number in effect.lacking:
+                for chunk, raw in zip(peer.fragments[number].chunks, newest.parts[number][1], strict=True):
+                    peer.calculate(partial(peer.state.install, Install(chunk, newest.version, raw)))
         version = newest.version if newest is not None else NO_VERSION
         peer.calculate(
             lambda: peer.carry_out(peer.machine.on_restored(version, ["nothing read"], peer.world.now()))

@@ -6,7 +6,8 @@ the truth behind every contribution, and everything that was ever made durable. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,6 +28,7 @@ from farflung.coordinator.ledger.records import (
     Genesis,
     Record,
     RolledBack,
+    WonBack,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.peer.machine.effects import Encode, SaveFragment
@@ -78,7 +80,17 @@ class Era:
 
 
 class Invariants:
-    def __init__(self, model: ModelSchema, gather: Codec, fragments: int) -> None:
+    def __init__(
+        self,
+        model: ModelSchema,
+        gather: Codec,
+        fragments: int,
+        living: Callable[[], Iterable[VirtualPeer]] = list,
+    ) -> None:
+        self._living = living
+        self.host_says = False  # what happens now, the host has ordered
+        # Of each fragment: how many tokens commits took from each peer, as far as the weights tell.
+        self.brought: list[Counter[str]] = [Counter() for _ in range(fragments)]
         self._elements = model.chunk_elements
         self._gather = gather
         self._fragments = fragments_of(model.chunk_count, fragments)
@@ -115,7 +127,7 @@ class Invariants:
     def on_record(self, record: Record) -> None:
         match record:
             case CommittedRound(commit=commit):
-                self._on_commit(commit)
+                self._on_commit(record, commit)
             case FoundCheating():
                 self._on_found(record)
             case DigestFixed(version=version, digest=digest, fragment=fragment):
@@ -142,6 +154,8 @@ class Invariants:
                 self.geneses |= set(digests)
             case RolledBack(versions=versions):
                 self._on_rolled_back(versions)
+            case WonBack(of_era=of_era, versions=versions):
+                self._on_won_back(of_era, versions)
 
     def on_evidence(self, kept: KeepEvidence) -> None:
         """Each member in the commit signed for its bytes, and these are the bytes that it made."""
@@ -160,18 +174,55 @@ class Invariants:
         for key in enumerate(versions):
             self._require("P4", key in now.digests, f"the run goes back to {key}, which it never was")
             self._require("P4", key[1] <= self.version_of(key[0]), f"the run goes forward to {key}")
-        self.eras.append(now.back_to(versions))
+        if not self.host_says:
+            self._require("P20", any(versions) or self._holds_version_0(), "a run was founded anew by itself")
+            for fragment, version in enumerate(versions):
+                self._nobody_of_weight_holds_more(fragment, version)
+        self._begin_era(now.back_to(versions))
+
+    def _on_won_back(self, of_era: int, versions: tuple[int, ...]) -> None:
+        """Forward only, and to what that era was."""
+        won = self.eras[of_era]
+        for key in enumerate(versions):
+            self._require("P4", key in won.digests, f"the run wins {key} back, which it never was")
+            self._require("P20", key[1] >= self.version_of(key[0]), f"to win {key} back lost newer versions")
+        gained = any(version > self.version_of(fragment) for fragment, version in enumerate(versions))
+        self._require("P20", gained, f"{versions} was won back and is no newer")
+        self._begin_era(won.back_to(versions))
+
+    def _begin_era(self, era: Era) -> None:
+        self.eras.append(era)
         self.samples_committed = [set() for _ in self._fragments]
         for commit in self.commits.values():
             self.samples_committed[commit.fragment] |= self.used[commit.round_no]
 
-    def _on_commit(self, commit: Commit) -> None:
+    def _holds_version_0(self) -> bool:
+        parts = [peer.machine.part for peer in self._living() if peer.machine.part is not None]
+        return all(any(part.lanes[each.number].version == 0 for part in parts) for each in self._fragments)
+
+    def _nobody_of_weight_holds_more(self, fragment: int, version: int) -> None:
+        """The living that hold more, out of the coordinator's sight, are not those who brought most."""
+        now, brought = self.eras[-1], self.brought[fragment]
+        lost: set[str] = set()
+        for peer in self._living():
+            part = peer.machine.part
+            if part is not None and peer.machine.era == len(self.eras) - 1:
+                lane = part.lanes[fragment]
+                if lane.version > version and now.sealed.get((fragment, lane.version)) == lane.digest:
+                    lost.add(peer.peer)
+        few = 2 * sum(brought[peer] for peer in lost) <= brought.total()
+        told = f"the run goes back to {version} of {fragment}, while {sorted(lost)} live and hold more"
+        self._require("P20", few, told)
+
+    def _on_commit(self, record: CommittedRound, commit: Commit) -> None:
         fragment, version = commit.fragment, commit.version
         last = self.version_of(fragment)
         self._require("P2", version > last, f"version {version} of {fragment} was committed twice")
         self._require("P2", version == last + 1, f"version {version} of {fragment} skips one")
         self._require("P2", commit.round_no not in self.used, f"round {commit.round_no} was committed twice")
         self.commits[fragment, version] = commit
+        for peer, weight in zip(commit.members, commit.weights, strict=True):
+            self.brought[fragment][peer] += round(record.tokens * 1000 * weight / sum(commit.weights))
         self.used[commit.round_no] = set()
         for peer in commit.included:
             sent = self.contributions[peer, commit.round_no]

@@ -73,6 +73,13 @@ class Scenario:
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     league: int = 0  # so many of the others audit for it, and find nothing
     accuses: bool = False  # the last peer calls every sum wrong that it audits
+    # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
+    cut_off: int = 0
+    cut_off_at_s: float = 0.0
+    cut_off_s: float = 0.0
+    stranger: bool = False  # somebody comes then whom nobody knows, and is not cut off
+    # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
+    host_after_s: float = 0.0
 
     @staticmethod
     def of(seed: int) -> Scenario:
@@ -99,6 +106,7 @@ class Scenario:
             leave_per_s=draw.choice((0.0, 0.0, 0.05)),
             results_on_disk=seed % 3 == 0,
             audit=(0.037, 0.5, 1.0)[seed % 3],
+            host_after_s=30.0 if seed % 4 == 1 else 0.0,
         ).scheduled(draw)
 
     @staticmethod
@@ -121,6 +129,53 @@ class Scenario:
             trainer_crash_per_s=0.0,
             faults_until_s=6.0,
             end_s=400.0,
+        )
+
+    @staticmethod
+    def cut_off_from_all(seed: int) -> Scenario:
+        """The coordinator loses all its peers for ten times the time after which a run may go back, while a stranger
+        gets through."""
+        draw, drawn = random.Random(f"cut off {seed}"), Scenario.of(seed)
+        return replace(
+            drawn,
+            rounds=16,
+            every_rounds=draw.choice((0, 3, 4, 5)),
+            one_store=True,  # the stranger, too, reads an older state there
+            go_back_after_s=4.0,
+            kill_per_effect=drawn.kill_per_effect / 4,
+            faults_until_s=draw.choice((3.0, 6.0)),
+            blackout_at_s=0.0,
+            leave_per_s=0.0,
+            cut_off=drawn.peers,
+            cut_off_at_s=draw.uniform(8.0, 16.0),
+            cut_off_s=40.0,
+            stranger=True,
+            host_after_s=0.0,
+            end_s=240.0,
+        )
+
+    @staticmethod
+    def cut_off_from_one(seed: int) -> Scenario:
+        """One peer of several is cut off, and while it is all others are killed: they go back to a checkpoint, and it
+        comes back with more than they have, or with less."""
+        draw = random.Random(f"cut off from one {seed}")
+        peers = draw.choice((3, 4, 5))
+        cut_off_at_s = draw.uniform(10.0, 14.0)
+        return replace(
+            Scenario.of(seed),
+            peers=peers,
+            rounds=24,
+            min_peers=draw.choice((1, peers, peers)),  # all: the others can only go back
+            every_rounds=draw.choice((4, 6, 8)),
+            go_back_after_s=4.0,
+            faults_until_s=4.0,
+            blackout_at_s=cut_off_at_s + 0.5,
+            leave_per_s=0.0,
+            cut_off=1,
+            cut_off_at_s=cut_off_at_s,
+            cut_off_s=draw.uniform(8.0, 14.0),
+            host_after_s=0.0,
+            end_s=240.0,
         )
 
     def scheduled(self, draw: random.Random) -> Scenario:

@@ -32,6 +32,7 @@ from farflung.coordinator.run.effects import (
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.getting_in import Me, Stand
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
 from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, forged_sum, lied, spoil
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
@@ -74,7 +75,7 @@ class World:
         self.manifest = manifest_for(scenario)
         self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
-        self.invariants = Invariants(self.model, gather, scenario.fragments)
+        self.invariants = Invariants(self.model, gather, scenario.fragments, lambda: self._living)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -86,11 +87,14 @@ class World:
         self.peers: dict[str, VirtualPeer] = {}
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
         self.own: dict[int, OwnDisk] = {}  # and so does what lies beside a peer's key
-        self._keys = [self._identity() for _ in range(scenario.peers)]
+        self._keys = [self._identity() for _ in range(scenario.peers + scenario.stranger)]
         liars = {_peer_of(key) for key in self._keys[scenario.peers - scenario.liars :]}
         self.league = League(scenario.lies, liars, RUN_ID)
         self.invariants.liars |= liars
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
+        self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
+        self._host = Host(scenario)
+        self._held_at_cut = Held()
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
         self.cheated: dict[int, int] = {}  # by round, the chunk that is made wrong
         self.told_by_auditors: list[Audited] = []
@@ -110,13 +114,17 @@ class World:
 
     def run(self) -> Report:
         self.start_coordinator()
-        for index in range(len(self._keys)):
+        for index in range(self.scenario.peers):
             late_s = LIARS_LATE_S if index >= self.scenario.peers - self.scenario.liars else 0.0
             starts_s = late_s + self.random.uniform(0, 3.0)
             self.after(starts_s, lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
         if self.scenario.blackout_at_s:
             self.after(self.scenario.blackout_at_s, self._blackout)
+        if self.scenario.cut_off:
+            self.after(self.scenario.cut_off_at_s, self._cut_off)
+        if self.scenario.host_after_s:
+            self.after(HOST_LOOKS_EVERY_S, self._ask_host)
         while self._queue and self.now < self.scenario.end_s and not self._ended:
             self.now, _, action = heapq.heappop(self._queue)
             self.events += 1
@@ -276,6 +284,8 @@ class World:
     def _delays(self, source: str, target: str) -> list[float]:
         """One delay per copy that arrives; none if the message is lost."""
         scenario, draw = self.scenario, self.random
+        if self._lines.is_cut(source, target, self.now) and COORDINATOR in (source, target):
+            return []
         if self.calm:
             return [draw.uniform(0.005, 0.05)]
         if frozenset((source, target)) in self._cut or draw.random() < scenario.drop:
@@ -379,11 +389,33 @@ class World:
         self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))
 
     def _blackout(self) -> None:
-        """Everybody at once: what is left is the journal, and the checkpoints."""
+        """Everybody at once that is not cut off: what is left is the journal, and the checkpoints."""
         for party in [p.peer for p in self.peers.values() if p.alive and not p.exit_code]:
-            self._kill(party)
+            if not self._lines.is_behind(party, self.now):
+                self._kill(party)
         if self.coordinator is not None:
             self._kill(COORDINATOR)
+
+    def _cut_off(self) -> None:
+        self.note(f"the coordinator is cut off from {len(self._lines.behind)} peers")
+        self._held_at_cut = Held.by(self._living, self.invariants)
+        if self.scenario.stranger:
+            self.after(1.0, lambda: self.start_peer(len(self._keys) - 1))
+
+    def _ask_host(self) -> None:
+        machine = self.coordinator
+        order = self._host.order(machine, self._living, self.now) if machine is not None else None
+        if machine is not None and order is not None:
+            self.invariants.host_says = True
+            reply, effects = machine.obey(order, self.now)
+            self.note(f"the host says {order}: {reply.text}")
+            self._carry_out(machine, effects)
+            self.invariants.host_says = False
+        self.after(HOST_LOOKS_EVERY_S, self._ask_host)
+
+    @property
+    def _living(self) -> list[VirtualPeer]:
+        return [peer for peer in self.peers.values() if peer.alive and not peer.exit_code]
 
     def _misfortune(self) -> None:
         """Once a virtual second: links are cut and mended, trainers crash."""
@@ -417,7 +449,13 @@ class World:
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
         can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
+        can_go_on = can_go_on or self.scenario.host_after_s > 0.0
         can_go_on = can_go_on and not self.work_league.ends_the_stream
+        lost = self._held_at_cut.lost(self.invariants) if self.scenario.cut_off == self.scenario.peers else []
+        if lost:
+            raise Broken(
+                f"P20 is broken: {lost} were held by living peers when the lines were cut, and are lost"
+            )
         if not finished and can_go_on:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
@@ -482,7 +520,7 @@ def _await_return(world: World, peer: VirtualPeer) -> None:
 
 def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
     """Somebody who is here has a checkpoint of the run, and it may go back to it."""
-    known = tuple(tuple(book.digests.items()) for book in ledger.books)
+    known = {number: tuple(book.digests.items()) for number, book in enumerate(ledger.books)}
     here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
     return here and manifest.checkpoint.go_back_after_s > 0
 

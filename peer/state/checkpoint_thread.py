@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
 from farflung.checkpoints.catch_up import NO_VERSION
@@ -161,13 +161,14 @@ class Checkpointing:
             listing = self._store.list_saved(facts.run_id.hex())
             problems = [f"not used: {problem}" for problem in listing.problems]
             fitting = [
-                saved for saved in listing.complete if fits(saved.manifest, effect.digests, facts.model)
+                saved for saved in listing.complete if fits(saved.manifest, effect.lacking, facts.model)
             ]
         except StoreError as error:
             fitting, problems = [], [str(error)]
+        wanted = {chunk for number in effect.lacking for chunk in facts.fragments[number].chunks}
         for saved in fitting:
             try:
-                self._install(saved, state)
+                self._install(saved, wanted, state)
                 version = saved.manifest.version
                 break
             except GivenUp:
@@ -178,11 +179,11 @@ class Checkpointing:
             problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
         self._worker.later(lambda: self._tell(self._machine.on_restored(version, problems, now())))
 
-    def _install(self, saved: Saved, state: OuterState) -> None:
+    def _install(self, saved: Saved, wanted: Set[int], state: OuterState) -> None:
         """Each chunk was checked against the manifest, and that against the run's digests.  What fails half-way harms
-        nothing: the machine still holds no version, and the state is read or fetched again as a whole."""
+        nothing: the machine still holds no version of these chunks, and they are read or fetched again."""
         room = threading.Semaphore(READ_AHEAD)
-        for chunk, raw in self._store.chunks(saved):
+        for chunk, raw in self._store.chunks(saved, wanted):
             while not room.acquire(timeout=0.2):
                 if self._worker.given_up.is_set():
                     raise GivenUp("given up")
@@ -195,15 +196,9 @@ class Checkpointing:
             self._submit(job, nothing)
 
 
-def fits(
-    manifest: CheckpointManifest, known: tuple[tuple[tuple[int, bytes], ...], ...], model: ModelSchema
-) -> bool:
-    """It is a version of this run, of every fragment, as the coordinator's journal has it (P4)."""
-    return (
-        manifest.model == model
-        and len(known) == len(manifest.fragments)
-        and all(
-            (manifest.version, digest) in digests
-            for digest, digests in zip(manifest.digests, known, strict=True)
-        )
+def fits(manifest: CheckpointManifest, lacking: Mapping[int, do.Digests], model: ModelSchema) -> bool:
+    """It is a version of this run, of every fragment that is lacking, as the coordinator's journal has it (P4)."""
+    return manifest.model == model and all(
+        number < len(manifest.fragments) and (manifest.version, manifest.digests[number]) in known
+        for number, known in lacking.items()
     )

@@ -149,6 +149,8 @@ def test_what_was_saved_is_read_again_newest_first(store: Store) -> None:
     assert [s.manifest.version for s in listing.complete] == [20, 10] and not listing.problems
     newest = listing.complete[0]
     assert [raw for _, raw in store.chunks(newest)] == state(20)
+    last = len(state(20)) - 1
+    assert list(store.chunks(newest, {1, last})) == [(1, state(20)[1]), (last, state(20)[last])]
     assert store.problems_of(newest) == []
     assert newest.manifest.digests == tuple(
         root_of(bytes.fromhex(chunk) for chunk in each.chunks) for each in newest.manifest.fragments

@@ -170,6 +170,7 @@ PURE_MODULES = (
     "coordinator/door/allowance",
     "coordinator/door/hello_check",
     "coordinator/door/networks",
+    "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
 from farflung.coordinator.ledger.leases import Range
@@ -18,6 +21,8 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.run import going_back
+from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World, simulate
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Lease
@@ -157,17 +162,46 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
     assert reasons and all(said in reason for reason in reasons)
 
 
-def test_P4_who_loses_everybody_before_the_first_checkpoint_starts_again_at_version_0() -> None:
+def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_who_founds_it_anew() -> None:
     """With several fragments too; and it says so: it is another era."""
     again = 0
     for seed in range(3):
-        fragments = 1 + seed % 3
-        scenario = Scenario(**ONE_BLACKOUT, rounds=12, every_rounds=12, fragments=fragments, end_s=200.0)  # type: ignore[arg-type]
-        world = World(seed, scenario)
+        scenario = Scenario(  # type: ignore[arg-type]
+            **ONE_BLACKOUT, rounds=12, every_rounds=12, fragments=1 + seed % 3, end_s=200.0
+        )
+        assert World(seed, scenario).run().outcome != "finished"
+        world = World(seed, replace(scenario, host_after_s=20.0))
         assert world.run().outcome == "finished"
         assert world.coordinator is not None
         again += world.coordinator.core.ledger.era
     assert again
+
+
+# ---- P20: a cut line is not the death of those behind it ------------------------------------------------------
+
+CUT_SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 10
+
+
+@pytest.mark.parametrize("batch", range(5))
+def test_P20_no_round_is_lost_while_the_coordinator_sees_a_stranger_alone(batch: int) -> None:
+    """For ten times `go_back_after_s`, with checkpoints and without.  More seeds: benchmarks/cut_lines.py."""
+    for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
+        world = World(seed, Scenario.cut_off_from_all(seed))
+        world.run()
+        assert world.coordinator is not None
+
+
+@pytest.mark.parametrize("batch", range(5))
+def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch: int) -> None:
+    for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
+        World(seed, Scenario.cut_off_from_one(seed)).run()
+
+
+def test_the_simulator_sees_a_run_that_goes_back_without_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(going_back, "are_accounted_for", lambda *_: True)
+    with pytest.raises(Broken, match="P20 is broken"):
+        for seed in range(60):
+            World(seed, Scenario.cut_off_from_all(seed)).run()
 
 
 def test_a_run_that_goes_back_ends_with_as_many_versions_as_any_other() -> None:

@@ -5,21 +5,30 @@ One part of the run machine, on virtual time; whole runs that go back are in who
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.ledger.leases import Range
 from farflung.coordinator.ledger.records import (
     AbortedRound,
+    Admitted,
     DataFixed,
     Departed,
+    Folded,
     Genesis,
     Granted,
     RolledBack,
+    Vouched,
+    from_bytes,
+    to_bytes,
 )
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import DepartureCause
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
 from farflung.protocol.round_words import Used
@@ -119,7 +128,8 @@ def test_where_the_rules_say_so_it_never_goes_back() -> None:
     run.holds("ann", 4)
     assert not run.goes_back_within(1000.0)
     conductor = run.conductors[0]
-    assert run.going_back.reason(conductor).endswith("go_back_after_s = 0: waiting for one that holds 5")
+    told = "go_back_after_s = 0: waiting for one that does; the host can go back: farflung go-back"
+    assert run.going_back.reason(conductor).endswith(told)
 
 
 def test_before_anything_was_learned_there_is_nothing_to_go_back_to() -> None:
@@ -224,22 +234,138 @@ def test_a_fragment_that_nobody_holds_at_all_holds_the_whole_run_up() -> None:
     )
 
 
-def test_lost_before_the_first_checkpoint_was_due_it_starts_again_at_version_0() -> None:
-    run = Loser(5, every_rounds=6)
-    run.holds("ann", -1)
-    told = run.going_back.reason(run.conductors[0])
-    assert "no checkpoint was due before version 6: the run starts again at version 0" in told
-    assert run.goes_back_within(2 * PATIENCE_S)
-    assert (run.versions, run.core.ledger.era) == ([0], 1)
-    assert "all that it had learned is lost" in run.notes()[-1]
-
-
-@pytest.mark.parametrize("every_rounds", [0, 5])
-def test_where_somebody_may_have_a_checkpoint_it_is_waited_for(every_rounds: int) -> None:
-    """One was due; or the run asks for none, and somebody may have written one all the same."""
+@pytest.mark.parametrize("every_rounds", [0, 5, 6])
+def test_P4_a_run_that_has_learned_is_never_founded_anew_by_itself(every_rounds: int) -> None:
+    """Whether somebody may have a checkpoint, or none was due yet."""
     run = Loser(5, every_rounds=every_rounds)
     run.holds("ann", -1)
     assert not run.goes_back_within(5 * PATIENCE_S)
+    assert run.going_back.reason(run.conductors[0]).endswith("found the run anew: farflung go-back --to 0")
+
+
+# ---- P20: only when those who may hold more are accounted for -------------------------------------------------
+
+
+def made_by(*names: str, versions: int = 5, tokens: Mapping[str, int] | None = None) -> Loser:
+    """All versions were made by these, in equal parts unless `tokens` says otherwise; nobody is here any more."""
+    run = Loser(0)
+    for name in names:
+        run.core.write(Vouched(peer=peer_of(name)))
+    for _ in range(versions):
+        run.commits({peer_of(name): () for name in names})
+    for name, brought in (tokens or {}).items():
+        run.core.ledger.books[0].holders[peer_of(name)].tokens = brought
+    run.effects()
+    return run
+
+
+def departs(run: Loser, name: str, cause: DepartureCause) -> None:
+    run.core.write(Departed(peer=peer_of(name), cause=cause, reason="a test"))
+
+
+def test_P20_a_stranger_with_an_older_state_is_not_the_run_while_its_peers_are_out_of_sight() -> None:
+    run = made_by("ann", "bob", "cat")
+    run.holds("zoe", 4)
+    assert not run.goes_back_within(20 * PATIENCE_S)
+    assert run.versions == [5]
+    run.holds("ann", 5)
+    assert not run.goes_back_within(PATIENCE_S), "and there it is again"
+
+
+def test_P20_any_number_of_strangers_counts_nothing() -> None:
+    run = made_by("ann")
+    for number in range(50):
+        name = f"z{number:015d}"
+        run.holds(name, 4)
+        run.core.write(Vouched(peer=peer_of(name)))
+    assert not run.goes_back_within(5 * PATIENCE_S)
+
+
+def test_most_of_those_by_committed_tokens_are_here_and_hold_no_more() -> None:
+    run = made_by("ann", "bob", "cat")
+    run.holds("ann", 4)
+    assert not run.goes_back_within(3 * PATIENCE_S), "one of three"
+    run.holds("bob", -1)
+    assert run.goes_back_within(2.0) and run.versions == [4], "two of three"
+
+
+@pytest.mark.parametrize(("ann", "bob", "goes"), [(2, 1, True), (1, 1, False), (1, 2, False)])
+def test_half_is_not_most_and_tokens_count_not_heads(ann: int, bob: int, goes: bool) -> None:
+    run = made_by("ann", "bob", tokens={"ann": ann, "bob": bob})
+    run.holds("ann", 4)
+    assert run.goes_back_within(2 * PATIENCE_S) is goes
+
+
+@pytest.mark.parametrize("cause", list(DepartureCause))
+def test_who_said_good_bye_or_was_sent_away_is_not_waited_for(cause: DepartureCause) -> None:
+    run = made_by("ann", "bob", "cat")
+    run.holds("zoe", 4)
+    for name in ("ann", "bob", "cat"):
+        departs(run, name, cause)
+    silent = (DepartureCause.CLOSED, DepartureCause.SILENT, DepartureCause.UNKNOWN)
+    assert run.goes_back_within(2 * PATIENCE_S) is (cause not in silent)
+
+
+def test_who_came_again_after_a_good_bye_and_showed_the_state_is_waited_for_again() -> None:
+    run = made_by("ann", "bob")
+    for name in ("ann", "bob"):
+        departs(run, name, DepartureCause.LEFT)
+    assert run.core.ledger.books[0].vouched == set(), "it has to show the state anew"
+    run.core.write(Admitted(peer=peer_of("ann"), name="ann", session=bytes(16)))
+    run.core.write(Vouched(peer=peer_of("ann")))
+    run.holds("zoe", 4)
+    assert not run.goes_back_within(5 * PATIENCE_S)
+
+
+def test_who_was_here_when_a_version_was_made_may_hold_it_without_a_part_in_its_round() -> None:
+    run = made_by("ann", versions=4)
+    for peer, name in ((peer_of("bob"), "bob"), (peer_of("cat"), "cat")):
+        run.core.write(Admitted(peer=peer, name=name, session=bytes(16)))
+        run.core.write(Vouched(peer=peer))
+    departs(run, "cat", DepartureCause.SILENT)
+    run.commits({peer_of("ann"): ()})
+    holders = run.core.ledger.books[0].holders
+    assert [holders[peer_of(name)].reached for name in ("ann", "bob", "cat")] == [5, 5, 4]
+    departs(run, "ann", DepartureCause.LEFT)
+    run.holds("zoe", 4)
+    assert run.going_back.may_hold_more(run.conductors[0], 4) == [peer_of("bob")]
+
+
+def test_who_may_hold_what_outlives_the_coordinator_and_a_folded_journal() -> None:
+    run = made_by("ann", "bob")
+    departs(run, "bob", DepartureCause.LEFT)
+    ledger = run.replayed()
+    again = run.new_ledger()
+    again.apply(from_bytes(to_bytes(ledger.folded(9))))
+    for each in (ledger, again):
+        held = {peer: (holder.reached, holder.tokens) for peer, holder in each.books[0].holders.items()}
+        assert held == {peer_of("ann"): (5, 25.0), peer_of("bob"): (-1, 25.0)}
+
+
+def test_of_a_ledger_that_an_older_farflung_folded_all_that_had_shown_the_state_may_hold_the_newest() -> None:
+    run = made_by("ann", "bob")
+    plain = msgspec.msgpack.decode(run.replayed().folded(9).ledger)
+    for name in ("here", "abandoned", "era_reason"):
+        del plain[name]
+    for book in plain["books"]:
+        del book["holders"]
+    raw = msgspec.msgpack.encode(plain)
+    ledger = run.new_ledger()
+    ledger.apply(Folded(position=9, ledger=raw, digest=hash_bytes(raw)))
+    held = {peer: (holder.reached, holder.tokens) for peer, holder in ledger.books[0].holders.items()}
+    assert held == {peer_of("ann"): (5, 25.0), peer_of("bob"): (5, 25.0)}
+
+
+def test_the_host_is_told_once_whom_the_run_waits_for_and_what_it_can_do() -> None:
+    run = made_by("ann", "bob", "cat", "dan", "eve", tokens={"dan": 1000})
+    for name in ("ann", "bob", "cat", "dan", "eve"):
+        run.core.ledger.names[peer_of(name)] = name
+    run.holds("zoe", 4)
+    assert not run.goes_back_within(5 * PATIENCE_S)
+    assert run.notes() == [
+        "no living peer holds version 5, the newest held is 4: waiting for dan, ann, bob and 2 other peers, which may "
+        "hold it and did not say good-bye; the host can go back without: farflung go-back"
+    ]
 
 
 # ---- what follows --------------------------------------------------------------------------------------------
@@ -273,7 +399,7 @@ def test_nobody_is_believed_any_more_and_rounds_in_flight_are_over() -> None:
     standings = [standing for member in (ann, bob) for standing in member.standings.values()]
     assert not any(each.verified or each.vouched or each.ready_since for each in standings)
     aborted, rolled_back = run.records()[-2:]
-    assert isinstance(aborted, AbortedRound) and aborted.reason == "the run goes back to an older state"
+    assert isinstance(aborted, AbortedRound) and aborted.reason == "the run goes to an older state"
     assert isinstance(rolled_back, RolledBack), "after the rounds of the lost versions"
 
 

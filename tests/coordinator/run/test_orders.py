@@ -6,6 +6,8 @@ import pytest
 
 from farflung.coordinator.ledger.records import Banned, Paused, Resumed, Struck, Unbanned
 from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.going_back_orders import GoingBackByOrder
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.operator_orders import Operating
 from farflung.protocol.causes import DepartureCause
@@ -39,7 +41,8 @@ class Office(MadeRun):
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
         discipline = Discipline(self.core, self.lose)
-        self.operating = Operating(self.core, discipline, lambda count: bytes(count))
+        by_order = GoingBackByOrder(self.core, self.conductors, GoingBack(self.core, self.conductors))
+        self.operating = Operating(self.core, discipline, by_order, lambda count: bytes(count))
 
     def lose(self, member: Member, cause: DepartureCause, why: str) -> None:
         self.lost.append((member.contact.name, cause, why))

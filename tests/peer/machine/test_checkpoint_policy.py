@@ -1,4 +1,4 @@
-"""When a peer saves, and the copies that it takes beside the training."""
+"""When a peer saves and when it reads back, and the copies that it takes beside the training."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.coordinator.door.keys import load_or_create
-from farflung.peer.machine.checkpoint_policy import Saving
-from farflung.peer.machine.effects import DropSave, Note, SaveFragment
+from farflung.peer.machine.checkpoint_policy import READ_AGAIN_S, STARVED_S, Restoring, Saving
+from farflung.peer.machine.effects import DropSave, Note, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.worker import Inbox, Worker, nothing
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
-from farflung.protocol.messages import FragmentTick
+from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
 from farflung.protocol.signing import statement_of
+from farflung.protocol.states import Goal
 from rig.waiting import PATIENCE_S
 
 
@@ -101,6 +103,64 @@ def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
     assert due.on_saved(2, "the disk is full") == [Note("the disk is full")] and due.saved == -1
     assert due.due_saves(lanes(2), 0) == []
     assert due.due_saves(lanes(4), 0) != []
+
+
+# ---- reading one back ------------------------------------------------------------------------------------------
+
+
+def empty_and(*versions: int) -> list[Lane]:
+    """Fragment 0 is not here at all; the others are, at these versions."""
+    count = len(versions) + 1
+    nothing = Lane("ann", b"12345678", fragments_of(4, count)[0], ResultLog(3))
+    return [nothing, *lanes(0, *versions)[1:]]
+
+
+def tick_of(*donors: tuple[str, ...], goal: Goal = Goal.WAIT) -> Tick:
+    """The run is at version 5 of each fragment, and these give it."""
+    words = tuple(
+        FragmentTick(number, 5, ((4, bytes([number]) * 32),), False, those, 0, False, 0)
+        for number, those in enumerate(donors)
+    )
+    return Tick(
+        session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=words, goal=goal, reason="",
+        roster_no=0, roster=None, leases=None, void=(), era=0,
+    )  # fmt: skip
+
+
+def test_P3_only_the_fragments_that_nobody_gives_are_read_and_what_is_held_of_others_stays() -> None:
+    due = Restoring(enabled=True)
+    [restore] = due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 1.0)
+    assert isinstance(restore, Restore) and restore.lacking == {0: ((4, bytes(32)),)}
+    assert due.lacking == {0}
+    assert due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 2.0) == [], "one at a time"
+    assert due.on_end(4, 3.0, 0) == {0} and not due.lacking
+
+
+def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_nothing_for_long() -> None:
+    due = Restoring(enabled=True)
+    gives = tick_of(("bob",), ("bob",))
+    assert due.due_restore(gives, empty_and(5), False, 0.0) == []
+    assert due.due_restore(gives, empty_and(5), False, STARVED_S - 1.0) == []
+    assert due.due_restore(gives, empty_and(5), False, STARVED_S) != []
+
+
+def test_whoever_holds_nothing_reads_all_and_whoever_holds_all_reads_nothing() -> None:
+    due = Restoring(enabled=True)
+    assert due.due_restore(tick_of((), ()), lanes(5, 5), False, 0.0) == []
+    nothing = [empty_and(5)[0], Lane("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
+    assert due.due_restore(tick_of((), (), goal=Goal.SYNC), nothing, False, 0.0) == []
+    [restore] = due.due_restore(tick_of((), ()), nothing, False, 0.0)
+    assert isinstance(restore, Restore) and restore.lacking.keys() == {0, 1}
+
+
+def test_what_was_read_of_an_older_era_is_void_and_what_was_not_found_is_looked_for_again_later() -> None:
+    due = Restoring(enabled=True)
+    due.due_restore(tick_of((), ()), empty_and(5), False, 0.0)
+    assert due.on_end(4, 1.0, 1) == frozenset()
+    due.due_restore(tick_of((), ()), empty_and(5), False, 1.0)
+    assert due.on_end(NO_VERSION, 2.0, 0) == frozenset()
+    assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S - 1.0) == []
+    assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S) != []
 
 
 # ---- copies beside the training --------------------------------------------------------------------------------

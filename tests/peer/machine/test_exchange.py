@@ -60,10 +60,19 @@ def test_a_checkpoint_that_was_read_is_hashed_and_no_older_work_goes_on_from_it(
     ann.freezes(0)
     for fragment in (0, 1):
         ann.lane(fragment).go_back(6, None)
-    effects = ann.exchange.on_restored(6)
+    effects = ann.exchange.on_restored(6, {0, 1})
     assert effects == [Note("read the checkpoint of version 6"), Seal(6, 0), Seal(6, 1)]
     assert ann.training.works[0].frozen is None
     assert loads(ann.exchange.on_sealed(0, 6, digest_of(0, 6))) == [(0, 6, "drop")]
+
+
+def test_P3_of_a_fragment_that_was_not_read_nothing_changes() -> None:
+    ann = Ann()
+    ann.freezes(1)
+    ann.lane(0).go_back(6, None)
+    told = "read the checkpoint of version 6, fragment 0 alone"
+    assert ann.exchange.on_restored(6, {0}) == [Note(told), Seal(6, 0)]
+    assert ann.lane(1).whole and ann.lane(1).version == 0 and ann.training.works[1].frozen is not None
 
 
 def test_it_is_complete_when_every_fragment_is_here_as_the_run_has_it() -> None:

@@ -1,0 +1,162 @@
+"""What the host may say of older states: go-back and rewind, what it is told before, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
+from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.going_back_orders import GoingBackByOrder
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
+from farflung.protocol.orders import GoBack, Reply, Rewind
+from rig.made_run import MadeRun, digest_of, holding, peer_of
+
+
+class Hosted(MadeRun):
+    """A run at version 8, saved every other version, made by ann and bob."""
+
+    def __init__(self, versions: int = 8, fragments: int = 1) -> None:
+        super().__init__(
+            Manifest(
+                run=RunSection(rounds=20),
+                round=RoundSection(fragments=fragments),
+                checkpoint=CheckpointSection(every_rounds=2, keep=2),
+            )
+        )
+        digests = [digest_of(0, fragment) for fragment in range(fragments)]
+        self.core.write(Genesis(digest=digests[0], peer=peer_of("ann"), others=tuple(digests[1:])))
+        for name in ("ann", "bob"):
+            self.core.ledger.names[peer_of(name)] = name
+        for fragment in range(fragments):
+            for name in ("ann", "bob"):
+                self.core.write(Vouched(peer=peer_of(name), fragment=fragment))
+            for _ in range(versions):
+                self.commits({peer_of("ann"): (), peer_of("bob"): ()}, fragment)
+        self.going_back = GoingBack(self.core, self.conductors)
+        self.by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
+        self.effects()
+
+    def holds(self, name: str, *versions: int, saved: tuple[int, ...] = ()) -> None:
+        member = self.core.members.members.get(peer_of(name)) or self.enters(name)
+        for each in saved or (-1,):
+            beat = self.says(member, fragments=holding(*versions), saved=each, era=self.core.ledger.era)
+            self.going_back.hear_of_checkpoints(member, beat)
+        self.effects()
+
+    def says_so(self, order: GoBack | Rewind) -> Reply:
+        return self.by_order.obey(order)
+
+    def refuses(self, order: GoBack | Rewind, why: str) -> None:
+        with pytest.raises(UserError, match=why):
+            self.says_so(order)
+        assert self.records() == []
+
+    @property
+    def versions(self) -> list[int]:
+        return [book.version for book in self.core.ledger.books]
+
+
+# ---- going back -----------------------------------------------------------------------------------------------
+
+
+def test_the_host_goes_back_to_the_newest_that_is_here_without_those_who_are_away() -> None:
+    run = Hosted()
+    run.holds("zoe", 5)
+    told = run.says_so(GoBack())
+    assert run.records() == [] and run.versions == [8], "first it is told what is lost"
+    assert told.text == (
+        "nobody here holds version 8. Going back to version 5 voids 3 rounds; their samples are trained again. "
+        "ann and bob may hold them and did not say good-bye. Whoever comes back with them before the run has gone as "
+        "far again wins them back"
+    )
+    assert told.found == {"from": [8], "to": [5], "done": False}
+    assert run.says_so(GoBack(sure=True, reason="bob's disk died")).text == "the run is at version 5, era 1"
+    [record] = run.records()
+    assert record == RolledBack(
+        versions=(5,), reason="the host said so (bob's disk died); what was learned after it is void"
+    )
+    assert run.core.ledger.abandoned is not None, "it can be won back"
+
+
+def test_a_checkpoint_of_somebody_who_is_here_is_as_good_as_the_state() -> None:
+    run = Hosted()
+    run.holds("zoe", 5, saved=(6,))
+    run.says_so(GoBack(sure=True))
+    assert run.versions == [6]
+
+
+def test_of_several_fragments_each_goes_back_to_what_is_here_of_it() -> None:
+    run = Hosted(fragments=2)
+    run.holds("zoe", 8, -1, saved=(4,))
+    run.says_so(GoBack(sure=True))
+    assert run.versions == [8, 4]
+
+
+def test_what_somebody_here_holds_is_not_gone_back_from() -> None:
+    run = Hosted()
+    run.holds("ann", 8)
+    run.refuses(GoBack(), "somebody here holds version 8, the run's newest: there is nothing to go back from")
+
+
+def test_a_version_can_be_named_that_is_what_is_here_and_no_other() -> None:
+    run = Hosted()
+    run.holds("zoe", 5)
+    run.refuses(GoBack(to=4), "the newest that is here is version 5: .* farflung rewind 4 undoes more rounds")
+    run.refuses(GoBack(to=7), "the newest that is here is version 5")
+    assert run.says_so(GoBack(to=5)).ok
+
+
+def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_left() -> None:
+    run = Hosted()
+    run.refuses(
+        GoBack(), "nobody here holds any version .*ann and bob may hold them.* farflung go-back --to 0"
+    )
+    run.holds("zoe", 5)
+    run.refuses(GoBack(to=0), "version 5 is here: farflung go-back goes to that")
+    run.holds("zoe", -1)
+    told = run.says_so(GoBack(to=0)).text
+    assert "voids all it has learned: 8 rounds, 80 tokens, up to version 8. ann and bob may hold them" in told
+    assert run.says_so(GoBack(to=0, sure=True)).ok
+    assert run.versions == [0] and not run.core.ledger.learned
+
+
+def test_before_anything_was_learned_there_is_nothing_to_go_back_from() -> None:
+    run = Hosted(versions=0)
+    run.refuses(GoBack(to=0), "the run has not learned anything yet")
+
+
+# ---- undoing rounds --------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_undone_for_good_though_everybody_holds_them() -> None:
+    run = Hosted()
+    run.holds("ann", 8, saved=(4, 6))
+    told = run.says_so(Rewind(to=6))
+    assert told.text.startswith("Rewinding to version 6 undoes 2 rounds for good: every peer drops them")
+    run.says_so(Rewind(to=6, sure=True, reason="zoe cheated"))
+    [record] = run.records()
+    assert isinstance(record, RolledBack) and record.final and "(zoe cheated)" in record.reason
+    assert run.versions == [6] and run.core.ledger.abandoned is None
+
+
+def test_a_version_that_nobody_has_is_refused_with_what_is_there() -> None:
+    run = Hosted()
+    run.holds("ann", 8, saved=(2, 4, 6))
+    run.refuses(
+        Rewind(to=5), "nobody here is known to hold version 5.*; checkpoints of 4, 6 are here, and version 8"
+    )
+    run.refuses(Rewind(to=2), "known to hold version 2"), "two are kept"
+    run.refuses(Rewind(to=8), "the run is at version 8: there is nothing to undo after 8")
+    bare = Hosted()
+    bare.holds("ann", 8)
+    bare.refuses(Rewind(to=6), "no checkpoint is known to be here, and version 8 is held")
+
+
+def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_not_count() -> None:
+    run = Hosted()
+    run.holds("ann", 8, saved=(4, 6))
+    run.says_so(Rewind(to=4, sure=True))
+    assert run.going_back.saved == {4}
+    run.loses(run.core.members.members[peer_of("ann")])
+    assert run.going_back.saved == set()
