@@ -54,6 +54,7 @@ class AbandonedBook:
     version: int
     forked: int  # the version that it went back to: all before it belongs to both eras
     digests: dict[int, bytes]
+    shown: dict[int, bytes]  # what holders show under the versions' nonces
     commits: dict[int, Commit]
     norms: dict[int, tuple[float, float]]
     rates: dict[int, float]
@@ -66,6 +67,7 @@ class AbandonedBook:
             self.version,
             min(self.forked, version),
             self.digests,
+            self.shown,
             self.commits,
             self.norms,
             self.rates,

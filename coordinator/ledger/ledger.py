@@ -101,7 +101,7 @@ class FragmentBook:
     def forget_after(self, version: int) -> None:
         """What was committed later is void."""
         known: dict[int, Any]
-        for known in (self.digests, self.commits, self.norms, self.rates, self.marks):
+        for known in (self.digests, self.shown, self.commits, self.norms, self.rates, self.marks):
             for newer in [v for v in known if v > version]:
                 del known[newer]
 
@@ -278,7 +278,7 @@ class Ledger:
 
     def nonce_of(self, fragment: int, version: int) -> bytes:
         """Under which holders of this version show that they are; nobody knows it before it is told."""
-        numbers = b"".join(number.to_bytes(8, "big") for number in (self.era, fragment, version))
+        numbers = b"".join(number.to_bytes(8, "big") for number in (fragment, version))
         return keyed_hash(hash_bytes(b"farflung/nonce/1\0", self.secret), numbers)
 
     def _is_kept(self, version: int, newest: int) -> bool:
@@ -308,6 +308,7 @@ class Ledger:
                 book.version,
                 version,
                 dict(book.digests),
+                dict(book.shown),
                 dict(book.commits),
                 dict(book.norms),
                 dict(book.rates),
@@ -332,7 +333,7 @@ class Ledger:
             book = self.books[fragment]
             marks = {**old.marks, **{v: mark for v, mark in book.marks.items() if v <= old.forked}}
             reaches.append(self._return_to(fragment, version, marks))
-            book.digests, book.commits = dict(old.digests), dict(old.commits)
+            book.digests, book.shown, book.commits = dict(old.digests), dict(old.shown), dict(old.commits)
             book.norms, book.rates, book.marks = dict(old.norms), dict(old.rates), dict(old.marks)
             book.forget_after(version)
             for peer, reached in old.reached.items():
@@ -353,7 +354,6 @@ class Ledger:
             self.tokens, self.loss = mark.tokens, mark.loss
         reach = self.leases.reach(fragment) if stays else mark.reach
         book.version, book.open_round, book.dropped_at = version, 0, -1
-        book.shown.clear()  # another era has other nonces
         return reach
 
     def _forget_rounds_after(self, versions: Sequence[int]) -> None:

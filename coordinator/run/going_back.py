@@ -110,7 +110,11 @@ class GoingBack:
             # A version whose digest is not settled yet is held; so is one that this journal does not know.
             known = book.digests.get(said.version)
             unknown = known is None and said.version >= book.version and not settled
-            if said.digest == known or unknown:
+            due = book.shown.get(said.version)
+            shows = (
+                due is None or conductor.settling.has_shown(said) == due
+            )  # an echo of the digest holds nothing
+            if (said.digest == known and shows) or unknown:
                 newest = said.version
         return min(newest, book.version)
 

@@ -95,12 +95,12 @@ class Settling:
 
     def is_heard(self, member: Member, said: FragmentBeat) -> bool:
         """It has held the run's state, so what it says against the settled digest is looked into."""
-        return (
-            member.peer in self._book.vouched
-            and said.version == self._book.version
-            and member.peer not in self._void
-            and said.digest not in self._refuted
-        )
+        return member.peer in self._book.vouched and self._counts(member, said)
+
+    def _counts(self, member: Member, said: FragmentBeat) -> bool:
+        """It names a state of the newest version, and nothing is proven against that."""
+        newest = said.version == self._book.version
+        return newest and member.peer not in self._void and said.digest not in self._refuted
 
     def refuted(self, member: Member, said: FragmentBeat) -> bytes:
         """The digest that this member shall not believe any longer."""
@@ -126,7 +126,13 @@ class Settling:
         book, version = self._book, self._book.version
         self._begin_anew(version)
         changed = self._end_checks()
-        heard = [(member, said) for member, said in speakers if member.peer in book.vouched]
+        heard = [
+            (member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0
+        ]
+        if not heard and patience_over:
+            # All who ever showed the run's state are gone.  Who fetched it chunk by chunk, each checked by its hash, and
+            # rolled on is right; and where it is not, those who come back contradict it.
+            heard = [(member, said) for member, said in speakers if said.version == version]
         claims = self._claims(heard)
         settled = book.digests.get(version)
         undefended = settled is not None and bool(claims) and settled not in claims and patience_over
@@ -149,7 +155,7 @@ class Settling:
         """Digest -> who names it, of members whose word counts; those that came first are first."""
         claims: dict[bytes, list[str]] = {}
         for member, said in sorted(heard, key=lambda speaker: speaker[0].joined_no):
-            if said.version == self._version and said.digest and self.is_heard(member, said):
+            if said.version == self._version and said.digest and self._counts(member, said):
                 if self.has_shown(said):
                     claims.setdefault(said.digest, []).append(member.peer)
         return claims

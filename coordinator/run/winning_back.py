@@ -80,16 +80,16 @@ class WinningBack:
         return False
 
     def has_proven(self, member: Member, fragment: int, version: int) -> bool:
-        """It holds this version of the era that was given up.
-
-        Today the digest that it names is taken for proof, of a member that was there when the version was made or had
-        shown that it held it."""
+        """It holds this version of the era that was given up: it shows so under the version's nonce, and it was there
+        when the version was made or had shown it before."""
         claim, abandoned = self._claims.get(member.session), self._core.ledger.abandoned
         said = claim.beat.of(fragment) if claim is not None else None
         if said is None or abandoned is None or said.version != version:
             return False
         book = abandoned.books[fragment]
-        return book.reached.get(member.peer, NOTHING) >= version and said.digest == book.digests.get(version)
+        may_hold = book.reached.get(member.peer, NOTHING) >= version
+        shown = self._conductors[fragment].settling.has_shown(said)
+        return may_hold and said.digest == book.digests.get(version) and shown == book.shown.get(version)
 
     def era_of(self, member: Member) -> int:
         """The one that the member is answered in."""

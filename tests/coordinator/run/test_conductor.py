@@ -246,7 +246,7 @@ def test_a_round_from_readiness_to_the_next_versions_digest() -> None:
             to bob: Committed
             says: 0 of at least 2 peers hold version 1
         both show the same digest of version 1
-            writes: DigestFixed version 1, digest d63bd9a8, fragment 0, shown 311bebda
+            writes: DigestFixed version 1, digest d63bd9a8, fragment 0, shown a8813889
             says: 0 of at least 2 peers hold version 1
     """)
 
