@@ -86,6 +86,7 @@ class Holder:
     )  # of its version; a lie where these are not the true ones
     named: bytes = b""  # the digest that it names, if not that of its hashes
     says: dict[tuple[What, int], bytes | None] = field(default_factory=dict)  # (what, version) -> instead
+    value: bytes | None = None  # that it shows under the version's nonce, if not the true one
     signs: bool = True
     mute: bool = False
     asked: list[What] = field(default_factory=list)

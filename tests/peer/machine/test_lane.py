@@ -6,11 +6,12 @@ import ast
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.effects import DropBefore, Effect, ProveHolding
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import (
     ROLES,
@@ -334,6 +335,75 @@ def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
     ann.lane.on_spoiled_piece(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
     again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
+
+
+# ---- what she calculated, and what is told against it -------------------------------------------------------------
+
+
+def ann_at_version_1() -> Ann:
+    """She calculated it from version 0, which was confirmed."""
+    ann = ann_in_the_round()
+    ann.merges()
+    ann.commits()
+    ann.seals(1, b"a" * 32)
+    ann.moves_on()
+    ann.tells.lines.clear()
+    return ann
+
+
+OTHERS = tick(1, digests=((1, b"x" * 32),), donors=("bob",))
+
+
+def test_P18_what_she_calculated_she_keeps_whatever_digest_the_run_names() -> None:
+    ann = ann_at_version_1()
+    assert not ann.lane.on_tick(OTHERS)
+    assert (ann.lane.version, ann.lane.digest) == (1, b"a" * 32)
+    assert not [each for each in ann.moves_on() if isinstance(each, DropBefore)], "it can still be shown"
+
+
+def test_P18_what_is_proven_wrong_she_gives_up_and_takes_the_runs() -> None:
+    ann = ann_at_version_1()
+    assert not ann.lane.on_tick(replace(OTHERS, refuted=b"z" * 32)), "another one was refuted"
+    assert ann.lane.on_tick(replace(OTHERS, refuted=b"a" * 32))
+    assert ann.lane.version == -1 and DropBefore(0) in ann.moves_on()
+
+
+def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more() -> None:
+    ann = ann_at_version_1()
+    ann.lane.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
+    assert DropBefore(0) in ann.moves_on()
+
+
+def test_P18_what_was_fetched_proves_nothing() -> None:
+    ann = ann_at_version_1()
+    ann.lane.recalled({0: (1, b""), 1: (1, b"")})
+    assert DropBefore(0) in ann.moves_on()
+    assert ann.lane.on_tick(OTHERS) and ann.lane.version == -1
+
+
+def test_P18_a_commit_brings_the_nonce_and_what_it_leads_to_is_shown_with_the_digest() -> None:
+    nonce, value = hash_bytes(b"nonce"), hash_bytes(b"value")
+    ann = ann_in_the_round()
+    ann.merges()
+    ann.lane.on_commit(COMMIT, 0.0, nonce)
+    proofs = [each for each in ann.moves_on() if isinstance(each, ProveHolding)]
+    assert proofs == [ProveHolding(0, 1, nonce)], (
+        "asked for behind the hashing, so that it is of what was hashed"
+    )
+    ann.lane.on_sealed(1, b"a" * 32)
+    assert ann.lane.proving and ann.lane.shown == b""
+    ann.lane.on_holding_proven(1, nonce, value)
+    assert not ann.lane.proving and ann.lane.shown == nonce[:8] + value
+    ann.lane.on_tick(replace(OTHERS, refuted=b"a" * 32))
+    assert ann.lane.shown == b"", "it is not held any more"
+
+
+def test_P18_who_is_told_a_nonce_of_what_she_holds_shows_it() -> None:
+    nonce = hash_bytes(b"nonce")
+    ann = Ann()
+    ann.founds()
+    ann.lane.on_tick(tick(0, nonce_for=0, nonce=nonce))
+    assert ProveHolding(0, 0, nonce) in ann.moves_on()
 
 
 # ---- the tables -------------------------------------------------------------------------------------------------
