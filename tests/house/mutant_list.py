@@ -352,9 +352,9 @@ RUN = (
     ),
     Mutant(
         "P7 what only lost versions had used is leased again",
-        "coordinator/ledger/ledger.py",
-        "self.leases.go_back(reaches)",
-        "pass",
+        "coordinator/ledger/leases.py",
+        "self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])",
+        "self.returned = []",
         (*LEASES[:2], *GOING_BACK),
     ),
     Mutant(
@@ -631,6 +631,7 @@ STATE = (
 
 # The simulator's liars: whole runs, in which whoever is honest keeps its state.
 COURT = (
+    "tests/coordinator/court/test_dispute.py",
     "tests/coordinator/run/test_guidance.py",
     "tests/coordinator/run/test_conductor.py",
     "tests/coordinator/run/test_machine.py",
@@ -714,14 +715,14 @@ PROOFS = (
         "peer/machine/lane.py",
         "differs = refuted or (differs and not self._grounds.calculated)",
         "differs = refuted or differs",
-        ("tests/peer/machine/test_lane.py", *COURT[1:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[2:]),
     ),
     Mutant(
         "what is proven wrong is given up",
         "peer/machine/lane.py",
         "refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole",
         "refuted = False",
-        ("tests/peer/machine/test_lane.py", *COURT[1:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[2:]),
     ),
     Mutant(
         "tokens count as far as they are likely",

@@ -34,7 +34,7 @@ from farflung.protocol.messages import Committed, Decided, FragmentTick, Message
 from farflung.protocol.round_words import CROWD, Decision
 from farflung.protocol.states import Goal, PeerState
 from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
-from rig.showing import let_all_be_shown, value_of
+from rig.showing import let_all_be_shown, shown_under, value_of
 
 ROUNDS = 20
 OTHER = digest_of(99)  # of a state that is not the run's
@@ -147,6 +147,22 @@ def test_who_holds_the_newest_version_trains_and_its_voice_counts_from_now_on() 
     standing = ann.standings[0]
     assert (standing.verified, standing.vouched, ann.state) == (True, True, PeerState.INNER)
     assert run.core.ledger.books[0].vouched == {ann.peer}
+
+
+@pytest.mark.parametrize("nonce_of", [None, 2])
+def test_P4_who_names_the_runs_digest_and_shows_nothing_is_not_taken_to_hold_it(nonce_of: int | None) -> None:
+    """Every tick tells the digest: an echo of it, or what was shown of an older version, proves nothing."""
+    run = Guide(3)
+    ann = run.comes("ann")
+    beat = run.says(ann, fragments=holding(3))
+    nonce = run.core.ledger.nonce_of(0, nonce_of) if nonce_of is not None else b""
+    shown = shown_under(nonce, digest_of(3)) if nonce else b""
+    said = replace(beat.fragments[0], shown=shown)
+    assert said.digest == run.core.ledger.books[0].digests[3]
+    assert run.guidance.on_beat(ann, replace(beat, fragments=(said,))) is None
+    assert not ann.standings[0].verified and ann.peer not in run.core.ledger.books[0].vouched
+    assert run.guidance.on_beat(ann, beat) is None
+    assert ann.standings[0].verified
 
 
 def test_who_holds_an_older_version_of_the_runs_is_vouched_for_and_not_verified() -> None:
