@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from farflung.console import operator_commands
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
 from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.going_back_orders import GoingBackByOrder
+from farflung.coordinator.run.operator_orders import GoingBackByOrder
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind
