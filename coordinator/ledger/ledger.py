@@ -186,21 +186,14 @@ class Ledger:
                     book.dropped_round, book.dropped_at = record.round_no, book.version
             case DigestFixed() | ShownFixed() | DigestWithdrawn() | DigestRefuted() | Vouched():
                 self._know_state(self.books[record.fragment], record)
-            case RolledBack(versions=versions):
-                self._go_back(versions, record.final)
-                self.era_reason = record.reason
-            case WonBack(versions=versions):
-                self._win_back(versions)
-                self.era_reason = record.reason
+            case RolledBack() | WonBack():
+                self._begin_era(record)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
-            case Departed(peer=peer, cause=cause):
-                self.delivered = self.delivered or cause is DepartureCause.FINISHED
-                self.here.discard(peer)
-                if cause in ACCOUNTED_FOR:
-                    self._holds_nothing(peer)
+            case Departed():
+                self._depart(record)
             case DecidedOn() | FoundCheating():
                 pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):
@@ -287,6 +280,13 @@ class Ledger:
 
     # ---- going back, and forward again --------------------------------------------------------------------
 
+    def _begin_era(self, record: RolledBack | WonBack) -> None:
+        if isinstance(record, RolledBack):
+            self._go_back(record.versions, record.final)
+        else:
+            self._win_back(record.versions)
+        self.era_reason = record.reason
+
     def _go_back(self, versions: tuple[int, ...], final: bool) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
         self._abandon(versions, final)
@@ -362,12 +362,14 @@ class Ledger:
 
     # ---- who may hold what --------------------------------------------------------------------------------
 
-    def _holds_nothing(self, peer: str) -> None:
-        """It is accounted for; when it comes again, it has to show what it holds."""
-        for book in self.books:
-            book.vouched.discard(peer)
-            if peer in book.holders:
-                book.holders[peer].reached = NOTHING
+    def _depart(self, record: Departed) -> None:
+        """Whoever is accounted for holds nothing any more; when it comes again, it has to show what it holds."""
+        self.delivered = self.delivered or record.cause is DepartureCause.FINISHED
+        self.here.discard(record.peer)
+        for book in self.books if record.cause in ACCOUNTED_FOR else ():
+            book.vouched.discard(record.peer)
+            if record.peer in book.holders:
+                book.holders[record.peer].reached = NOTHING
 
     def _guess_holders(self) -> None:
         """Of a ledger that an older farflung folded: whoever has shown the state may hold the newest."""

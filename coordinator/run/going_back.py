@@ -3,7 +3,7 @@
 Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
 digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  It does so by itself
 only when those who may hold newer state are accounted for (coordinator/ledger/eras.py): a line that is cut
-looks from here like the death of everybody behind it.  Else the host decides (going_back_orders.py).
+looks from here like the death of everybody behind it.  Else the host decides (operator_orders.py).
 The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any more, unless
 they win it back (winning_back.py).
 """

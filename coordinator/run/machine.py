@@ -23,11 +23,10 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.going_back_orders import GoingBackByOrder
 from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import Operating
+from farflung.coordinator.run.operator_orders import GoingBackByOrder, Operating
 from farflung.coordinator.run.status import status_json
 from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.digests import HASH_BYTES

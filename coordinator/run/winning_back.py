@@ -21,9 +21,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.messages import Beat, FragmentTick
 from farflung.protocol.states import Goal
 
-PATIENCE_IN_DEAD = (
-    2.0  # times dead_after_s: how long others of the same era are waited for, that hold what it lacks
-)
+# Times dead_after_s: how long others of the same era are waited for, that hold what it lacks.
+PATIENCE_IN_DEAD = 2.0
 
 
 @dataclass

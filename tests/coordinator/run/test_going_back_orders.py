@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from farflung.console import operator_commands
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
 from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.going_back_orders import GoingBackByOrder
+from farflung.coordinator.run.operator_orders import GoingBackByOrder
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind
@@ -160,3 +164,20 @@ def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_n
     assert run.going_back.saved == {4}
     run.loses(run.core.members.members[peer_of("ann")])
     assert run.going_back.saved == set()
+
+
+# ---- the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("--yes", True)])
+def test_the_command_tells_what_is_lost_and_asks_before_it_is_done(
+    typed: str, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Hosted()
+    run.holds("zoe", 5)
+    monkeypatch.setattr(operator_commands, "ask", lambda folder, order: run.says_so(order))
+    words = ["go-back", str(tmp_path), *([typed] if typed == "--yes" else [])]
+    shown = CliRunner().invoke(operator_commands.app, words, input=typed)
+    assert "Going back to version 5 voids 3 rounds" in shown.output
+    assert ("the run is at version 5, era 1" in shown.output) is done
+    assert (run.versions == [5]) is done

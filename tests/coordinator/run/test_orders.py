@@ -7,9 +7,8 @@ import pytest
 from farflung.coordinator.ledger.records import Banned, Paused, Resumed, Struck, Unbanned
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.going_back_orders import GoingBackByOrder
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import Operating
+from farflung.coordinator.run.operator_orders import GoingBackByOrder, Operating
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import (

@@ -276,17 +276,30 @@ def test_when_the_run_goes_back_to_what_is_held_the_work_on_it_stays() -> None:
     ann = Ann()
     ann.freezes(0)
     digests = [((0, digest_of(number, 0)),) for number in (0, 1)]
-    effects = ann.exchange.go_back((word_of(0, 0, digests=digests[0]), word_of(1, 0, digests=digests[1])))
-    assert effects == [Note("the run went back to version 0, 0: nobody held anything newer")]
+    words = (word_of(0, 0, digests=digests[0]), word_of(1, 0, digests=digests[1]))
+    effects = ann.exchange.go_back(words, "it was lost")
+    assert effects == [Note("a new era of the run begins at version 0, 0: it was lost")]
     assert [lane.version for lane in ann.part.lanes.values()] == [0, 0]
     assert ann.training.works[0].frozen is not None
 
 
 def test_when_the_run_goes_back_to_another_state_of_that_number_it_is_fetched() -> None:
     ann = Ann()
-    ann.exchange.go_back((word_of(0, 0, digests=((0, b"x" * 32),)), word_of(1, 0)))
+    ann.exchange.go_back((word_of(0, 0, digests=((0, b"x" * 32),)), word_of(1, 0)), "it was lost")
     assert [type(lane.stand) for lane in ann.part.lanes.values()] == [Empty, Empty]
-    assert ann.exchange.go_back(AT_0) == [], "to somebody that holds nothing this is no news"
+    assert ann.exchange.go_back(AT_0, "") == [], "to somebody that holds nothing this is no news"
+
+
+def test_P7_no_lease_from_before_counts_in_a_new_era_nor_does_work_on_its_samples() -> None:
+    """Also of a fragment that stays: its samples are lent again, to anybody."""
+    ann = Ann()
+    ann.training.on_leases(LEASES)
+    ann.freezes(0, used=(Used(1, 4),))
+    words = tuple(word_of(number, 0, digests=((0, digest_of(number, 0)),)) for number in (0, 1))
+    effects = ann.exchange.go_back(words, "it was lost")
+    assert [lane.version for lane in ann.part.lanes.values()] == [0, 0]
+    assert ann.training.works[0].frozen is None and not ann.training.known_leases
+    assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
 
 
 # ---- a trainer that waits ------------------------------------------------------------------------------------
