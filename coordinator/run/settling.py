@@ -130,8 +130,8 @@ class Settling:
             (member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0
         ]
         if not heard and patience_over:
-            # All who ever showed the run's state are gone.  Who fetched it chunk by chunk, each checked by its hash, and
-            # rolled on is right; and where it is not, those who come back contradict it.
+            # All who ever showed the run's state are gone.  Who fetched it chunk by chunk, each checked by its hash,
+            # and rolled on is right; and where it is not, those who come back contradict it.
             heard = [(member, said) for member, said in speakers if said.version == version]
         claims = self._claims(heard)
         settled = book.digests.get(version)
