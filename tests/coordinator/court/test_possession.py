@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
-from farflung.coordinator.court.questions import PATIENCE_S, Questions
+from farflung.coordinator.court.questions import PATIENCE_S, Answer, Questions
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash
 from farflung.protocol.messages import TAG_BYTES, Shown, What
 from rig.court_scene import FRAGMENT, RULES, TRUTH
@@ -88,6 +88,14 @@ def test_P18_who_does_not_answer_shows_nothing() -> None:
     at.asks(PATIENCE_S)
     at.hears()
     assert at.check.unproven.startswith("it did not show that it holds version 3: it showed nothing for")
+
+
+def test_an_answer_to_another_question_is_not_taken_for_this_one() -> None:
+    at = Check(NONCES[0])
+    [number] = at.questions._open
+    wanted = at.questions._open[number].wanted
+    for other in (Answer(number + 1, "eve", wanted, None), Answer(number, "ann", wanted, None)):
+        assert not at.check.on_answer(other, 0.0) and not at.check.over
 
 
 def test_what_is_over_asks_nothing_any_more() -> None:

@@ -162,6 +162,13 @@ def test_P18_who_never_held_the_runs_state_is_not_heard_and_starts_no_dispute() 
     assert run.goes_on() == [fixed(TRUE, run.true_value(3))] and run.settling.reason == ""
 
 
+def test_P18_for_newcomers_that_never_held_the_runs_state_nobody_waits() -> None:
+    run = Bench(*holders("ann"))
+    for number in range(8):
+        run.comes(Holder(f"new{number}", version=2, base=1), vouched=False)
+    assert fixed(TRUE, run.true_value(3)) in run.goes_on()
+
+
 def test_P18_an_echo_of_the_digest_shows_nothing() -> None:
     """It knows the digest and the nonce, from its tick, and not the bytes."""
     run = Bench(*holders("ann", "bob"))
@@ -266,6 +273,17 @@ def test_P18_a_late_lie_against_a_settled_digest_costs_nobody_honest_its_state()
     assert not run.banned()
 
 
+def test_P18_of_states_of_which_nobody_can_show_how_he_came_to_them_the_settled_one_stands() -> None:
+    lost = {(What.BEFORE, 3): None}
+    run = Bench(Holder("ann", says=lost))
+    run.goes_on()
+    for number in range(5):
+        run.comes(liar(f"eve{number}", says=lost))
+    run.goes_on(3.0)
+    assert run.book.digests[3] == TRUE and run.is_verified("ann") and run.settling.reason == ""
+    assert run.settling.refuted(run.people["ann"][0], run.word("ann")) == b""
+
+
 def test_P18_a_list_that_nobody_shows_is_no_claim_and_costs_its_member_its_place() -> None:
     run = Bench(Holder("ann"), liar("eve", mute=True))
     records = run.goes_on(PATIENCE_S + 3.0)
@@ -288,10 +306,24 @@ def test_P18_in_a_new_era_nothing_of_the_old_one_stands() -> None:
     run.goes_on()
     assert run.settling.reason and run.core.questions.asked
     old = run.settling.nonce(2)
-    run.core.write(RolledBack(versions=(0, 2), reason="lost"))
+    run.core.write(RolledBack(versions=(0, 3), reason="lost"))
     assert run.settling.nonce(2) != old and run.book.shown == {}
+    run.loses(run.people["eve"][0])
     run.goes_on()
     assert not run.settling.reason and not run.core.questions.asked and not run.banned()
+
+
+def test_P18_in_a_new_era_a_member_that_had_shown_nothing_in_the_old_one_may_show_the_same_version() -> None:
+    run = Bench(*holders("ann", "bob"))
+    run.goes_on()
+    run.comes(Holder("cyd", value=bytes(32), says={(What.STATE, 3): None}))
+    run.goes_on(1.0)
+    member, _, guest = run.people["cyd"]
+    assert run.settling.refuted(member, run.word("cyd")) == TRUE
+    run.core.write(RolledBack(versions=(0, 3), reason="lost"))
+    run.people["cyd"] = (member, Holder("cyd"), guest)
+    run.goes_on(1.0)
+    assert run.settling.refuted(member, run.word("cyd")) == b"" and run.is_verified("cyd")
 
 
 def test_P18_a_dispute_about_a_version_that_is_not_the_newest_any_more_is_over() -> None:
