@@ -1,0 +1,46 @@
+"""P18 with real processes: one machine's memory flips a bit, and that peer alone is out, with proof."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.protocol.process.exit_codes import REFUSED
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+SHARED = Path("/dev/shm")
+
+
+@pytest.mark.forked_peers
+def test_P18_a_peer_whose_memory_went_wrong_is_found_out_and_the_others_keep_their_state(stage: Any) -> None:
+    stage.write_run(min_peers=2, sync_every=5, dead_after_s=10.0)
+    stage.coordinate()
+    for name in ("ann", "bob", "cat"):
+        stage.join(name)
+    stage.until(lambda seen: seen["version"] >= 2 and len(seen["members"]) == 3, "three peers train")
+    flip(stage.events("cat")[0]["pid"])
+
+    assert stage.wait("cat") == REFUSED
+    assert "is proven wrong in chunk" in stage.log("cat")
+    seen = stage.status()
+    stage.until(lambda now: now["version"] >= seen["version"] + 2, "the others go on")
+    for name in ("ann", "bob"):
+        assert "differs from the run's" not in stage.log(name)
+    states = {member["name"]: member["state"] for member in stage.status()["members"]}
+    assert sorted(states.values()).count("banned") == 1 and len(states) == 3
+
+    [proof] = (stage.folder / "run.data" / "evidence").glob("state-*.proof")
+    told = stage.call("audit", "--evidence", str(proof))
+    assert told.returncode == 1, told.stdout + told.stderr
+    assert "signed a state that is not the run's" in told.stdout
+
+
+def flip(agent_pid: int) -> None:
+    """One value of the outer momentum, in the memory that the agent shares with its trainer."""
+    [place] = SHARED.glob(f"farflung-{agent_pid}-*")
+    with (place / "momentum").open("r+b") as file:
+        file.write(struct.pack("<f", 0.125))
