@@ -310,13 +310,18 @@ def until_version(journal: list[Record], version: int) -> list[Record]:
     return journal[: 1 + next(i for i, r in enumerate(journal) if getattr(r, "version", None) == version)]
 
 
-def test_after_a_restart_a_fresh_or_stale_peer_never_founds_the_run_anew(journal: list[Record]) -> None:
+@pytest.mark.parametrize("every_rounds", [0, 1, 20])
+def test_P4_P20_after_a_restart_a_fresh_or_stale_peer_never_becomes_the_run(
+    journal: list[Record], every_rounds: int
+) -> None:
+    """Whether a checkpoint may exist or none was due yet, for ten times `go_back_after_s`."""
     records = until_version(journal, 2)
+    checkpoint = CheckpointSection(every_rounds=every_rounds, go_back_after_s=4.0)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
-    hall, fresh, stale = Hall(records), Guest(1), Guest(2)
+    hall, fresh, stale = Hall(records, Manifest(run=MANIFEST.run, checkpoint=checkpoint)), Guest(1), Guest(2)
     before = hall.machine.core.ledger.books[0].digests.copy()
     hall.join(fresh, stale, model=model)
-    for _ in range(20):
+    for _ in range(40):
         hall.now += 1.0
         for guest, holds in ((fresh, {}), (stale, {"version": 0, "digest": before[0]})):
             tick = hall.beat(guest, **holds)

@@ -195,6 +195,14 @@ def test_what_cannot_be_won_back_is_not_waited_for_for_ever() -> None:
     assert told.era == 1 and "nobody came with the rest of it" in told.era_because
 
 
+def test_what_is_newer_of_one_fragment_does_not_cost_a_newer_version_of_another() -> None:
+    run = Split(was=6, now=4, fragments=2)
+    for _ in range(3):
+        run.commits({peer_of("ann"): ()}, fragment=1)
+    run.comes("cat", 6, 6)
+    assert (run.versions, run.core.ledger.era) == ([4, 7], 1)
+
+
 def test_a_fragment_that_stayed_where_the_eras_part_belongs_to_both() -> None:
     run = Split(was=8, now=4, fragments=2)
     _, told = run.comes("cat", 8, -1)
