@@ -22,9 +22,8 @@ from farflung.protocol.errors import FarflungError, StoreError, UserError
 from farflung.protocol.process import failpoints
 
 ASIDE = ".aside"  # the ending of a file that is not finished
-SMALL_BYTES = (
-    1 << 20
-)  # files up to this size are sent at once: an object store wants three requests for any other
+# Files up to this size are sent at once: an object store wants three requests for any other.
+SMALL_BYTES = 1 << 20
 
 
 class Folder:

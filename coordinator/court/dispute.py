@@ -8,9 +8,9 @@ in which the sides differ decides:
        and the results since (their hashes stand in the commits)
     3. the step is calculated here; every list that has another hash there is refuted
 
-Of each side a few members are asked at once, one after the other for what the chunk was.  Whoever shows no list, or
-another one than it named, does not hold what it says, and does not count any more.  Who can't show what the chunk was
-may be honest (it fetched the state from others): somebody else of its side is asked.  With more than two sides the
+Of each side a few members are asked at once.  Whoever shows no list, or another one than it named, does not hold what
+it says, and does not count any more.  Who can't show what the chunk was may be honest (it fetched the state from
+others) and says so at once: somebody else of its side is asked.  With more than two sides the
 next two are compared, until one is left.  Against a settled digest that nobody defends any more, whoever names another
 one shows so much of a few chunks that nobody could foresee.  Used by the settling of the run machine, which knows who
 claims what and who is here, and does what follows.
@@ -30,6 +30,7 @@ from farflung.protocol.round_words import Commit
 
 VERSION_BYTES = 8
 ASKED_AT_ONCE = 16  # of a side, for its list: a league of many that show nothing must not take turns at it
+TRIED_AT_ONCE = 4  # of a side, for what the chunk was: that is many more bytes
 
 # (state of a chunk, the payload of a committed result, which chunk of the model) -> its next state.
 NextState = Callable[[bytes, bytes, int], bytes]
@@ -102,6 +103,7 @@ class Dispute:
         self.refuted: dict[bytes, Refuted] = {}  # by digest
         self.unproven: dict[str, str] = {}  # members that do not hold what they named, and why that is so
         self.groundless: dict[str, str] = {}  # members that can't show how they came to it
+        self.silent: set[str] = set()  # of these: those that did not even say so
         self._questions = questions
         self._mine: dict[int, Callable[[Answer], None]] = {}
         self._lists: dict[bytes, ClaimList] = {}
@@ -129,7 +131,7 @@ class Dispute:
             chunk = self._first_difference(*known) if len(known) == 2 else unseen[0]
             able = [[peer for peer in sides[digest] if peer not in self.groundless] for digest in known]
             for peers in able:
-                for peer in peers[:1]:
+                for peer in peers[:TRIED_AT_ONCE]:
                     self._try(peer, chunk, now)
             return not any(able)
         return False
@@ -179,6 +181,7 @@ class Dispute:
         if answer.raw is None:
             of_list = answer.wanted.what is What.HASHES and answer.wanted.version == self.case.version
             blame = self._prove_nothing if of_list else self._has_no_ground
+            self.silent |= {answer.of} if answer.silent else set()
             blame(answer.of, f"it did not show {_NAMES[answer.wanted.what]}: {answer.why_none}")
         else:
             take(answer)

@@ -40,6 +40,7 @@ class Answer:
     raw: bytes | None
     signature: bytes = b""
     why_none: str = ""
+    silent: bool = False  # it said nothing, not even that it has none
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Questions:
             if each.of not in here:
                 each.asked_at, each.news_at = None, now
             elif now - each.news_at >= PATIENCE_S:
-                self._end(number, None, f"it showed nothing for {PATIENCE_S:g} s")
+                self._end(number, None, f"it showed nothing for {PATIENCE_S:g} s", silent=True)
             elif each.asked_at is None or now - max(each.asked_at, each.news_at) >= ASK_AGAIN_S:
                 each.asked_at, each.asked_from = now, len(each.parts)
                 asks.append((each.of, _fields(number, each)))
@@ -116,9 +117,9 @@ class Questions:
         """Members that owe an answer."""
         return {each.of for each in self._open.values()}
 
-    def _end(self, number: int, raw: bytes | None, why_none: str) -> None:
+    def _end(self, number: int, raw: bytes | None, why_none: str, silent: bool = False) -> None:
         asked = self._open.pop(number)
-        self._answers.append(Answer(number, asked.of, asked.wanted, raw, asked.signature, why_none))
+        self._answers.append(Answer(number, asked.of, asked.wanted, raw, asked.signature, why_none, silent))
 
 
 def _fields(number: int, asked: _Open) -> dict[str, object]:

@@ -216,6 +216,10 @@ class Settling:
             for peer in by if digest != kept else ():
                 self._void[peer] = dispute.groundless.get(peer, "nobody can show how it came to that state")
                 self._core.note(f"{self._core.name(peer)} takes the run's state again: {self._void[peer]}")
+                if (
+                    peer in dispute.silent
+                ):  # whoever has fetched its state says at once that it can show nothing
+                    self._core.strike(peer, f"it kept everybody waiting: {self._void[peer]}")
 
     def _judge(self, dispute: Dispute, naming: set[str]) -> bool:
         """What follows from what the dispute has found so far.  `naming`: who still says so."""

@@ -89,6 +89,7 @@ class Holder:
     value: bytes | None = None  # that it shows under the version's nonce, if not the true one
     signs: bool = True
     mute: bool = False
+    after_list_mute: bool = False  # it shows lists, and is silent when it is asked for more
     asked: list[What] = field(default_factory=list)
 
     def __post_init__(self) -> None:

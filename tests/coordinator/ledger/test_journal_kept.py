@@ -292,7 +292,7 @@ def test_a_run_of_the_second_format_goes_on_with_causes_beside_its_sentences(tmp
             msgspec.msgpack.decode(body) for (body,) in db.execute("SELECT body FROM journal ORDER BY pos")
         ]
     db.close()
-    manifest = Manifest.from_canonical(kept)
+    manifest = Manifest.from_older(kept)
     with opened(path, manifest) as journal:
         assert journal.upgraded_from == 2
         records = journal.records()
