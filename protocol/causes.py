@@ -24,6 +24,7 @@ class AbortCause(StrEnum):
     TOO_FEW = "too_few"  # whole contributions
     MEMBER_RESTARTED = "member_restarted"  # too few, and a member came back as another process
     GUARD = "guard"  # the merged update was far too long
+    DISPUTED = "disputed"  # members contradict each other about the state that it started from
     UNKNOWN = "unknown"  # an older journal tells it in words that nobody knows any more
 
     @property
@@ -35,6 +36,7 @@ class AbortCause(StrEnum):
             AbortCause.WENT_BACK,
             AbortCause.COMPLETE,
             AbortCause.MEMBER_RESTARTED,
+            AbortCause.DISPUTED,
         )
 
 

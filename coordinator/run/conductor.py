@@ -413,7 +413,11 @@ class Conductor:
         """True when what stands as the digest of the newest version, or who holds it, changed now."""
         said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
-        return self.settling.settle(said, patience_over)
+        changed = self.settling.settle(said, patience_over)
+        if self.settling.disputed:
+            # What it would commit may be built on a lie, and whoever knows better would be left behind.
+            self.abort(AbortCause.DISPUTED, self.settling.reason)
+        return changed
 
 
 def _clipped(flight: InFlight, included: Sequence[str]) -> dict[str, str]:

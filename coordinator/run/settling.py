@@ -38,6 +38,8 @@ from farflung.protocol.signing import verify
 
 CHECKS_AT_ONCE = 4  # of possession, by bytes
 CHUNKS_DRAWN = 8  # that a state is looked at in which nobody defends the settled one
+BEHIND_S = 10.0  # so long the run waits for a member that contradicts it and has to catch up first,
+BEHIND_TIMES = 3  # and so often
 RESULT_SLACK_BYTES = 4096  # a payload's head, over the largest codec
 
 Speaker = tuple[Member, FragmentBeat]
@@ -54,6 +56,8 @@ class Settling:
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
+        # Members behind the run that contradict it, by session: how often they did, and since when they do.
+        self._behind: dict[bytes, tuple[int, float]] = {}
 
     @property
     def _book(self) -> FragmentBook:
@@ -62,7 +66,19 @@ class Settling:
     @property
     def reason(self) -> str:
         """Why no round may begin now; empty if none of this speaks against it."""
-        return self._dispute.told if self._dispute is not None else ""
+        if self._dispute is not None:
+            return self._dispute.told
+        alive = {member.session: member for member in self._core.members.alive.values()}
+        for session, (_, since) in self._behind.items():
+            if session in alive and self._core.now - since < BEHIND_S:
+                name = alive[session].contact.name
+                return f"{name} claims another state than was settled; it is heard when it has caught up"
+        return ""
+
+    @property
+    def disputed(self) -> bool:
+        """One chunk of the newest version is being calculated: nothing may be built on it before that."""
+        return self._dispute is not None
 
     def nonce(self, version: int) -> bytes:
         return self._core.ledger.nonce_of(self._number, version) if version >= 0 else b""
@@ -77,6 +93,7 @@ class Settling:
         shows = said.version >= 0 and known is not None and said.digest == known
         standing.vouched = standing.vouched or shows
         value = shown_value(said.shown, self.nonce(said.version))
+        self._look_behind(member, said, contradicts=known is not None and not shows and bool(said.digest))
         holds = False
         if said.version == book.version and said.digest:
             if member.peer in book.vouched:
@@ -88,6 +105,14 @@ class Settling:
         if holds and (member.peer not in book.vouched or book.may_hold(member.peer) < book.version):
             self._core.write(Vouched(peer=member.peer, fragment=self._number))
         return changed
+
+    def _look_behind(self, member: Member, said: FragmentBeat, contradicts: bool) -> None:
+        """Rounds may follow each other faster than an honest member rolls on: the run waits for one that knows better,
+        but not for ever, and not for whoever says so again and again."""
+        behind = 0 <= said.version < self._book.version and member.peer in self._book.vouched
+        times, since = self._behind.get(member.session, (0, self._core.now - BEHIND_S))
+        if contradicts and behind and times < BEHIND_TIMES and self._core.now - since >= BEHIND_S:
+            self._behind[member.session] = times + 1, self._core.now
 
     def has_shown(self, said: FragmentBeat) -> bytes:
         """Under the nonce of the version that it says it holds; empty: nothing."""

@@ -197,6 +197,7 @@ SAID_BY_ABORTS = {
     AbortCause.MEMBER_RESTARTED: "1 whole contributions, at least 2 are needed; "
     "bob is out: it restarted during the round",
     AbortCause.GUARD: "the merged update has norm 9.1, over 2 times the usual 1.0 for so much work",
+    AbortCause.DISPUTED: "members claim different states of version 3; the coordinator checks one chunk of it",
     AbortCause.UNKNOWN: "words of another time",
 }
 SAID_BY_THE_GONE = {
