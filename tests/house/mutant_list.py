@@ -631,6 +631,7 @@ STATE = (
 
 # The simulator's liars: whole runs, in which whoever is honest keeps its state.
 COURT = (
+    "tests/coordinator/run/test_settling.py",
     "tests/coordinator/court/test_dispute.py",
     "tests/coordinator/run/test_guidance.py",
     "tests/coordinator/run/test_conductor.py",
@@ -657,8 +658,8 @@ PROOFS = (
     Mutant(
         "who never held the run's state does not say what it is",
         "coordinator/run/settling.py",
-        "heard = [(member, said) for member, said in speakers if member.peer in book.vouched]",
-        "heard = list(speakers)",
+        "(member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0",
+        "(member, said) for member, said in speakers if said.version >= 0",
         COURT,
     ),
     Mutant(
@@ -715,14 +716,14 @@ PROOFS = (
         "peer/machine/lane.py",
         "differs = refuted or (differs and not self._grounds.calculated)",
         "differs = refuted or differs",
-        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[2:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[3:]),
     ),
     Mutant(
         "what is proven wrong is given up",
         "peer/machine/lane.py",
         "refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole",
         "refuted = False",
-        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[2:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[3:]),
     ),
     Mutant(
         "tokens count as far as they are likely",
