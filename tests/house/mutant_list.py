@@ -632,6 +632,7 @@ STATE = (
 # The simulator's liars: whole runs, in which whoever is honest keeps its state.
 COURT = (
     "tests/coordinator/run/test_settling.py",
+    "tests/coordinator/court/test_possession.py",
     "tests/coordinator/court/test_dispute.py",
     "tests/coordinator/run/test_guidance.py",
     "tests/coordinator/run/test_conductor.py",
@@ -716,14 +717,14 @@ PROOFS = (
         "peer/machine/lane.py",
         "differs = refuted or (differs and not self._grounds.calculated)",
         "differs = refuted or differs",
-        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[3:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[4:]),
     ),
     Mutant(
         "what is proven wrong is given up",
         "peer/machine/lane.py",
         "refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole",
         "refuted = False",
-        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[3:]),
+        ("tests/peer/machine/test_lane.py", "tests/peer/machine/test_grounds.py", *COURT[4:]),
     ),
     Mutant(
         "tokens count as far as they are likely",

@@ -1,117 +1,71 @@
-"""Possession: by the list of hashes and one chunk, which the nonce names; an echo, or another chunk, shows nothing."""
+"""P18: who says that it holds a version shows the list of its hashes and one chunk, or does not hold it."""
 
 from __future__ import annotations
 
 import pytest
 
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
-from farflung.coordinator.court.questions import PATIENCE_S, Answer, Questions
-from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash
-from farflung.protocol.messages import TAG_BYTES, Shown, What
-from rig.court_scene import FRAGMENT, RULES, TRUTH
+from farflung.coordinator.court.questions import Answer, Questions, Wanted
+from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.messages import TAG_BYTES, What
 
-LIST = b"".join(TRUTH.hashes(3))
-NONCES = [hash_bytes(bytes([number])) for number in range(6)]
-
-
-class Check:
-    """Of one member; `asks` is what it is asked now."""
-
-    def __init__(self, nonce: bytes) -> None:
-        self.questions, self.nonce = Questions(), nonce
-        held = Held("eve", FRAGMENT, 3, TRUTH.digest(3), nonce, RULES.state_bytes)
-        self.check = PossessionCheck(held, self.questions, 0.0)
-
-    def asks(self, now: float = 0.0) -> list[tuple[object, object]]:
-        return [(fields["what"], fields["chunk"]) for _, fields in self.questions.due({"eve"}, now)]
-
-    def shows(self, raw: bytes) -> None:
-        [number] = self.questions._open
-        shown = Shown(
-            session=bytes(16), seq=1, question=number, start=0, total=len(raw), part=raw, signature=b""
-        )
-        assert self.questions.on_shown("eve", shown, 0.0)
-        self.hears()
-
-    def hears(self) -> None:
-        for answer in self.questions.take_answers():
-            assert self.check.on_answer(answer, 0.0)
-
-    @property
-    def index(self) -> int:
-        return drawn_chunk(self.nonce, FRAGMENT.count)
+CHUNKS, NONCE, OTHER_NONCE = 4, hash_bytes(b"a nonce"), hash_bytes(b"another nonce")
+STATE = [bytes([chunk]) * 8 for chunk in range(CHUNKS)]
+HASHES = [hash_bytes(chunk) for chunk in STATE]
+FRAGMENT = Fragment(number=0, first=10, count=CHUNKS)
+HELD = Held("ann", FRAGMENT, 5, root_of(HASHES), NONCE, len(STATE[0]))
+DRAWN = drawn_chunk(NONCE, CHUNKS)
 
 
-def test_the_nonces_of_these_tests_name_every_chunk() -> None:
-    assert {Check(nonce).index for nonce in NONCES} == set(range(FRAGMENT.count))
+class Asked(Questions):
+    """Keeps what is asked; nobody is told."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Wanted] = []
+
+    def ask(self, of: str, wanted: Wanted, now: float) -> int:
+        assert of == "ann"
+        self.wanted.append(wanted)
+        return len(self.wanted)
+
+    def drop(self, number: int) -> None:
+        pass
 
 
-@pytest.mark.parametrize("nonce", NONCES)
-def test_P18_what_a_holder_shows_follows_from_the_chunk_that_the_nonce_names(nonce: bytes) -> None:
-    at = Check(nonce)
-    assert at.asks() == [(What.HASHES, FRAGMENT.first)]
-    at.shows(LIST)
-    assert at.asks() == [(What.STATE, FRAGMENT.first + at.index)] and not at.check.over
-    at.shows(TRUTH.states[3][at.index])
-    assert at.check.over and at.check.value == keyed_hash(nonce, TRUTH.states[3][at.index])
-    assert not at.check.unproven
+def check_of(*answers: bytes | None) -> tuple[PossessionCheck, Asked]:
+    asked = Asked()
+    check = PossessionCheck(HELD, asked, 0.0)
+    for raw in answers:
+        why_none = "" if raw is not None else "it has none"
+        answer = Answer(len(asked.wanted), "ann", asked.wanted[-1], raw, b"", why_none)
+        assert check.on_answer(answer, 0.0)
+    return check, asked
+
+
+def test_P18_the_list_and_the_chunk_that_the_nonce_names_prove_it() -> None:
+    check, asked = check_of(b"".join(HASHES), STATE[DRAWN])
+    assert [(w.what, w.chunk) for w in asked.wanted] == [(What.HASHES, 10), (What.STATE, 10 + DRAWN)]
+    assert check.over and not check.unproven and check.value == keyed_hash(NONCE, STATE[DRAWN])
 
 
 @pytest.mark.parametrize(
-    "raw", [LIST[:-32], LIST + bytes(32), b"".join(TRUTH.hashes(2)), b"x" * len(LIST), b""]
+    ("answers", "told"),
+    [
+        ((None,), "did not show that it holds version 5: it has none"),
+        ((b"".join(HASHES[:-1]),), "the hashes that it shows of version 5 are not the run's"),
+        ((b"".join([*HASHES[:-1], HASHES[0]]),), "the hashes that it shows of version 5 are not the run's"),
+        ((b"".join(HASHES), None), "did not show that it holds version 5: it has none"),
+        ((b"".join(HASHES), STATE[DRAWN - 1]), "the chunk that it shows of version 5 is not the run's"),
+    ],
 )
-def test_P18_another_list_than_the_settled_one_shows_nothing(raw: bytes) -> None:
-    at = Check(NONCES[0])
-    at.shows(raw)
-    assert at.check.unproven and not at.check.value and at.asks() == []
+def test_P18_anything_else_does_not(answers: tuple[bytes | None, ...], told: str) -> None:
+    check, _ = check_of(*answers)
+    assert check.over and not check.value and told in check.unproven
 
 
-def test_P18_another_chunk_or_an_older_one_shows_nothing() -> None:
-    for nonce in NONCES:
-        index = Check(nonce).index
-        for raw in (
-            TRUTH.states[2][index],
-            TRUTH.states[3][(index + 1) % FRAGMENT.count],
-            bytes(RULES.state_bytes),
-            TRUTH.states[3][index][:-1],
-        ):
-            at = Check(nonce)
-            at.shows(LIST)
-            at.shows(raw)
-            assert at.check.unproven == "the chunk that it shows of version 3 is not the run's"
-            assert not at.check.value
-
-
-def test_P18_who_does_not_answer_shows_nothing() -> None:
-    at = Check(NONCES[0])
-    at.asks()
-    at.asks(PATIENCE_S)
-    at.hears()
-    assert at.check.unproven.startswith("it did not show that it holds version 3: it showed nothing for")
-
-
-def test_an_answer_to_another_question_is_not_taken_for_this_one() -> None:
-    at = Check(NONCES[0])
-    [number] = at.questions._open
-    wanted = at.questions._open[number].wanted
-    for other in (Answer(number + 1, "eve", wanted, None), Answer(number, "ann", wanted, None)):
-        assert not at.check.on_answer(other, 0.0) and not at.check.over
-
-
-def test_what_is_over_asks_nothing_any_more() -> None:
-    at = Check(NONCES[0])
-    at.check.close()
-    assert at.asks() == []
-
-
-@pytest.mark.parametrize(
-    "said", [b"", bytes(TAG_BYTES), NONCES[0], NONCES[0][:TAG_BYTES] + bytes(31), bytes(40)]
-)
-def test_P18_a_value_that_is_none_or_of_another_nonce_is_not_looked_at(said: bytes) -> None:
-    assert shown_value(said, NONCES[0]) == b""
-
-
-def test_P18_a_value_under_its_nonce_is() -> None:
-    value = hash_bytes(b"value")
-    assert shown_value(NONCES[0][:TAG_BYTES] + value, NONCES[0]) == value
-    assert shown_value(NONCES[0][:TAG_BYTES] + value, NONCES[1]) == b""
+def test_P18_what_is_shown_under_another_nonce_is_nothing() -> None:
+    value = keyed_hash(NONCE, STATE[DRAWN])
+    assert shown_value(NONCE[:TAG_BYTES] + value, NONCE) == value
+    assert shown_value(OTHER_NONCE[:TAG_BYTES] + value, NONCE) == b""
+    assert shown_value(b"", NONCE) == b""
