@@ -631,9 +631,9 @@ STATE = (
 
 # The simulator's liars: whole runs, in which whoever is honest keeps its state.
 COURT = (
-    "tests/coordinator/run/test_settling.py",
     "tests/coordinator/court/test_possession.py",
     "tests/coordinator/court/test_dispute.py",
+    "tests/coordinator/run/test_settling.py",
     "tests/coordinator/run/test_guidance.py",
     "tests/coordinator/run/test_conductor.py",
     "tests/coordinator/run/test_machine.py",
