@@ -176,7 +176,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     saved: Version  # the newest version of which I wrote a checkpoint
     unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
     leaving: bool  # I stay for the rounds that I am in, and begin no other
-    data: Digest = b""  # the fingerprint of my data set; empty: it has none
+    data: Digest  # the fingerprint of my data set; empty: it has none
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -333,8 +333,8 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
     void: LeaseIds
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
-    advice: Reason = ""  # what its owner should know, whatever it is to do
-    era_because: Reason = ""  # why it began, if my beat was of another one
+    advice: Reason  # what its owner should know, whatever it is to do
+    era_because: Reason  # why it began, if my beat was of another one
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

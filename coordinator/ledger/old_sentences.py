@@ -24,6 +24,7 @@ _ABORTS = (
     (AbortCause.MEMBER_RESTARTED, r"\d+ whole contributions, .* is out: it restarted during the round"),
     (AbortCause.TOO_FEW, r"\d+ whole contributions, "),
     (AbortCause.GUARD, r"the merged update has norm "),
+    (AbortCause.DISPUTED, r"members claim different states of version "),
 )
 _DEPARTURES = (
     (DepartureCause.CLOSED, r"its connection closed$"),

@@ -120,7 +120,7 @@ def a_beat(seq: int) -> Beat:
             "phase": "",
             "loss": None,
             "have": (),
-            **{"rough": False, "era": 0, "saved": -1, "unsure": False, "leaving": False},
+            **{"rough": False, "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b""},
         },
     )
 
@@ -134,6 +134,8 @@ def a_tick(answers: int) -> Tick:
         "roster": None,
         "leases": None,
         "void": (),
+        "advice": "",
+        "era_because": "",
     }
     return Tick(session=bytes(16), seq=1, answers=answers, heard_s=700.0, roster_no=0, **nothing)  # type: ignore[arg-type]
 

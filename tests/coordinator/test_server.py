@@ -218,6 +218,7 @@ def beat(session: bytes, seq: int) -> Beat:
         saved=-1,
         unsure=False,
         leaving=False,
+        data=b"",
     )
 
 

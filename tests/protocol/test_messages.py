@@ -76,6 +76,7 @@ EXAMPLES: dict[str, m.Message] = {
         saved=20,
         unsure=True,
         leaving=True,
+        data=H1[:16],
     ),
     "sent": m.Sent(
         **TO,
@@ -117,6 +118,8 @@ EXAMPLES: dict[str, m.Message] = {
         leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
         void=(3,),
         era=1,
+        advice="use the same data",
+        era_because="ann came back",
     ),
     "open": m.OpenRound(**TO, plan=PLAN),
     "decided": m.Decided(**TO, decision=DECISION),
@@ -182,7 +185,7 @@ FROZEN_FIELDS = {
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data",
     "sent": "session seq round_no hashes tokens steps loss used signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature",
@@ -190,7 +193,7 @@ FROZEN_FIELDS = {
     "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
-    "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era",
+    "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because",
     "open": "session seq plan",
     "decided": "session seq decision",
     "committed": "session seq commit nonce",

@@ -116,7 +116,7 @@ class MadePart:
         return self.exchange.on_tick(
             Tick(
                 session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=words, goal=goal, reason="",
-                roster_no=0, roster=None, leases=None, void=void, era=0,
+                roster_no=0, roster=None, leases=None, void=void, era=0, advice="", era_because="",
             )
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ NOWHERE = FragmentBeat(
 BARE_BEAT = Beat(
     session=bytes(16), seq=0, roster_no=0, fragments=(NOWHERE,), phase="inner", step=0, tokens=0, loss=None, tx_bytes=0,
     rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0, rough=False, era=0, saved=-1,
-    unsure=False, leaving=False,
+    unsure=False, leaving=False, data=b"",
 )  # fmt: skip
 
 

@@ -103,6 +103,8 @@ _readers = {
     "decided": msgspec.msgpack.Decoder(Decided),
     "committed": msgspec.msgpack.Decoder(Committed),
     "aborted": msgspec.msgpack.Decoder(msgspec.Raw),
+    "audit": msgspec.msgpack.Decoder(msgspec.Raw),  # it has kept nothing that could be merged again
+    "show": msgspec.msgpack.Decoder(msgspec.Raw),
     "gone": msgspec.msgpack.Decoder(msgspec.Raw),
 }
 
@@ -259,6 +261,7 @@ class Sham:
                 saved=-1,
                 unsure=False,
                 leaving=False,
+                data=b"",
             )
         )
 
@@ -283,6 +286,8 @@ class Sham:
             self._out_of_round()
             self.nonces[message.commit.version] = message.nonce
             self.applying, self.applied_at = message.commit.version, now + random.uniform(*APPLY_S)
+        elif kind in ("audit", "show"):
+            pass  # it has nothing to show
         else:
             self.crowd.count(kind)
             self._out_of_round()

@@ -374,7 +374,7 @@ class Hall:
             "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
             "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "rough": False,
-            "era": 0, "saved": -1, "unsure": False, "leaving": False,
+            "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b"",
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         shown = tuple(showing(self.machine.core.ledger, said) for said in beat.fragments)
@@ -513,7 +513,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,
         have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False, era=1 << 40, saved=1 << 40,
-        unsure=True, leaving=True,
+        unsure=True, leaving=True, data=b"",
     )  # fmt: skip
     assert envelope.decode(envelope.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()

@@ -64,6 +64,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
             saved=-1,
             unsure=False,
             leaving=False,
+            data=b"",
         )
     return machine
 

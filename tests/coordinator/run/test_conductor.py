@@ -95,7 +95,7 @@ class Stage:
         member.beat = Beat(
             session=member.session, seq=1, roster_no=0, fragments=(said,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,
-            rough=False, era=0, saved=-1, unsure=False, leaving=False,
+            rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
         )  # fmt: skip
         member.standings[0].ready_since = self.core.now if ready else None
 

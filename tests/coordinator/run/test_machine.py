@@ -117,7 +117,7 @@ def beat_of(guest: Guest, **changes: object) -> m.Beat:
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
         "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
         "have": (), "want": 0, "samples": 0, "rough": False, "era": 0, "saved": -1,
-        "unsure": False, "leaving": False,
+        "unsure": False, "leaving": False, "data": b"",
     }  # fmt: skip
     here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
     if here:

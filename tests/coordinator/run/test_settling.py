@@ -352,4 +352,4 @@ def test_P18_a_dispute_about_a_version_that_is_not_the_newest_any_more_is_over()
         )
     )
     run.goes_on()
-    assert not run.settling.reason and not run.core.questions.asked
+    assert not run.settling.disputed and not run.core.questions.asked

@@ -123,7 +123,7 @@ def tick_of(*donors: tuple[str, ...], goal: Goal = Goal.WAIT) -> Tick:
     )
     return Tick(
         session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=words, goal=goal, reason="",
-        roster_no=0, roster=None, leases=None, void=(), era=0,
+        roster_no=0, roster=None, leases=None, void=(), era=0, advice="", era_because="",
     )  # fmt: skip
 
 
