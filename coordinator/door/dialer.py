@@ -16,6 +16,8 @@ from zmq.utils.monitor import parse_monitor_message
 from farflung.protocol.process.sockets import ONE_ATTEMPT, Keys, Socket, curve_client, opened
 
 DIAL_S = 3.0  # no handshake within this: it can't be dialled
+# What ends the one attempt before that: a refused connection, or one that ends before hands were shaken.
+_OVER = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
 AT_ONCE = 64  # the others wait their turn: a crowd at the door must not open a crowd of sockets
 
 
@@ -56,10 +58,10 @@ class Dialer:
         """Attempts that ended since the last call, then the next ones are begun."""
         now, still = self._clock(), []
         for attempt in self._open:
-            reached = bool(attempt.monitor.poll(0)) and _shook_hands(attempt.monitor)
-            if reached or now >= attempt.until:
+            seen = _first_event(attempt.monitor)
+            if seen or now >= attempt.until:
                 self._end(attempt)
-                yield attempt.target, reached
+                yield attempt.target, seen == zmq.EVENT_HANDSHAKE_SUCCEEDED
             else:
                 still.append(attempt)
         self._open = still
@@ -78,7 +80,7 @@ class Dialer:
 
     def _begin(self, target: Target, now: float) -> _Attempt | None:
         socket = opened(self._context, zmq.DEALER, ONE_ATTEMPT, curve_client(self._keys, target.key))
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _OVER)
         attempt = _Attempt(target, socket, monitor, now + DIAL_S)
         try:
             socket.connect(f"tcp://{target.address}")
@@ -94,6 +96,8 @@ class Dialer:
         attempt.socket.close(linger=0)
 
 
-def _shook_hands(monitor: Socket) -> bool:
-    event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
-    return event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+def _first_event(monitor: Socket) -> int:
+    """0: nothing has come of the attempt yet."""
+    if not monitor.poll(0):
+        return 0
+    return int(parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"])

@@ -1,14 +1,14 @@
 """What each chunk of the outer state was before it changed, until the run has confirmed what it became.
 
 Owned by the outer state, in the arithmetic thread.  A peer whose result others contradict can show from what it was
-calculated.  The bytes (8 for each parameter of the fragment, for the few seconds between two confirmations) go to a
-file without a name: they count as the kernel's cache, not as this process' memory, and mostly are gone before they are
-written.  A disk that takes no more costs the proof, and no round.  Must not know who asks, nor why.
+calculated.  The bytes (8 for each parameter of the fragment) go to a file without a name: they count as the kernel's
+cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every round
+cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof, and no
+round.  Must not know who asks, nor why.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import tempfile
@@ -66,9 +66,6 @@ class BeforeImages:
 
     def drop(self, fragment: int) -> None:
         self._kept.pop(fragment, None)
-        if not self._kept:
-            with contextlib.suppress(OSError):  # the room is given back when the process ends
-                self._file.truncate(0)
 
     def hashes_at(self, fragment: int, version: int) -> bytes | None:
         kept = self._kept.get(fragment)
