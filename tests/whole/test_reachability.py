@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-import zmq
 from msgspec.structs import replace
-from zmq.utils import z85
 
-from farflung.collectives.link.zmq_link import ZAP_DOMAIN
 from farflung.collectives.round.asking import IN_VAIN
 from farflung.collectives.round.member import MemberRound
-from farflung.coordinator.door.dialer import DIAL_S, Dialer, Target
 from farflung.coordinator.rounds.in_flight import InFlight, Moved, RoundRules
 from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled
 from farflung.protocol.messages import ProgressReport
-from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
-from rig.waiting import eventually
 
 ALL = ("ann", "bob", "cyd", "dan")
 FP32 = ("fp32",) * 4
@@ -157,49 +150,3 @@ def test_P3_an_owner_that_loses_its_chunks_alive_does_not_count_them_as_its_own(
     assert ann.complete[0], "it owns nothing now"
     ann.on_plan(replace(moved, epoch=3, owners=(0, 0, 2, 3)), now=0.0)
     assert not ann.complete[0] and ann.progress().held["bob"][0] == 1
-
-
-# ---- dialling back, over real sockets ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_dialling_back_believes_only_the_key_that_was_announced() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    zap = ZapHandler(context)
-    zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
-    public, secret = zmq.curve_keypair()
-    router = context.socket(zmq.ROUTER)
-    router.curve_server, router.zap_domain = True, ZAP_DOMAIN
-    router.curve_publickey, router.curve_secretkey = public, secret
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    free = context.socket(zmq.ROUTER)
-    closed_port = free.bind_to_random_port("tcp://127.0.0.1")
-    free.close(linger=0)
-
-    now = [0.0]
-    dialer = Dialer(context, zmq.curve_keypair(), clock=lambda: now[0])
-    key, other = z85.decode(public), z85.decode(zmq.curve_keypair()[0])
-    targets = [
-        Target("right", b"", f"127.0.0.1:{port}", key),
-        Target("another key", b"", f"127.0.0.1:{port}", other),
-        Target("nobody there", b"", f"127.0.0.1:{closed_port}", key),
-        Target("no address", b"", "nonsense", key),
-    ]
-    for target in targets:
-        dialer.dial(target)
-    verdicts: dict[str, bool] = {}
-
-    def has_verdicts(*wanted: str) -> bool:
-        zap.serve_waiting()
-        verdicts.update({target.peer: reached for target, reached in dialer.verdicts()})
-        return set(wanted) <= set(verdicts)
-
-    eventually(lambda: has_verdicts("right", "no address"), "what can be reached is reached")
-    assert set(verdicts) == {"right", "no address"}, "the others have time left: its clock stands still"
-    now[0] = DIAL_S
-    eventually(lambda: has_verdicts(*(target.peer for target in targets)), "a verdict on all")
-    assert verdicts == {"right": True, "another key": False, "nobody there": False, "no address": False}
-    dialer.close()
-    router.close(linger=0)
-    zap.close()
-    context.term()
