@@ -32,6 +32,7 @@ from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError, StoreError
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.outer_numbers import StateForm
 
 RUN_ID = bytes(range(16)).hex()
 ELEMENTS, CHUNKS, LONGEST_LIFE_S = 4096, 24, 0.08
@@ -42,16 +43,17 @@ MODEL = ModelSchema(
     first_plain_chunk=CHUNKS,
     frozen=bytes(32),
 )
+FORM = StateForm(ELEMENTS, parts=2)
 
 
 def write(store: Store, version: int, me: Identity) -> None:
-    raw = bytes([version % 251]) * 8 * ELEMENTS
+    raw = bytes([version % 251]) * FORM.size_bytes
     hashes = (chunk_hash(raw),) * CHUNKS
-    draft = store.draft(RUN_ID, 0, version, me.peer_id, ELEMENTS)
+    draft = store.draft(RUN_ID, 0, version, me.peer_id, FORM)
     draft.parts.add(
         [
             Part(first, hashes[first : first + count], lambda chunk: raw, lambda chunks: None)
-            for first, count in shards_of(0, CHUNKS, ELEMENTS)
+            for first, count in shards_of(0, CHUNKS, FORM)
         ]
     )
     if not draft.parts.finish(lambda _: time.sleep(0.0002)):

@@ -57,6 +57,7 @@ from farflung.protocol.frames import WANTS, Header, Kind, check_payload, claimed
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import KINDS
+from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
 
@@ -278,6 +279,7 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
 def checkpoint_target() -> Target:
     identity = Identity.generate()
     model = said_model()
+    form = StateForm(model.chunk_elements, parts=2)
     chunks = tuple(f"{number:064x}" for number in range(model.chunk_count))
     (fragment,) = fragments_of(model.chunk_count, 1)
     digest = checkpoint.root_of(bytes.fromhex(each) for each in chunks).hex()
@@ -286,11 +288,10 @@ def checkpoint_target() -> Target:
             checkpoint.shard_name(first),
             first,
             count,
-            len(checkpoint.shard_header(first, count, model.chunk_elements))
-            + 8 * model.chunk_elements * count,
+            len(checkpoint.shard_header(first, count, form)) + form.size_bytes * count,
             "c" * 64,
         )
-        for first, count in checkpoint.shards_of(fragment.first, fragment.count, model.chunk_elements)
+        for first, count in checkpoint.shards_of(fragment.first, fragment.count, form)
     ]
     unsigned = checkpoint.CheckpointManifest(
         format=1,

@@ -33,8 +33,10 @@ Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
 
 
 class CatchUp:
-    def __init__(self, fragment: Fragment, run_tag: bytes, retry_s: float) -> None:
+    def __init__(self, fragment: Fragment, run_tag: bytes, retry_s: float, parts: int) -> None:
+        """`parts`: of a chunk's state."""
         self.fragment = fragment
+        self._parts = parts
         self.versions = [NO_VERSION] * fragment.count  # by index within the fragment
         self.target = NO_VERSION
         self.digests: dict[int, bytes] = {}
@@ -361,7 +363,7 @@ class CatchUp:
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
             return Verdict.STALE, []
-        if not is_piece(manifest[index], payload, header.hash):
+        if not is_piece(manifest[index], payload, header.hash, self._parts):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH, []
         self._asked.pop(key, None)  # a late answer is as good as one in time

@@ -8,17 +8,18 @@ which must be those of the coordinator's journal, or by its signature of them.  
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from blake3 import blake3
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS, StateForm
 from farflung.protocol.round_words import Count
 from farflung.protocol.signing import curve_key_of, peer_id_of, proves, statement_of, verify
 
@@ -36,7 +37,7 @@ Text = Annotated[str, Meta(max_length=256)]
 
 
 class ShardFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The chunks [first, first + count): of each its parameters, then its momentum."""
+    """The chunks [first, first + count): of each its parameters, then its moments."""
 
     name: FileName
     first: Count
@@ -65,6 +66,8 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     model: ModelSchema
     fragments: Annotated[tuple[SavedFragment, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=CHUNKS_PER_FRAGMENT)]
+    # Of a chunk's state.  Left out where they are two, as all were that wrote none.
+    parts: Literal[3] | UnsetType = UNSET
     writer: Text  # the id of the peer that wrote the manifest
     key: Hex32
     signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""
@@ -96,8 +99,9 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return [chunk for each in self.fragments for chunk in each.chunks]
 
     @property
-    def chunk_bytes(self) -> int:
-        return 8 * self.model.chunk_elements
+    def form(self) -> StateForm:
+        parts = MOMENTUM_PARTS if isinstance(self.parts, UnsetType) else self.parts
+        return StateForm(self.model.chunk_elements, parts)
 
     @property
     def size_bytes(self) -> int:
@@ -154,8 +158,8 @@ def _problem(manifest: CheckpointManifest) -> str:
     for file in manifest.files:
         if file.count > model.chunk_count - at:  # before a head is made for so many
             return f"{file.name} says that it holds {file.count} chunks, which is too many"
-        length = len(shard_header(file.first, file.count, model.chunk_elements))
-        if file.first != at or file.size_bytes != length + file.count * manifest.chunk_bytes:
+        length = len(shard_header(file.first, file.count, manifest.form))
+        if file.first != at or file.size_bytes != length + file.count * manifest.form.size_bytes:
             return f"{file.name} does not hold the chunks that it should"
         at += file.count
     return "" if at == model.chunk_count else f"the files hold {at} of {model.chunk_count} chunks"
@@ -164,9 +168,9 @@ def _problem(manifest: CheckpointManifest) -> str:
 # ---- the form of a shard file: safetensors, so that any tool can read it ------------------------------------------
 
 
-def shards_of(first: int, count: int, chunk_elements: int) -> list[tuple[int, int]]:
+def shards_of(first: int, count: int, form: StateForm) -> list[tuple[int, int]]:
     """(first chunk, chunks) of each file for a fragment."""
-    most = max(1, min(SHARD_BYTES // (8 * chunk_elements), -(-count // PARTS_LEAST)))
+    most = max(1, min(SHARD_BYTES // form.size_bytes, -(-count // PARTS_LEAST)))
     return [(start, min(most, first + count - start)) for start in range(first, first + count, most)]
 
 
@@ -174,16 +178,16 @@ def shard_name(first: int) -> str:
     return f"chunks-{first:05d}.safetensors"
 
 
-def shard_header(first: int, count: int, chunk_elements: int) -> bytes:
+def shard_header(first: int, count: int, form: StateForm) -> bytes:
     """The head of a safetensors file whose body is the chunks' bytes one after the other."""
-    size = 4 * chunk_elements
+    size = form.part_bytes
     table: dict[str, object] = {}
     for index in range(count):
-        for half, name in enumerate(("params", "momentum")):
-            start = (2 * index + half) * size
+        for place, name in enumerate(form.names):
+            start = (form.parts * index + place) * size
             table[f"{first + index:05d}.{name}"] = {
                 "dtype": "F32",
-                "shape": [chunk_elements],
+                "shape": [form.elements],
                 "data_offsets": [start, start + size],
             }
     text = msgspec.json.encode(table)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.outer_numbers import VALUE_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Exported:
 
 
 def tensors_of(model: ModelSchema, chunks: Iterable[tuple[int, bytes]]) -> Exported:
-    """`chunks`: (number, parameters and momentum) of every chunk, in any order."""
+    """`chunks`: (number, parameters and moments) of every chunk, in any order."""
     size = model.chunk_elements
     flat = torch.empty(model.chunk_count * size, dtype=torch.float32)
     for chunk, raw in chunks:
         flat[chunk * size : (chunk + 1) * size] = torch.frombuffer(
-            bytearray(raw[: 4 * size]), dtype=torch.float32
+            bytearray(raw[: VALUE_BYTES * size]), dtype=torch.float32
         )
     at = {"param": 0, "buffer": model.first_plain_chunk * size}
     tensors: dict[str, Tensor] = {}

@@ -32,6 +32,7 @@ from farflung.checkpoints.checkpoint_manifest import (
 from farflung.checkpoints.files import Folder
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError
+from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.round_words import Count
 
 TAKE_OVER_S = 30.0  # no file of anybody has appeared for so long
@@ -69,10 +70,10 @@ class Part:
 
 
 class Parts:
-    def __init__(self, files: Folder, folder: str, writer: str, chunk_elements: int) -> None:
+    def __init__(self, files: Folder, folder: str, writer: str, form: StateForm) -> None:
         self.folder = folder
         self.shards: list[ShardFile] = []
-        self._files, self._writer, self._elements = files, writer, chunk_elements
+        self._files, self._writer, self._form = files, writer, form
         self._missing: list[Part] = []
 
     # ---- writing -------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Parts:
         seen = ShardHash()
 
         def pieces() -> Iterator[bytes]:
-            yield seen.update(shard_header(part.first, len(part.hashes), self._elements))
+            yield seen.update(shard_header(part.first, len(part.hashes), self._form))
             for chunk, expected in zip(part.chunks, part.hashes, strict=True):
                 raw = part.take(chunk)
                 if chunk_hash(raw) != expected:

@@ -25,6 +25,7 @@ from farflung.checkpoints.checkpoint_manifest import (
 from farflung.checkpoints.files import Folder
 from farflung.checkpoints.parts import Parts
 from farflung.protocol.errors import CheckpointError, StoreError
+from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process import failpoints
 
 
@@ -85,7 +86,7 @@ class Store:
         return Saved(folder, manifest)
 
     def chunks(self, saved: Saved, wanted: Container[int] | None = None) -> Iterator[tuple[int, bytes]]:
-        """(chunk, its parameters and momentum), each checked; CheckpointError at the first that is not as it was.
+        """(chunk, its parameters and moments), each checked; CheckpointError at the first that is not as it was.
 
         `wanted`: only these chunks; files that have none of them are not read."""
         manifest, hashes = saved.manifest, saved.manifest.chunk_hashes
@@ -93,10 +94,10 @@ class Store:
             inside = range(file.first, file.first + file.count)
             if wanted is not None and not any(chunk in wanted for chunk in inside):
                 continue
-            header = shard_header(file.first, file.count, manifest.model.chunk_elements)
+            header = shard_header(file.first, file.count, manifest.form)
             where = f"{self.url.rstrip('/')}/{saved.folder}/{file.name}"
             pieces = self.files.pieces(
-                saved.folder, file.name, [len(header)] + [manifest.chunk_bytes] * file.count
+                saved.folder, file.name, [len(header)] + [manifest.form.size_bytes] * file.count
             )
             if next(pieces) != header:
                 raise CheckpointError(f"{where}: its head is damaged")
@@ -131,10 +132,10 @@ class Store:
 
     # ---- changing ----------------------------------------------------------------------------------------
 
-    def draft(self, run_id: str, era: int, version: int, writer: str, chunk_elements: int) -> Draft:
+    def draft(self, run_id: str, era: int, version: int, writer: str, form: StateForm) -> Draft:
         """Peers that share this place write into one folder."""
         folder = f"{run_id[:8]}-e{era:04d}-v{version:08d}"
-        return Draft(self.files, Parts(self.files, folder, writer, chunk_elements))
+        return Draft(self.files, Parts(self.files, folder, writer, form))
 
     def retain(self, run_id: str, keep: int) -> None:
         """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays.

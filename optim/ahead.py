@@ -7,6 +7,8 @@ slots or what becomes of the work.
 With a momentum of 0.9 the anchor goes several times as far as one round's pseudo-gradient, and what the momentum will
 do is known before the round ends.  A peer that stayed where it stands would learn for a whole period at a place that
 the run is about to leave, and once more to go that way.  So it goes ahead by what the momentum alone will do.
+
+AdamW's step has a bounded length and depends on a second moment that the round will change: there a peer stays.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from farflung.optim.adamw import AdamW
 from farflung.optim.outer import OuterStep
 
 
@@ -23,6 +26,8 @@ def ahead(outer: OuterStep, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor
     anchor - owed is where the peer stands; buffers know no momentum and stay there.
     """
     ahead_n = anchor_n - owed_n
+    if isinstance(outer, AdamW):
+        return ahead_n
     moved_n, nothing_n = ahead_n[:learned], torch.zeros_like(ahead_n[:learned])
     outer.step(moved_n, momentum_n[:learned].clone(), nothing_n)
     return ahead_n

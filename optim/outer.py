@@ -4,6 +4,7 @@
     mean       theta <- theta - lr * d                                  with lr = 1 plain averaging
     sparse     the same, for contributions of a few large values, of which each peer keeps the rest back: its error
                feedback is the momentum, and a second one would only delay    https://arxiv.org/abs/2508.15706
+    adamw      adamw.py
 
 Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary
 fp32 operations, each rounded on its own (no fused multiply-add, no `alpha=`, no reduction): every machine gets the same
@@ -12,20 +13,14 @@ bits (P1).  `torch.optim.SGD` computes the first formula but may fuse; it is the
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from farflung.protocol.manifest import OuterNumbers
-
-
-def fp32(value: float) -> float:
-    """The nearest fp32 number: what a tensor operation really multiplies by."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
+from farflung.optim.adamw import AdamW
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS, AdamWNumbers, StepNumbers, fp32
 
 # (theta, momentum, delta, mu, lr): the same in one pass over memory, in place.
 Fused = Callable[[Tensor, Tensor, Tensor, float, float], None]
@@ -36,6 +31,10 @@ class Nesterov:
     lr: float = 0.7
     momentum: float = 0.9
     fused: Fused | None = None  # only what `checked` let through
+
+    @property
+    def parts(self) -> int:
+        return MOMENTUM_PARTS
 
     def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
         """In place on theta and m, both fp32 [n]; d is the merged pseudo-gradient, fp32 [n]."""
@@ -54,19 +53,34 @@ class PlainMean:
 
     lr: float = 1.0
 
+    @property
+    def parts(self) -> int:
+        return MOMENTUM_PARTS
+
     def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
         lr = fp32(self.lr)
         theta_n.sub_(d_n if lr == 1.0 else d_n.mul(lr))
 
 
-OuterStep = Nesterov | PlainMean
+OuterStep = Nesterov | PlainMean | AdamW
 
 
-def outer_step_for(numbers: OuterNumbers, fused: Fused | None = None) -> OuterStep:
+def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterStep:
     """The step that takes these numbers, which are the same for all peers."""
+    if isinstance(numbers, AdamWNumbers):
+        return AdamW(numbers)
     if numbers.nesterov:
         return Nesterov(numbers.lr, numbers.momentum, fused)
     return PlainMean(numbers.lr)
+
+
+def advance(step: OuterStep, parts: Sequence[Tensor], d_n: Tensor, version: int) -> None:
+    """Take the step that makes this version, in place on the parts of a chunk's state (StateForm), each fp32 [n]."""
+    if isinstance(step, AdamW):
+        theta_n, m_n, v_n = parts
+        step.step(theta_n, m_n, v_n, d_n, version)
+    else:
+        step.step(parts[0], parts[1], d_n)
 
 
 def checked(fused: Fused | None) -> Fused | None:

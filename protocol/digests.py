@@ -33,9 +33,11 @@ def drawn_chunk(nonce: bytes, count: int) -> int:
     return int.from_bytes(nonce[:8], "little") % count
 
 
-def is_piece(expected: bytes, payload: bytes | bytearray | memoryview, payload_hash: bytes) -> bool:
-    """Whether these bytes are the chunk of state with this hash: all of it, or all but a second half of zeros."""
-    return payload_hash == expected or hash_bytes(payload, bytes(len(payload))) == expected
+def is_piece(
+    expected: bytes, payload: bytes | bytearray | memoryview, payload_hash: bytes, parts: int
+) -> bool:
+    """Whether these bytes are the chunk of state with this hash: all its parts, or the first where others are zeros."""
+    return payload_hash == expected or hash_bytes(payload, bytes((parts - 1) * len(payload))) == expected
 
 
 def root_of(hashes: Iterable[bytes]) -> bytes:

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import tomllib
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX
+from farflung.protocol.outer_numbers import AdamWNumbers, StateForm, StepNumbers, outer_numbers
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
@@ -79,9 +80,12 @@ class InnerSection(_Section):
 
 
 class OuterSection(_Section):
-    step: Literal["nesterov", "mean", "sparse"] = "nesterov"
+    step: Literal["nesterov", "mean", "sparse", "adamw"] = "nesterov"
     lr: Annotated[
         Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
+    ] = "auto"
+    last_lr: Annotated[
+        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
     ] = "auto"
     momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
         "auto"
@@ -89,31 +93,6 @@ class OuterSection(_Section):
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
     overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
     mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
-
-
-class OuterNumbers(NamedTuple):
-    """`[outer]` as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
-
-    nesterov: bool  # else theta <- theta - lr * d, without momentum
-    lr: float
-    momentum: float
-
-
-def outer_numbers(step: str, lr: float | str, momentum: float | str, rounds: int) -> OuterNumbers:
-    """What `[outer]` of a run of so many rounds asks for."""
-    nesterov = step == "nesterov"
-    usual = 0.7 if nesterov else 1.0
-    mu = _momentum_for(rounds) if isinstance(momentum, str) else momentum
-    return OuterNumbers(nesterov, usual if isinstance(lr, str) else lr, mu if nesterov else 0.0)
-
-
-def _momentum_for(rounds: int) -> float:
-    """A momentum that remembers ten rounds (0.9) of 100, and fewer of a shorter run: with the square, down to 0.3.
-
-    In a run of 30 rounds a momentum of 0.9 still pushes where the first rounds went while the inner rate is already
-    falling; of 100, less than 0.9 is too slow (docs/learning.md has the measurements of both).
-    """
-    return min(0.9, max(0.3, 1.0 - 1000.0 / rounds**2))
 
 
 class RoundSection(_Section):
@@ -224,9 +203,18 @@ class Manifest(_Section):
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     @property
-    def outer_numbers(self) -> OuterNumbers:
-        outer = self.outer
-        return outer_numbers(outer.step, outer.lr, outer.momentum, self.run.rounds)
+    def outer_numbers(self) -> StepNumbers:
+        """[outer] as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
+        outer, inner, rounds = self.outer, self.inner, self.run.rounds
+        if outer.step != "adamw":
+            return outer_numbers(outer.step, outer.lr, outer.momentum, rounds)
+        lr = inner.lr if isinstance(outer.lr, str) else outer.lr
+        last_lr = lr if isinstance(outer.last_lr, str) else outer.last_lr
+        return AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
+
+    def state_form(self, chunk_elements: int) -> StateForm:
+        """Of each chunk of the outer state of a model that is cut into chunks of so many values."""
+        return StateForm(chunk_elements, self.outer_numbers.parts)
 
     @property
     def digest(self) -> bytes:
@@ -265,6 +253,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     if not coarse:
         found = f'codec = "{m.round.codec}"'
         problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
+    problems += _outer_problems(m)
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
         problems.append(
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
@@ -272,6 +261,26 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
+    return problems
+
+
+def _outer_problems(m: Manifest) -> list[str]:
+    """Keys of [outer] that its step does not know."""
+    outer, inner = m.outer, m.inner
+    if outer.step != "adamw":
+        wrong = outer.last_lr != "auto"
+        told = f'[outer] last_lr: only step = "adamw" has one, found step = "{outer.step}"; leave it out'
+        return [told] if wrong else []
+    problems = []
+    if outer.momentum != "auto":
+        problems.append(
+            f'[outer] momentum: step = "adamw" takes betas of [inner] instead, found {outer.momentum}; leave it out'
+        )
+    if outer.last_lr != "auto" and inner.warmup_steps >= m.run.rounds:
+        problems.append(
+            f"[outer] last_lr: expected [inner] warmup_steps below rounds ({m.run.rounds}), which it goes down after, "
+            f"found {inner.warmup_steps}"
+        )
     return problems
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.outer_numbers import StateForm
 
 TAG_BYTES = 8
 
@@ -51,10 +52,10 @@ class Attached:
         """Of this model in this run: what lies on disk under another name is none of ours."""
         return self.known.run_id + self.known.manifest.digest + self.model.hash
 
-    @property
-    def piece_bytes(self) -> int:
-        """Of one chunk of the outer state: its parameters and its momentum."""
-        return 8 * self.model.chunk_elements
+    @cached_property
+    def form(self) -> StateForm:
+        """Of one chunk of the outer state."""
+        return self.known.manifest.state_form(self.model.chunk_elements)
 
     def fragment_of(self, chunk: int) -> Fragment:
         return next(fragment for fragment in self.fragments if chunk in fragment.chunks)

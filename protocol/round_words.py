@@ -1,6 +1,7 @@
 """The sentences of a round: who takes part, who owns what, who counted how much, what was committed.
 
-Written by the coordinator, read by every member.  Types only: no decisions, no I/O.
+Written by the coordinator, read by every member; with the names of the codecs that they speak of, which the coordinator
+knows without torch.  Types only: no decisions, no I/O.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from farflung.protocol.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS
 
 # A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
 CROWD = 64
+
+AUTO = "auto"
+LADDER = ("int8", "int4", "int2", "topk")  # codecs, fine to coarse
+# On the wire; a test holds it to the codecs themselves, which the coordinator can't import (it has no torch).
+BITS_PER_VALUE = {"fp32": 32.0, "bf16": 16.0, "int8": 8.0625, "int4": 4.25, "int2": 2.25, "topk": 0.2227}
 
 PeerName = Annotated[str, Meta(max_length=64)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]

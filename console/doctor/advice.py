@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from farflung.console.screen.gpu import Gpu
-from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS
 from farflung.protocol.process.units import duration, si
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
 LITTLE_DISK_BYTES = 1 << 30
-SHARED_COPIES = 5  # of the model, in shared memory: the anchor, its momentum and three slots
+SLOT_COPIES = 3  # of the model, in shared memory, beside the parts of the outer state
 AGENT_COPIES = 3  # beside them: a residual, chunks on their way
 TRAINER_COPIES = 5  # weights, gradients, two moments, a copy of what was loaded
 
@@ -129,7 +130,7 @@ def _memory(facts: Facts) -> Finding:
     have = f"{si(facts.memory_bytes, 'B')} free"
     if facts.model_bytes is None:
         return Finding("memory", OK, f"{have}; the model's size is not known yet")
-    copies = SHARED_COPIES + AGENT_COPIES + (0 if facts.gpus and not facts.cuda else TRAINER_COPIES)
+    copies = _shared_copies(facts) + AGENT_COPIES + (0 if facts.gpus and not facts.cuda else TRAINER_COPIES)
     need = copies * facts.model_bytes
     text = f"{have}, about {si(need, 'B')} needed ({copies} copies of {si(facts.model_bytes, 'B')})"
     if need > facts.memory_bytes:
@@ -137,8 +138,14 @@ def _memory(facts: Facts) -> Finding:
     return Finding("memory", WARN if 1.3 * need > facts.memory_bytes else OK, text)
 
 
+def _shared_copies(facts: Facts) -> int:
+    """Of the model, in shared memory: the parts of the outer state, which the run's outer step says, and the slots."""
+    parts = MOMENTUM_PARTS if facts.manifest is None else facts.manifest.outer_numbers.parts
+    return parts + SLOT_COPIES
+
+
 def _shared(facts: Facts) -> Finding:
-    need = SHARED_COPIES * (facts.model_bytes or 0)
+    need = _shared_copies(facts) * (facts.model_bytes or 0)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
     if need > facts.shared_bytes:
         todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"

@@ -133,7 +133,7 @@ class _Replay:
         newest = {fragment: version for _, fragment, version in keys}
         self._first, self._last = min(key[2] for key in keys), min(newest.values())
         self._starts = sources.starts(era, self._first)
-        self._state: dict[int, bytes] = {}  # chunk -> its parameters and momentum
+        self._state: dict[int, bytes] = {}  # chunk -> its parameters and moments
 
     def run(self) -> None:
         if not self._starts:
@@ -209,7 +209,7 @@ class _Replay:
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
             try:
-                state = rules.after(self._state[chunk], payload, chunk)
+                state = rules.after(self._state[chunk], payload, chunk, version)
             except FrameError as error:
                 raise Differs(f"{where}: its result is none: {error}") from None
             if chunk_hash(state) != told.hex():

@@ -32,8 +32,8 @@ VERSION_BYTES = 8
 ASKED_AT_ONCE = 16  # of a side, for its list: a league of many that show nothing must not take turns at it
 TRIED_AT_ONCE = 4  # of a side, for what the chunk was: that is many more bytes
 
-# (state of a chunk, the payload of a committed result, which chunk of the model) -> its next state.
-NextState = Callable[[bytes, bytes, int], bytes]
+# (state of a chunk, the payload of a committed result, which chunk of the model, the version made) -> its next state.
+NextState = Callable[[bytes, bytes, int, int], bytes]
 IsSigned = Callable[[str, bytes, bytes], bool]  # (peer, the digest that it claims, signature)
 
 
@@ -267,8 +267,8 @@ class Dispute:
         base_hashes = self._base_lists[attempt.base]  # or no result had been asked for
         results = tuple(attempt.results[version] for version in sorted(attempt.results))
         try:
-            for payload in results:
-                state = self.case.next_state(state, payload, attempt.chunk)
+            for version, payload in enumerate(results, attempt.base + 1):
+                state = self.case.next_state(state, payload, attempt.chunk, version)
         except FrameError as error:
             return self._has_no_ground(attempt.by, f"nothing follows from what it shows: {error}")
         step = _Step(attempt.chunk, hash_bytes(state), attempt.base, base_hashes, attempt.before, results)

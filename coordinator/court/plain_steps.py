@@ -1,6 +1,7 @@
 """A round's arithmetic on one chunk, in numpy: the owner's sum, and the state after a committed result.
 
-Owns: the order of the operations of both, which are those of collectives/arithmetic/merge.py and optim/outer.py.
+Owns: the order of the operations of both, which are those of collectives/arithmetic/merge.py, and of optim/outer.py and
+optim/adamw.py.
 Called by: the coordinator where two reports of a chunk differ, the audit of a sum, and the replay of a run.
 Must not know: who reported what, digests of fragments, torch.
 
@@ -18,9 +19,20 @@ from numpy.typing import NDArray
 from farflung.coordinator.court.plain_codecs import Bytes, NotFinite, codec_in, codec_named
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import Manifest, OuterNumbers
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.outer_numbers import (
+    EPS,
+    GRADIENT_MOST,
+    AdamWNumbers,
+    OuterNumbers,
+    StateForm,
+    StepNumbers,
+)
 from farflung.protocol.verdicts import Verdict
+
+Floats = NDArray[np.float32]
+f32 = np.float32
 
 _LARGEST = np.finfo(np.float32).max
 _BUFFERS = OuterNumbers(nesterov=False, lr=1.0, momentum=0.0)
@@ -46,7 +58,7 @@ def merged(codec_name: str, elements: int, payloads: Sequence[Bytes], weights: S
 
 
 def chunk_hash(state: Bytes) -> bytes:
-    """Of a chunk's parameters and then its momentum: what a fragment's digest is the root of."""
+    """Of a chunk's parameters and then its moments: what a fragment's digest is the root of."""
     return hash_bytes(state)
 
 
@@ -54,9 +66,9 @@ def chunk_hash(state: Bytes) -> bytes:
 class ChunkRules:
     """What a committed result makes of one chunk, by the manifest's [outer] and the model's layout."""
 
-    outer: OuterNumbers
+    outer: StepNumbers
     gather_codec: str
-    elements: int  # of a chunk
+    form: StateForm  # of a chunk
     first_plain_chunk: int  # from here on buffers, which take the mean
 
     @classmethod
@@ -64,46 +76,46 @@ class ChunkRules:
         return cls(
             manifest.outer_numbers,
             manifest.round.gather_codec,
-            model.chunk_elements,
+            manifest.state_form(model.chunk_elements),
             model.first_plain_chunk,
         )
 
-    @property
-    def state_bytes(self) -> int:
-        return 8 * self.elements
-
-    def outer_of(self, chunk: int) -> OuterNumbers:
+    def outer_of(self, chunk: int) -> StepNumbers:
         return self.outer if chunk < self.first_plain_chunk else _BUFFERS
 
-    def whole(self, state: Bytes) -> bytes:
-        """Parameters and momentum; a momentum of zeros may have been left out.  FrameError for another length."""
-        length = memoryview(state).nbytes
-        if length not in (self.state_bytes, self.state_bytes // 2):
-            raise FrameError(
-                Verdict.MALFORMED,
-                f"a state chunk of {length} bytes, neither {self.state_bytes} nor {self.state_bytes // 2}",
-            )
-        return bytes(state) + bytes(self.state_bytes - length)
-
-    def after(self, old: Bytes, payload: Bytes, chunk: int) -> bytes:
-        """The chunk's state one version on.  `chunk` is its number in the whole model.  FrameError for what is no
-        state, and for what is no result of this run.
+    def after(self, old: Bytes, payload: Bytes, chunk: int, version: int) -> bytes:
+        """The chunk's state at this version, from that at the one before.  `chunk` is its number in the whole model.
+        FrameError for what is no state, and for what is no result of this run.
         """
-        delta_n = codec_named(self.gather_codec).decode(payload, self.elements)
-        theta_n, momentum_n = np.frombuffer(self.whole(old), "<f4").astype(np.float32).reshape(2, -1)
+        delta_n = codec_named(self.gather_codec).decode(payload, self.form.elements)
+        parts = tuple(np.frombuffer(self.form.whole(old), "<f4").astype(f32).reshape(self.form.parts, -1))
         numbers = self.outer_of(chunk)
         with np.errstate(all="ignore"):
-            theta_n, momentum_n = _stepped(numbers, theta_n, momentum_n, delta_n)
-        return theta_n.astype("<f4").tobytes() + momentum_n.astype("<f4").tobytes()
+            if isinstance(numbers, AdamWNumbers):
+                theta_n, m_n, v_n = parts
+                parts = _adamw(numbers, (theta_n, m_n, v_n), delta_n, version)
+            else:
+                parts = (*_stepped(numbers, parts[0], parts[1], delta_n), *parts[2:])
+        return b"".join(part.astype("<f4").tobytes() for part in parts)
+
+
+def _adamw(
+    numbers: AdamWNumbers, parts: tuple[Floats, Floats, Floats], delta_n: Floats, version: int
+) -> tuple[Floats, Floats, Floats]:
+    theta_n, m_n, v_n = parts
+    keep_m, take_m, keep_v, take_v, scale_v, decay, rate = (f32(each) for each in numbers.at(version))
+    g_n: Floats = delta_n.clip(-f32(GRADIENT_MOST), f32(GRADIENT_MOST))
+    m_n = m_n * keep_m + g_n * take_m
+    v_n = v_n * keep_v + g_n * g_n * take_v
+    size_n: Floats = np.sqrt((v_n * scale_v).astype(np.float64)).astype(f32) + f32(EPS)
+    update_n: Floats = m_n / size_n
+    return theta_n * decay - update_n * rate, m_n, v_n
 
 
 def _stepped(
-    numbers: OuterNumbers,
-    theta_n: NDArray[np.float32],
-    momentum_n: NDArray[np.float32],
-    delta_n: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    lr, mu = np.float32(numbers.lr), np.float32(numbers.momentum)
+    numbers: OuterNumbers, theta_n: Floats, momentum_n: Floats, delta_n: Floats
+) -> tuple[Floats, Floats]:
+    lr, mu = f32(numbers.lr), f32(numbers.momentum)
     if not numbers.nesterov:
         return theta_n - (delta_n if lr == 1 else delta_n * lr), momentum_n
     momentum_n = momentum_n * mu + delta_n

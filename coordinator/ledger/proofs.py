@@ -18,8 +18,15 @@ from farflung.coordinator.ledger.evidence import Said, Signature, is_signed
 from farflung.protocol.digests import HASH_BYTES, bits, hash_bytes, mask_from_bytes, root_of, split_hashes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
-from farflung.protocol.manifest import OuterNumbers
 from farflung.protocol.messages import Session
+from farflung.protocol.outer_numbers import (
+    ADAMW_PARTS,
+    MOMENTUM_PARTS,
+    AdamWNumbers,
+    OuterNumbers,
+    StateForm,
+    StepNumbers,
+)
 from farflung.protocol.round_words import Count, Hash, HashList
 from farflung.protocol.signed_words import Results, claim_part, inputs_of, results_part
 from farflung.protocol.signing import peer_id_of, verify
@@ -29,7 +36,7 @@ FORMAT = 1
 HEAD_BYTES = 16  # of a payload; the number of its values stands in bytes 8 to 12
 
 
-class StepRules(Struct, frozen=True, forbid_unknown_fields=True):
+class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a committed result does to one chunk, in numbers."""
 
     nesterov: bool
@@ -37,6 +44,13 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True):
     momentum: float
     codec: Annotated[str, Meta(max_length=64)]
     elements: Count
+    # Left out where they say nothing: the run's key has signed older proofs without them.
+    parts: Annotated[int, Meta(ge=MOMENTUM_PARTS, le=ADAMW_PARTS)] = MOMENTUM_PARTS  # of the chunk's state
+    adamw: AdamWNumbers | None = None  # instead of the first three
+
+    @property
+    def outer(self) -> StepNumbers:
+        return self.adamw or OuterNumbers(self.nesterov, self.lr, self.momentum)
 
 
 class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum"):
@@ -184,12 +198,14 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
             return f"this is not what the chunk was at version {self.base}"
         if self.base + len(self.results) != self.version:
             return "there is not one result for each version"
-        outer = OuterNumbers(self.rules.nesterov, self.rules.lr, self.rules.momentum)
-        rules = ChunkRules(outer, self.rules.codec, self.rules.elements, first_plain_chunk=1)
+        if self.rules.outer.parts > self.rules.parts:
+            return "its step needs a larger state than it has"
+        form = StateForm(self.rules.elements, self.rules.parts)
+        rules = ChunkRules(self.rules.outer, self.rules.codec, form, first_plain_chunk=1)
         state = self.before
         try:
-            for payload in self.results:
-                state = rules.after(state, payload, chunk=0)
+            for version, payload in enumerate(self.results, self.base + 1):
+                state = rules.after(state, payload, chunk=0, version=version)
         except FrameError as error:
             return f"nothing follows from these results: {error}"
         return "the claim is right" if hash_bytes(state) == claimed[self.chunk] else ""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from farflung.protocol.codec_names import LADDER
+from farflung.protocol.round_words import LADDER
 
 # Bytes/s; keeps nonsense from a peer inside the range of the arithmetic.
 LEAST_RATE, GREATEST_RATE = 1.0, 1e12

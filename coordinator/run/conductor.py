@@ -24,7 +24,6 @@ from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.settling import Settling
 from farflung.coordinator.run.witness import CommittedSums, Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
-from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
@@ -38,7 +37,7 @@ from farflung.protocol.messages import (
     Sent,
 )
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import Plan
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Plan
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0

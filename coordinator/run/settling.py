@@ -33,6 +33,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
@@ -307,8 +308,8 @@ class Settling:
         return Case(
             fragment,
             self._version,
-            rules.state_bytes,
-            rules.state_bytes + RESULT_SLACK_BYTES,
+            rules.form.size_bytes,
+            rules.form.part_bytes + RESULT_SLACK_BYTES,
             {version: digest for version, digest in book.digests.items() if version < self._version},
             book.commits,
             rules.after,
@@ -343,7 +344,7 @@ class Settling:
             return
         rules, fragment = self._rules_and_fragment()
         held = Held(
-            member.peer, fragment, self._version, digest, self.nonce(self._version), rules.state_bytes
+            member.peer, fragment, self._version, digest, self.nonce(self._version), rules.form.size_bytes
         )
         self._checks[member.peer] = PossessionCheck(held, self._core.questions, self._core.now)
 
@@ -368,5 +369,7 @@ class Settling:
 
 
 def _step_rules(rules: ChunkRules, chunk: int) -> StepRules:
-    outer = rules.outer_of(chunk)
-    return StepRules(outer.nesterov, outer.lr, outer.momentum, rules.gather_codec, rules.elements)
+    outer, form = rules.outer_of(chunk), rules.form
+    if isinstance(outer, AdamWNumbers):
+        return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, outer)
+    return StepRules(*outer, rules.gather_codec, form.elements, form.parts)

@@ -233,7 +233,7 @@ class Agent:
             self._on_attach(message, now)
             return
         if isinstance(message, Provided) and self._hands is not None:
-            self._hands.state.restart_momentum()
+            self._hands.state.restart_moments()
         elif isinstance(message, Bye) and self._exit is not None:
             return
         self._events.on_local(message, self._machine)
@@ -254,7 +254,8 @@ class Agent:
     def _share_memory(self, attached: Attached) -> Hands:
         """The first trainer's model says how large everything is; later ones find it made."""
         model, net = attached.model, attached.known.manifest.net
-        shared = SharedState.create(self._options.folder, model.chunk_count * model.chunk_elements)
+        elements = model.chunk_count * model.chunk_elements
+        shared = SharedState.create(self._options.folder, elements, attached.form.names)
         self._hands = hands = Hands.of(attached, shared, self._machine, self._tools)
         self._fetching.expect(model.chunk_count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)

@@ -34,7 +34,7 @@ class Answering:
     ) -> None:
         self._line, self._submit, self._carry_out = line, submit, carry_out
         self._serving = Serving(attached.known.manifest.round.fragments)
-        self._tag, self._piece_bytes = attached.known.tag, attached.piece_bytes
+        self._tag, self._piece_bytes = attached.known.tag, attached.form.size_bytes
 
     def idle_s(self) -> float:
         return LOOK_AGAIN_S if self._serving.held else 60.0

@@ -65,10 +65,10 @@ class Hands:
         outer = outer_of(attached.known.manifest, checked(outer_step()))
         before = unnamed_file(tools.folder)
         state = OuterState(
-            shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.momentum, before
+            shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.moments, before
         )
         hashes_bytes, results_bytes = 32 * attached.model.chunk_count, payload_bytes_most(rules, elements)
-        largest = max(attached.piece_bytes, hashes_bytes, results_bytes)
+        largest = max(attached.form.size_bytes, hashes_bytes, results_bytes)
         submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = None
         if own.results_on_disk:

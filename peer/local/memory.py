@@ -6,7 +6,8 @@ Must not know what the messages mean, or who may write to the anchor when.
 
     FOLDER/lock           flock, held as long as the process that made the folder lives
     FOLDER/trainer.sock   the channel
-    PLACE/anchor momentum slot0 slot1 slot2 progress    PLACE is FOLDER, or another such folder with more room
+    PLACE/anchor momentum slot0 slot1 slot2 progress    PLACE is FOLDER, or another such folder with more room; with
+                                                        AdamW as the outer step second_moment, too
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from farflung.peer.local.words import Shared
 from farflung.protocol.errors import UserError
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS, PART_NAMES, VALUE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +104,12 @@ def _free_bytes(path: Path) -> int:
 
 
 class SharedState:
-    """The anchor, its momentum, three delta slots and the progress counters, mapped into both processes."""
+    """The anchor, its moments, three delta slots and the progress counters, mapped into both processes."""
 
     def __init__(self, message: Shared) -> None:
         self._message = message
         self.anchor = _mapped(message.anchor, message.elements)
-        self.momentum = _mapped(message.momentum, message.elements)
+        self.moments = tuple(_mapped(path, message.elements) for path in message.moments)
         self.slots = tuple(_mapped(path, message.elements) for path in message.slots)
         # One aligned 8-byte store per counter: a reader never sees half of one.
         self._counts = np.memmap(message.progress, np.int64, "r+", 0, (2,))
@@ -116,20 +118,25 @@ class SharedState:
         self._changes = np.memmap(message.progress, np.int64, "r+", 24, (1,))
 
     @classmethod
-    def create(cls, folder: Path, elements: int) -> SharedState:
-        place = _place_with_room(folder, 5 * 4 * elements + _PAGE_BYTES)
-        names = ("anchor", "momentum", "slot0", "slot1", "slot2")
-        anchor, momentum, *slots = (str(place / name) for name in names)
+    def create(
+        cls, folder: Path, elements: int, parts: Sequence[str] = PART_NAMES[:MOMENTUM_PARTS]
+    ) -> SharedState:
+        """`parts`: the names of those of the outer state, the parameters first."""
+        names = ("anchor", *parts[1:], "slot0", "slot1", "slot2")
+        size = VALUE_BYTES * elements
+        place = _place_with_room(folder, len(names) * size + _PAGE_BYTES)
+        anchor, *rest = (str(place / name) for name in names)
+        moments, slots = rest[: len(parts) - 1], rest[len(parts) - 1 :]
         progress = str(place / "progress")
         for path, size in (
-            *((path, 4 * elements) for path in (anchor, momentum, *slots)),
+            *((path, size) for path in (anchor, *rest)),
             (progress, _PAGE_BYTES),
         ):
             with open(path, "wb") as file:
                 file.truncate(size)
         message = Shared(
             anchor=anchor,
-            momentum=momentum,
+            moments=tuple(moments),
             slots=(slots[0], slots[1], slots[2]),
             progress=progress,
             elements=elements,

@@ -1,6 +1,6 @@
 """What trainer and agent of one peer say to each other, on one machine.  Types only.
 
-Bulk goes through shared memory: the anchor and its momentum (agent writes), three delta slots (trainer writes) and
+Bulk goes through shared memory: the anchor and its moments (agent writes), three delta slots (trainer writes) and
 a page of progress counters.  Three, so that there is always one to freeze into besides the newest pseudo-gradient and
 the one that a round is using: the agent names it (`spare`).  A slot costs memory only once it is written.  Each
 fragment uses its own region of the three, as if it were alone: one may stand in slot 0, its neighbour in slot 2.
@@ -85,7 +85,7 @@ class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
 
 class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
     anchor: str
-    momentum: str
+    moments: tuple[str, ...]
     slots: tuple[str, str, str]
     progress: str
     elements: int

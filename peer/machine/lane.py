@@ -52,6 +52,7 @@ from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 
@@ -85,9 +86,10 @@ class Lane:
         log: ResultLog,
         compare: bool = False,
         rounds_kept: int = 0,
+        state_parts: int = MOMENTUM_PARTS,
     ) -> None:
         self.fragment = fragment
-        self.catch = CatchUp(fragment, run_tag, retry_s=FETCH_RETRY_S)
+        self.catch = CatchUp(fragment, run_tag, FETCH_RETRY_S, state_parts)
         self.log = log  # of all fragments together
         self._grounds = Grounds(fragment)
         self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)

@@ -37,7 +37,8 @@ class Participation:
         compare = manifest.merge.policy == "robust"
         kept = ROUNDS_KEPT if manifest.merge.audit else 0
         self.lanes = {
-            each.number: Lane(me, tag, each, log, compare, kept) for each in attached.held
+            each.number: Lane(me, tag, each, log, compare, kept, attached.form.parts)
+            for each in attached.held
         }  # by fragment
         self.counters = Counters()
         self._elements = attached.model.chunk_elements

@@ -46,12 +46,14 @@ class VirtualPeer:
 
     def __post_init__(self) -> None:
         elements = self.model.chunk_count * self.model.chunk_elements
-        self.anchor, self.momentum = torch.zeros(elements), torch.zeros(elements)
+        form = self.manifest.state_form(self.model.chunk_elements)
+        self.anchor, *moments = (torch.zeros(elements) for _ in form.names)
+        self.moments = tuple(moments)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
         self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
         self.outer = outer_of(self.manifest)
         self.state = OuterState(
-            self.anchor, self.model, self.manifest.round, self.outer, momentum=self.momentum
+            self.anchor, self.model, self.manifest.round, self.outer, moments=self.moments
         )
         config = PeerConfig(
             self.me,

@@ -54,6 +54,7 @@ class Scenario:
     store_fails: float = 0.1  # share of writes and reads
     results_on_disk: bool = False  # results of past rounds survive kills
     leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
+    step: str = "nesterov"
     schedule: str = "blocking"
     period_s: float = 0.0
     overlap_steps: int = 0
@@ -108,6 +109,11 @@ class Scenario:
             audit=(0.037, 0.5, 1.0)[seed % 3],
             host_after_s=30.0 if seed % 4 == 1 else 0.0,
         ).scheduled(draw)
+
+    @staticmethod
+    def of_adamw(seed: int) -> Scenario:
+        """The world of the seed, or one of liars, with a second moment in the state of every peer."""
+        return replace(Scenario.of_liars(seed) if seed % 4 == 3 else Scenario.of(seed), step="adamw")
 
     @staticmethod
     def of_liars(seed: int) -> Scenario:
@@ -189,6 +195,9 @@ class Scenario:
         )
 
 
+_STEP_KEYS = {"nesterov": "momentum = 0.9", "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001'}
+
+
 def manifest_for(scenario: Scenario) -> Manifest:
     return Manifest.from_toml(
         f"""
@@ -200,7 +209,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         lease_samples = 8
         batch = 2
         [outer]
-        momentum = 0.9
+        {_STEP_KEYS[scenario.step]}
         schedule = "{scenario.schedule}"
         overlap_steps = {scenario.overlap_steps}
         mix = {scenario.mix}

@@ -33,7 +33,7 @@ class Host(Protocol):
     model: ModelSchema
     fragments: tuple[Fragment, ...]
     anchor: Tensor
-    momentum: Tensor
+    moments: tuple[Tensor, ...]
     slots: tuple[Tensor, ...]
     outer: OuterStep
     state: OuterState

@@ -128,7 +128,7 @@ class VirtualTrainer:
                     self.host.from_trainer(replace(frozen, loss=1.0))
             case do.WriteAnchor():
                 self.host.anchor.copy_(self.first_values())
-                self.host.state.restart_momentum()
+                self.host.state.restart_moments()
             case do.LoadAnchor():
                 self._load(effect)
                 self.world.observe("loaded", (self.host, self, effect))
@@ -188,7 +188,7 @@ class VirtualTrainer:
 
     def _train_on(self, part: Part, slot: int) -> None:
         part.carry = self.host.slots[slot][part.cells].clone()
-        place = (self.host.anchor[part.cells], self.host.momentum[part.cells], part.carry)
+        place = (self.host.anchor[part.cells], self.host.moments[0][part.cells], part.carry)
         learned = max(0, self._parameters - part.cells.start)
         self._local[part.cells] = self._loaded[part.cells] = ahead(self.host.outer, *place, learned)
 

@@ -135,7 +135,7 @@ class Arriving:
         if self._file is None:
             attached = self._attached
             count = attached.model.chunk_count
-            self._file = Arrivals(self._path, attached.name, count, attached.piece_bytes)
+            self._file = Arrivals(self._path, attached.name, count, attached.form.size_bytes)
         return self._file
 
     def _give_up(self, error: Exception) -> None:

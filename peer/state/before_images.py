@@ -1,10 +1,10 @@
 """What each chunk of the outer state was before it changed, until the run has confirmed what it became.
 
 Owned by the outer state, in the arithmetic thread.  A peer whose result others contradict can show from what it was
-calculated.  The bytes (8 for each parameter of the fragment) go to a file without a name: they count as the kernel's
-cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every round
-cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof, and no
-round.  Must not know who asks, nor why.
+calculated.  The bytes (8 or 12 for each parameter of the fragment) go to a file without a name: they count as the
+kernel's cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every
+round cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof, and
+no round.  Must not know who asks, nor why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farflung.protocol.fragments import Fragment
-from farflung.protocol.model_schema import ModelSchema
 
 VERSION_BYTES = 8
 
@@ -39,9 +38,9 @@ class _Kept:
 
 
 class BeforeImages:
-    def __init__(self, file: BinaryIO, model: ModelSchema, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, file: BinaryIO, state_bytes: int, fragments: Sequence[Fragment]) -> None:
         self._file = file
-        self._state_bytes = 8 * model.chunk_elements
+        self._state_bytes = state_bytes  # of one chunk
         self._fragment_of = {chunk: each.number for each in fragments for chunk in each.chunks}
         self._kept: dict[int, _Kept] = {}  # by fragment
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from farflung.checkpoints.checkpoint_manifest import FORMAT, CheckpointManifest, SavedFragment, shards_of
 from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Draft, Store
@@ -23,6 +25,7 @@ from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached
+from farflung.protocol.outer_numbers import ADAMW_PARTS
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,8 @@ class CheckpointWriter:
             if s.manifest.age == self.key
             for d in s.manifest.digests
         }
-        self._draft: Draft = store.draft(
-            run_id, first.era, first.version, identity.peer_id, facts.model.chunk_elements
-        )
+        form = facts.attached.form
+        self._draft: Draft = store.draft(run_id, first.era, first.version, identity.peer_id, form)
 
     def add(self, effect: SaveFragment, capture: Capture, hashes: tuple[bytes, ...]) -> bool:
         """Write of a fragment what others leave; True when the checkpoint is whole.  `hashes`: of its chunks."""
@@ -93,7 +95,7 @@ class CheckpointWriter:
             effect.version, effect.digest.hex(), effect.round_no, told, effect.proof.hex()
         )
         parts = []
-        for first, count in shards_of(fragment.first, fragment.count, facts.model.chunk_elements):
+        for first, count in shards_of(fragment.first, fragment.count, facts.attached.form):
             at = first - fragment.first
             parts.append(Part(first, told[at : at + count], capture.take, capture.skip))
         self._draft.parts.add(parts)
@@ -118,6 +120,7 @@ class CheckpointWriter:
             version=version,
             incarnation=facts.incarnation,
             model=facts.model,
+            parts=3 if facts.attached.form.parts == ADAMW_PARTS else UNSET,
             fragments=tuple(self._saved[number] for number in sorted(self._saved)),
             files=tuple(sorted(self._draft.parts.shards, key=lambda file: file.first)),
             writer=self._identity.peer_id,

@@ -1,14 +1,14 @@
-"""The outer state of a peer: parameters and momentum in fp32, and the arithmetic on them, fragment by fragment.
+"""The outer state of a peer: parameters and moments in fp32, and the arithmetic on them, fragment by fragment.
 
 Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
-after the other.  Both live in memory that the trainer maps too, and only reads.
+after the other.  All of it lives in memory that the trainer maps too, and only reads.
 Knows nothing of the network, of rounds, or of who decided what.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -20,18 +20,17 @@ from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Install, Merge, Roll, Weigh
 from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
-from farflung.optim.outer import OuterStep, PlainMean
+from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
-from farflung.protocol.codec_names import LADDER
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
-from farflung.protocol.errors import FrameError
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.outer_numbers import StateForm
+from farflung.protocol.round_words import LADDER
 
 CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
 
@@ -44,10 +43,10 @@ class OuterState:
         rules: RoundSection,
         outer: OuterStep,
         mark_torn: Callable[[bool], None] = lambda torn: None,
-        momentum: Tensor | None = None,
+        moments: Sequence[Tensor] = (),
         before: BinaryIO | None = None,
     ) -> None:
-        """`anchor`, and `momentum` if it is not to be this object's own: fp32, of chunk_count * chunk_elements values.
+        """`anchor`, and `moments` if they are not to be this object's own: fp32, chunk_count * chunk_elements values.
 
         `before` takes what chunks were before they changed; without it that is kept in memory.
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
@@ -60,10 +59,14 @@ class OuterState:
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
-        self.before = BeforeImages(io.BytesIO() if before is None else before, model, self._fragments)
-        self._anchor = anchor.view(model.chunk_count, model.chunk_elements)
-        own = torch.zeros_like(anchor) if momentum is None else momentum
-        self._momentum = own.view(model.chunk_count, model.chunk_elements)
+        self._form = StateForm(model.chunk_elements, outer.parts)
+        file = io.BytesIO() if before is None else before
+        self.before = BeforeImages(file, self._form.size_bytes, self._fragments)
+        own = moments or [torch.zeros_like(anchor) for _ in range(outer.parts - 1)]
+        # The parameters, then the moments: in the order of a chunk's bytes.
+        self._parts = [part.view(model.chunk_count, model.chunk_elements) for part in (anchor, *own)]
+        if len(self._parts) != outer.parts:
+            raise ValueError(f"a state of {len(self._parts)} parts, for a step that needs {outer.parts}")
         # Kept: memory that is new each time costs page faults.
         self._delta_n = torch.empty(model.chunk_elements)
         self.hashes: list[bytes] = [b""] * model.chunk_count
@@ -78,18 +81,10 @@ class OuterState:
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
     def install(self, effect: Install) -> None:
-        count, size = self._model.chunk_elements, len(effect.payload)
-        if size not in (4 * count, 8 * count):
-            raise FrameError(
-                Verdict.MALFORMED, f"a state chunk of {size} bytes, neither {8 * count} nor {4 * count}"
-            )
+        whole = torch.frombuffer(bytearray(self._form.whole(effect.payload)), dtype=torch.float32)
         self._tear(effect.chunk)
-        values = torch.frombuffer(bytearray(effect.payload), dtype=torch.float32)
-        self._anchor[effect.chunk].copy_(values[:count])
-        if size == 4 * count:
-            self._momentum[effect.chunk].zero_()
-        else:
-            self._momentum[effect.chunk].copy_(values[count:])
+        for part, values_n in zip(self._parts, whole.view(self._form.parts, -1), strict=True):
+            part[effect.chunk].copy_(values_n)
         # While the line brings the next one: a joiner that has all of it then need not hash it at once.
         self.hashes[effect.chunk] = self._hash_of(effect.chunk)
         self._hashed.add(effect.chunk)
@@ -100,7 +95,7 @@ class OuterState:
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
-        step.step(self._anchor[effect.chunk], self._momentum[effect.chunk], delta_n)
+        advance(step, [part[effect.chunk] for part in self._parts], delta_n, effect.version)
 
     def _tear(self, chunk: int) -> None:
         number = next(each.number for each in self._fragments if chunk in each.chunks)
@@ -126,11 +121,8 @@ class OuterState:
         """Of `chunk_bytes`, without copying them."""
         return hash_bytes(*self._parts_of(chunk))
 
-    def _parts_of(self, chunk: int) -> tuple[memoryview, memoryview]:
-        anchor, momentum = (
-            part[chunk].numpy().view(np.uint8).data for part in (self._anchor, self._momentum)
-        )
-        return anchor, momentum
+    def _parts_of(self, chunk: int) -> list[memoryview]:
+        return [part[chunk].numpy().view(np.uint8).data for part in self._parts]
 
     # ---- what others may want to see proven ----------------------------------------------------------------
 
@@ -157,21 +149,22 @@ class OuterState:
                 return self.chunk_bytes(show.chunk)
         return None
 
-    def restart_momentum(self) -> None:
+    def restart_moments(self) -> None:
         """The anchor was written from a model's initial values: version 0."""
-        self._momentum.zero_()
+        for part in self._parts[1:]:
+            part.zero_()
         self._hashed.clear()
 
     def chunk_bytes(self, chunk: int) -> bytes:
-        """Parameters, then momentum, little-endian: what is hashed."""
-        return self._anchor[chunk].numpy().tobytes() + self._momentum[chunk].numpy().tobytes()
+        """Parameters, then moments, little-endian: what is hashed."""
+        return b"".join(self._parts_of(chunk))
 
     def piece_bytes(self, chunk: int) -> bytes:
-        """What a joiner receives: the same without a momentum of zeros, such as every one is when a run begins."""
+        """What a joiner receives: the same without moments of zeros, such as all are when a run begins."""
         # Looked at as integers: a zero below zero is not the zero that the joiner would fill in.
-        if self._momentum[chunk].view(torch.int32).any():
+        if any(part[chunk].view(torch.int32).any() for part in self._parts[1:]):
             return self.chunk_bytes(chunk)
-        return self._anchor[chunk].numpy().tobytes()
+        return bytes(self._parts_of(chunk)[0])
 
     def manifest_bytes(self, fragment: int = 0) -> bytes:
         chunks = self._fragments[fragment].chunks

@@ -54,7 +54,7 @@ class Unmerged:
         """
         owed = self.part(shared.slots[slot])
         learned = self._layout.first_plain_chunk * self._layout.chunk_elements - self._start
-        place = (self.part(shared.anchor), self.part(shared.momentum), owed)
+        place = (self.part(shared.anchor), self.part(shared.moments[0]), owed)
         values = ahead(outer, *place, max(0, learned))
         self._carry = _none_if_zero(owed.clone())
         self._layout.load(model, values, self._start)

@@ -81,7 +81,7 @@ class Donor:
 
 class Joiner:
     def __init__(self, donors: dict[str, Donor], target: int, known: dict[int, bytes] | None = None) -> None:
-        self.catch = CatchUp(WHOLE, TAG, RETRY_S)
+        self.catch = CatchUp(WHOLE, TAG, RETRY_S, 2)
         self.donors, self.now = donors, 0.0
         self.bytes: list[bytes] = [b""] * CHUNKS
         self.sealed: list[int] = []
@@ -193,7 +193,7 @@ def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then
 def test_P4_a_piece_may_come_without_a_second_half_of_zeros_and_its_hash_is_that_of_all_of_it() -> None:
     halves = [b"anchor %d" % chunk for chunk in range(CHUNKS)]
     hashes = [hash_bytes(half, bytes(len(half))) for half in halves]
-    catch = CatchUp(WHOLE, TAG, RETRY_S)
+    catch = CatchUp(WHOLE, TAG, RETRY_S, 2)
     catch.on_run_state(0, {0: root_of(hashes)}, ("ann",), KEEP)
     catch.ask(0.0)
     listed = with_payload(Header(Kind.MANIFEST, TAG, chunk=0), b"".join(hashes))
@@ -212,7 +212,7 @@ def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_
     """Seen in the lab: the founder is cut off from the joiner, and the third peer has its state a little later."""
     count = 40
     whole = b"".join(hash_bytes(state(4, chunk)) for chunk in range(count))
-    catch = CatchUp(Fragment(number=0, first=0, count=count), TAG, RETRY_S)
+    catch = CatchUp(Fragment(number=0, first=0, count=count), TAG, RETRY_S, 2)
     catch.on_run_state(4, {4: root_of([whole])}, ("ann", "bob"), KEEP)
     now, asked_of_ann = 0.0, []
     while not catch.done and now < 20 * RETRY_S:
@@ -239,7 +239,7 @@ def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_
 
 def test_only_a_few_requests_are_in_flight_per_donor() -> None:
     joiner = Joiner({"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}, target=4)
-    joiner.catch = CatchUp(Fragment(number=0, first=0, count=5 * CHUNKS), TAG, RETRY_S)
+    joiner.catch = CatchUp(Fragment(number=0, first=0, count=5 * CHUNKS), TAG, RETRY_S, 2)
     joiner.word(4, {4: digest(4, chunks=5 * CHUNKS)})
     assert joiner.turn() == 2 * FIRST_ASKED
     assert joiner.turn() == 0
@@ -460,7 +460,7 @@ def test_a_chunk_that_was_stuck_once_waits_for_its_next_result_like_any_other() 
 def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_model() -> None:
     here = Fragment(number=2, first=10, count=3)
     hashes = b"".join(hash_bytes(state(4, chunk)) for chunk in here.chunks)
-    catch = CatchUp(here, TAG, RETRY_S)
+    catch = CatchUp(here, TAG, RETRY_S, 2)
     catch.on_run_state(4, {4: root_of([hashes])}, ("ann",), KEEP)
     asked = [(e.frame.header.kind, e.frame.header.chunk) for e in catch.ask(0.0) if isinstance(e, SendFrame)]
     assert asked == [(Kind.WANT_MANIFEST, 10), (Kind.WANT_STATE, 10)]
@@ -491,7 +491,7 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
 
 
 def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
-    catch = CatchUp(WHOLE, TAG, RETRY_S)
+    catch = CatchUp(WHOLE, TAG, RETRY_S, 2)
     assert catch.founded() == [Seal(0)]
     catch.on_run_state(0, {0: digest(0)}, ("bob",), KEEP)
     assert catch.done and catch.ask(0.0) == []

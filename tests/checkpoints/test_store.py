@@ -38,6 +38,7 @@ from farflung.protocol.errors import CheckpointError, StoreError, UserError
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.signing import statement_of
 from rig.waiting import LONG_S
 
@@ -50,6 +51,7 @@ MODEL = ModelSchema(
     first_plain_chunk=CHUNKS,
     frozen=bytes(32),
 )
+FORM = StateForm(ELEMENTS, parts=2)
 ME = Identity.generate()
 
 
@@ -72,7 +74,7 @@ def save(
     prove: Callable[[bytes], bytes] = unsigned,
 ) -> Saved:
     chunks, saved = state(version), []
-    draft = store.draft(run_id, era, version, me.peer_id, ELEMENTS)
+    draft = store.draft(run_id, era, version, me.peer_id, FORM)
     for fragment in fragments_of(CHUNKS, fragments):
         hashes = tuple(hash_bytes(chunks[chunk]).hex() for chunk in fragment.chunks)
         parts = files_of(fragment, hashes, chunks)
@@ -101,7 +103,7 @@ def save(
 
 def files_of(fragment: Fragment, hashes: tuple[str, ...], chunks: list[bytes]) -> list[Part]:
     found = []
-    for first, count in shards_of(fragment.first, fragment.count, ELEMENTS):
+    for first, count in shards_of(fragment.first, fragment.count, FORM):
         at = first - fragment.first
         found.append(Part(first, hashes[at : at + count], chunks.__getitem__, lambda chunks: None))
     return found
@@ -220,7 +222,7 @@ def begin(store: Store, me: Identity, take: Callable[[int], bytes] | None = None
     """A peer that writes its part of version 9."""
     chunks, whole = state(9), fragments_of(CHUNKS, 1)[0]
     hashes = tuple(hash_bytes(chunk).hex() for chunk in chunks)
-    parts = store.draft(RUN_ID, 0, 9, me.peer_id, ELEMENTS).parts
+    parts = store.draft(RUN_ID, 0, 9, me.peer_id, FORM).parts
     files = files_of(whole, hashes, chunks)
     parts.add([dataclasses.replace(file, take=take or file.take) for file in files])
     return parts
@@ -361,7 +363,7 @@ def test_the_form_of_a_manifest_stays() -> None:
         key="01" * 32,
     )
     assert root_of([canonical(manifest)]).hex()[:16] == "90e2a333cfe70f6d"
-    assert root_of([shard_header(3, 2, 8)]).hex()[:16] == "07843dfc76dc2a66"
+    assert root_of([shard_header(3, 2, StateForm(8, 2))]).hex()[:16] == "07843dfc76dc2a66"
 
 
 def test_a_place_that_cannot_be_used_says_so(tmp_path: Path) -> None:

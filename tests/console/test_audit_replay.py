@@ -41,6 +41,7 @@ MODEL = ModelSchema((), ELEMENTS, CHUNKS, first_plain_chunk=4, frozen=bytes(32))
 MANIFEST = Manifest(
     round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
 )
+FORM = MANIFEST.state_form(ELEMENTS)
 ME, HOST = Identity.generate(), Identity.generate()
 RUN_KEY = curve_key_of(HOST.public)
 
@@ -87,13 +88,13 @@ class Kept:
     def save(self, version: int, era: int = 0) -> None:
         """A checkpoint, as the run's coordinator signs it."""
         store = Store(self.place)
-        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, ELEMENTS)
+        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, FORM)
         saved = []
         for fragment in self.fragments:
             self.state.seal(fragment.number)
             mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
             told = tuple(each.hex() for each in mine)
-            for first, count in shards_of(fragment.first, fragment.count, ELEMENTS):
+            for first, count in shards_of(fragment.first, fragment.count, FORM):
                 at = first - fragment.first
                 part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
                 draft.parts.add([part])

@@ -45,10 +45,10 @@ class Truth:
         first = [chance.standard_normal(2 * ELEMENTS).astype("<f4").tobytes() for _ in FRAGMENT.chunks]
         self.states = [first]
         self.results: list[list[bytes]] = [[]]
-        for _ in range(VERSIONS):
+        for version in range(1, VERSIONS + 1):
             payloads = [_payload(chance) for _ in FRAGMENT.chunks]
             after = [
-                RULES.after(old, payload, chunk)
+                RULES.after(old, payload, chunk, version)
                 for old, payload, chunk in zip(self.states[-1], payloads, FRAGMENT.chunks, strict=True)
             ]
             self.results.append(payloads)
@@ -135,8 +135,8 @@ class Court:
         plain = {
             "fragment": FRAGMENT,
             "version": version,
-            "state_bytes": RULES.state_bytes,
-            "result_bytes_most": RULES.state_bytes + 4096,
+            "state_bytes": RULES.form.size_bytes,
+            "result_bytes_most": RULES.form.part_bytes + 4096,
             "digests": {v: TRUTH.digest(v) for v in settled if v < version},
             "commits": {v: TRUTH.commit(v) for v in range(1, version + 1)},
             "next_state": RULES.after,

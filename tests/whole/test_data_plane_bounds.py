@@ -232,7 +232,7 @@ class Joiner:
     """`bad` answers each question by `answer`; `good` tells the truth."""
 
     def __init__(self) -> None:
-        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, RETRY_S)
+        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, RETRY_S, 2)
         self.catch.on_run_state(1, {1: root_of([HASHES])}, ("bad", "good"), keep=3)
         self.asked_of_bad = 0
         self.installed: set[int] = set()

@@ -142,7 +142,7 @@ def test_P4_a_digest_is_of_what_stands_in_memory_now_also_where_pieces_were_hash
     joiner.roll(Roll(1, 2, codec_named("fp32").encode(torch.ones(4))))
     assert joiner.seal(0) != digests[0]
     joiner.install(Install(1, 1, donor.chunk_bytes(1)))
-    joiner.restart_momentum()  # and whatever a trainer wrote
+    joiner.restart_moments()  # and whatever a trainer wrote
     assert joiner.seal(0) != digests[0] and joiner.seal(1) == digests[1]
 
 
@@ -157,7 +157,7 @@ def test_P4_a_momentum_of_zeros_is_not_sent_and_the_joiners_state_is_the_same_to
     for chunk, piece in enumerate(pieces):
         joiner.install(Install(chunk, 0, piece))
     assert joiner.seal() == donor.digests[0]
-    donor._momentum[3] = -0.0
+    donor._parts[1][3] = -0.0
     donor.roll(Roll(4, 1, codec_named("fp32").encode(torch.ones(4))))
     digest, pieces = donor.seal(), [donor.piece_bytes(chunk) for chunk in range(5)]
     assert [len(piece) for piece in pieces] == [16, 16, 16, 32, 32]

@@ -77,7 +77,7 @@ def test_pieces_of_another_model_are_not_taken_and_two_processes_do_not_share_th
 
 
 def test_P4_a_recalled_piece_is_taken_only_under_the_digest_that_it_came_with() -> None:
-    catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0)
+    catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
     catch.on_run_state(4, {4: DIGEST}, ("ann",), keep=3)
     other = root_of([b"of a version that was founded anew"])
     catch.recalled({0: (4, DIGEST), 1: (4, other), 2: (3, b""), 3: (9, b""), 99: (4, DIGEST)})
@@ -215,7 +215,7 @@ class Joiner:
     """`good` answers at once; `late` answers when it is told to."""
 
     def __init__(self, *donors: str) -> None:
-        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0)
+        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
         self.catch.on_run_state(1, {1: DIGEST}, donors, keep=3)
         self.installed: list[int] = []
         self.open: dict[int, Header] = {}

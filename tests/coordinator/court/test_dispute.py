@@ -22,8 +22,8 @@ def checked(proof: Refuted) -> bool:
     assert proof.claim.signature == signature_of(proof.claim.by, proof.digest)
     assert root_of(proof.base_hashes) == TRUTH.digest(proof.base)
     assert proof.base_hashes[index] == hash_bytes(proof.before)
-    for payload in proof.results:
-        state = RULES.after(state, payload, proof.chunk)
+    for version, payload in enumerate(proof.results, proof.base + 1):
+        state = RULES.after(state, payload, proof.chunk, version)
     return proof.claim.hashes[index] != hash_bytes(state)
 
 
@@ -61,7 +61,7 @@ def test_P18_its_own_true_proof_refutes_a_liar_of_whom_others_can_show_nothing()
 
 # ---- whoever shows nothing, or something else -------------------------------------------------------------------
 
-OTHER_STATE = (2).to_bytes(8, "little") + bytes(RULES.state_bytes)
+OTHER_STATE = (2).to_bytes(8, "little") + bytes(RULES.form.size_bytes)
 UNPROVEN = {
     "a list of another root": (Holder("eve", named=b"e" * 32), "not those of the digest that it named"),
     "a list that is too short": (liar("eve", says={(What.HASHES, 3): b"e" * 32}), "not those of the digest"),

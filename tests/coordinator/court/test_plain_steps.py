@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from farflung.collectives.arithmetic.merge import merged_chunk
-from farflung.collectives.round.effects import Roll
+from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged
@@ -19,6 +19,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
 from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.outer_numbers import StateForm
 
 NAMES = tuple(codec_names())
 sizes = st.sampled_from((1.0, 1e-3, 1e-30, 1e-38, 1e-44, 1e30, 3e38))
@@ -78,6 +79,8 @@ OUTERS = (
     OuterSection(lr=1.0, momentum=0.0),
     OuterSection(step="mean"),
     OuterSection(step="mean", lr=0.3, momentum=0.5),
+    OuterSection(step="adamw"),
+    OuterSection(step="adamw", lr=0.37, last_lr=0.0),
 )
 
 
@@ -90,10 +93,11 @@ def peer_state(manifest: Manifest) -> OuterState:
     return OuterState(torch.zeros(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
 
 
-def installed(state: OuterState, chunk: int, old: bytes) -> None:
-    values = torch.frombuffer(bytearray(old), dtype=torch.float32)
-    state._anchor[chunk].copy_(values[:ELEMENTS])
-    state._momentum[chunk].copy_(values[ELEMENTS:])
+def chunk_state(form: StateForm, values: NDArray[np.float32]) -> bytes:
+    """Of some numbers, the state of one chunk: a second moment is nowhere below zero."""
+    parts = values.reshape(form.parts, ELEMENTS).copy()
+    parts[2:] = np.abs(parts[2:])
+    return parts.tobytes()
 
 
 @settings(max_examples=80)
@@ -106,12 +110,12 @@ def test_P1_a_chunk_after_each_of_some_results_is_what_every_peer_holds(
     rules, peer = ChunkRules.of(manifest, MODEL), peer_state(manifest)
     scale = float(chance.choice([1.0, 1e-38, 1e-44, 1e15]))
     for chunk in range(CHUNKS):
-        old = noise(2 * ELEMENTS, scale, chance).tobytes()
-        installed(peer, chunk, old)
-        for _ in range(4):
+        old = chunk_state(rules.form, noise(rules.form.parts * ELEMENTS, scale, chance))
+        peer.install(Install(chunk, 0, old))
+        for version in range(1, 5):
             payload = encode(codec, noise(ELEMENTS, scale * float(chance.choice([1.0, 1e-3])), chance))
-            peer.roll(Roll(chunk, 1, payload))
-            old = rules.after(old, payload, chunk)
+            peer.roll(Roll(chunk, version, payload))
+            old = rules.after(old, payload, chunk, version)
             assert old == peer.chunk_bytes(chunk)
     peer.seal()
     assert chunk_hash(old) == peer.hashes[CHUNKS - 1]
@@ -127,32 +131,44 @@ def test_P1_any_numbers_step_alike(seed: int, outer: OuterSection) -> None:
         values = chance.integers(0, 2**32, count, np.uint32).view(np.float32)
         return np.where(np.isfinite(values), values, np.float32(0))
 
-    state, payload = any_numbers(2 * ELEMENTS).tobytes(), encode("fp32", any_numbers(ELEMENTS))
-    manifest = run(outer)
-    peer = peer_state(manifest)
+    manifest, payload = run(outer), encode("fp32", any_numbers(ELEMENTS))
+    rules, peer = ChunkRules.of(manifest, MODEL), peer_state(manifest)
+    state = chunk_state(rules.form, any_numbers(rules.form.parts * ELEMENTS))
     for chunk in (0, FIRST_PLAIN):
-        installed(peer, chunk, state)
+        peer.install(Install(chunk, 0, state))
         peer.roll(Roll(chunk, 1, payload))
-        came, wanted = ChunkRules.of(manifest, MODEL).after(state, payload, chunk), peer.chunk_bytes(chunk)
+        came, wanted = rules.after(state, payload, chunk, 1), peer.chunk_bytes(chunk)
         numbers, theirs = np.frombuffer(came, np.float32), np.frombuffer(wanted, np.float32)
         assert (np.isnan(numbers) == np.isnan(theirs)).all()
         same = numbers.view(np.uint32) == theirs.view(np.uint32)
         assert (same | np.isnan(numbers)).all()
 
 
-def test_a_momentum_of_zeros_may_be_left_out() -> None:
-    rules = ChunkRules.of(run(OuterSection()), MODEL)
+@pytest.mark.parametrize("outer", [OuterSection(), OuterSection(step="adamw")])
+def test_moments_of_zeros_may_be_left_out(outer: OuterSection) -> None:
+    rules = ChunkRules.of(run(outer), MODEL)
     theta, payload = np.ones(ELEMENTS, np.float32).tobytes(), encode("fp32", np.ones(ELEMENTS, np.float32))
-    assert rules.after(theta, payload, 0) == rules.after(theta + bytes(len(theta)), payload, 0)
+    whole = theta + bytes((rules.form.parts - 1) * len(theta))
+    assert rules.after(theta, payload, 0, 1) == rules.after(whole, payload, 0, 1)
+
+
+def test_P1_the_step_of_adamw_depends_on_the_version_and_that_of_buffers_does_not() -> None:
+    rules = ChunkRules.of(run(OuterSection(step="adamw")), MODEL)
+    state = chunk_state(rules.form, np.full(3 * ELEMENTS, 0.5, np.float32))
+    payload = encode("fp32", np.ones(ELEMENTS, np.float32))
+    assert rules.after(state, payload, 0, 1) != rules.after(state, payload, 0, 2)
+    assert rules.after(state, payload, FIRST_PLAIN, 1) == rules.after(state, payload, FIRST_PLAIN, 2)
+    moved = np.frombuffer(rules.after(state, payload, FIRST_PLAIN, 1), np.float32).reshape(3, -1)
+    assert (moved[0] == -0.5).all() and (moved[1:] == 0.5).all(), "buffers take the mean"
 
 
 def test_P8_what_is_no_state_or_no_result_is_a_frame_error() -> None:
     rules = ChunkRules.of(run(OuterSection(), "int8"), MODEL)
     old, payload = bytes(8 * ELEMENTS), encode("int8", np.ones(ELEMENTS, np.float32))
-    assert len(rules.after(old, payload, 0)) == 8 * ELEMENTS
+    assert len(rules.after(old, payload, 0, 1)) == 8 * ELEMENTS
     for bad in (b"", old[:-1], old + b"\0", old + old):
         with pytest.raises(FrameError, match="a state chunk of"):
-            rules.after(bad, payload, 0)
+            rules.after(bad, payload, 0, 1)
     for bad in (b"", payload[:-1], encode("fp32", np.ones(ELEMENTS, np.float32))):
         with pytest.raises(FrameError, match="int8 payload"):
-            rules.after(old, bad, 0)
+            rules.after(old, bad, 0, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.coordinator.rounds.shares import ROOM, codecs_by_member
-from farflung.protocol.codec_names import BITS_PER_VALUE, LADDER
+from farflung.protocol.round_words import BITS_PER_VALUE, LADDER
 
 MBIT = 125_000.0  # bytes/s
 SIZES = {"int8": 100_000_000, "int4": 50_000_000, "int2": 25_000_000, "topk": 2_700_000}

@@ -161,7 +161,7 @@ def test_a_trainer_is_greeted_and_words_go_both_ways(folder: Path, server: Local
     greeting = next_word(server)
     assert isinstance(greeting, tuple) and greeting[1] is WAITING
     assert client.recv(0.0) is None
-    shared = Shared(anchor="a", momentum="m", slots=("0", "1", "2"), progress="p", elements=5)
+    shared = Shared(anchor="a", moments=("m",), slots=("0", "1", "2"), progress="p", elements=5)
     server.send(shared)
     assert client.recv(PATIENCE_S) == shared
     client.send(Need(samples=10, want=4))

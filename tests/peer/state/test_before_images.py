@@ -141,7 +141,7 @@ def outer_state() -> OuterState:
     chance = torch.Generator().manual_seed(1)
     anchor = torch.randn(CHUNKS * ELEMENTS, generator=chance)
     made_state = OuterState(anchor, MODEL, MANIFEST.round, outer_of(MANIFEST))
-    made_state.restart_momentum()
+    made_state.restart_moments()
     for fragment in range(2):
         made_state.seal(fragment)
     return made_state

@@ -787,24 +787,24 @@ def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is
 def pushed(folder: Path, **outer: object) -> Trainer:
     """With a momentum as in the middle of a run, which a joiner has from its donor."""
     trainer = going_on(folder, momentum=0.9, **outer)
-    trainer.shared.momentum[:15] = torch.randn(15, generator=torch.Generator().manual_seed(5))
+    trainer.shared.moments[0][:15] = torch.randn(15, generator=torch.Generator().manual_seed(5))
     return trainer
 
 
 def place_of(trainer: Trainer, owed: float) -> Tensor:
     """Where a peer that owes so much of each value trains on."""
-    used = trainer.shared.anchor[:15], trainer.shared.momentum[:15]
+    used = trainer.shared.anchor[:15], trainer.shared.moments[0][:15]
     return used[0] - owed - 0.7 * 0.81 * used[1]
 
 
 def test_with_overlap_a_peer_goes_ahead_by_what_the_momentum_will_do(tmp_path: Path) -> None:
     trainer = pushed(tmp_path)
-    momentum = trainer.shared.momentum.clone()
+    momentum = trainer.shared.moments[0].clone()
     frozen_by(trainer, SYNC_EVERY)
     assert torch.equal(trainer.used_cells(trainer.shared.slots[0]), torch.full((15,), 0.75))
     assert torch.allclose(trainer.used_cells(trainer.flat()), place_of(trainer, 0.75), atol=1e-6)
     assert torch.equal(trainer.owed(), torch.full((15,), 0.75)), "going there is not learning"
-    assert torch.equal(trainer.shared.momentum, momentum)
+    assert torch.equal(trainer.shared.moments[0], momentum)
 
 
 def test_P6_going_ahead_is_undone_exactly_when_the_round_fails(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""What [outer] asks of every peer, in numbers: the step, its rates by version, the parts of a chunk's state.  Pure.
+
+Made by the manifest; read by whoever takes a step (optim/), recomputes one (coordinator/court/) or holds state.  Rates
+are calculated with + - * / alone, in fp64, and then rounded once to fp32: every machine multiplies by the same bits.
+Must not know tensors, or which chunk is stepped.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+
+from farflung.protocol.errors import FrameError
+from farflung.protocol.round_words import Count
+from farflung.protocol.verdicts import Verdict
+
+# The parts of a chunk's state, one after the other, as files name them.  Which of them a run has, its step says.
+PART_NAMES = ("params", "momentum", "second_moment")
+MOMENTUM_PARTS, ADAMW_PARTS = 2, 3  # a step without momentum has one of zeros
+VALUE_BYTES = 4  # fp32
+EPS = 1e-8  # of AdamW, as torch has it
+GRADIENT_MOST = 2.0**63  # AdamW takes larger values for this one: their squares would leave fp32
+
+Number = Annotated[float, Meta(ge=0, le=10)]  # as run.toml bounds them, so that no rate leaves fp32
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+
+def fp32(value: float) -> float:
+    """The nearest fp32 number: what a tensor operation really multiplies by."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+class OuterNumbers(NamedTuple):
+    """Of the steps with a momentum or none: no "auto" is left in it."""
+
+    nesterov: bool  # else theta <- theta - lr * d, without momentum
+    lr: float
+    momentum: float
+
+    @property
+    def parts(self) -> int:
+        """Of a chunk's state."""
+        return MOMENTUM_PARTS
+
+
+class AdamWFactors(NamedTuple):
+    """What the values of one version are multiplied by, each an fp32 number."""
+
+    keep_m: float
+    take_m: float
+    keep_v: float
+    take_v: float
+    scale_v: float  # 1 / (1 - beta2^version)
+    decay: float  # 1 - lr * weight_decay
+    rate: float  # lr / (1 - beta1^version)
+
+
+class AdamWNumbers(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[outer] step = "adamw"`, with what it reads of [inner]."""
+
+    lr: Number
+    last_lr: Number  # at the run's last round
+    warmup: Count  # versions
+    rounds: Count
+    beta1: Decay
+    beta2: Decay
+    weight_decay: Number
+
+    @property
+    def parts(self) -> int:
+        """Of a chunk's state."""
+        return ADAMW_PARTS
+
+    def lr_at(self, version: int) -> float:
+        """Up from 0 over the warm-up; then constant, or straight to `last_lr` at the last round."""
+        if version < self.warmup:
+            return self.lr * version / self.warmup
+        if self.last_lr == self.lr or self.rounds <= self.warmup:
+            return self.lr
+        gone = (min(version, self.rounds) - self.warmup) / (self.rounds - self.warmup)
+        return self.lr + (self.last_lr - self.lr) * gone
+
+    def at(self, version: int) -> AdamWFactors:
+        """Of the step that makes this version; the first one makes version 1."""
+        lr = self.lr_at(version)
+        return AdamWFactors(
+            keep_m=fp32(self.beta1),
+            take_m=fp32(1.0 - self.beta1),
+            keep_v=fp32(self.beta2),
+            take_v=fp32(1.0 - self.beta2),
+            scale_v=fp32(1.0 / (1.0 - _power(self.beta2, version))),
+            decay=fp32(1.0 - lr * self.weight_decay),
+            rate=fp32(lr / (1.0 - _power(self.beta1, version))),
+        )
+
+
+def _power(base: float, exponent: int) -> float:
+    """By multiplications in one written order: a library's `pow` may end a bit elsewhere on another machine."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+StepNumbers = OuterNumbers | AdamWNumbers
+
+
+def outer_numbers(step: str, lr: float | str, momentum: float | str, rounds: int) -> OuterNumbers:
+    """What `[outer]` of a run of so many rounds asks for, with a step other than AdamW."""
+    nesterov = step == "nesterov"
+    usual = 0.7 if nesterov else 1.0
+    mu = _momentum_for(rounds) if isinstance(momentum, str) else momentum
+    return OuterNumbers(nesterov, usual if isinstance(lr, str) else lr, mu if nesterov else 0.0)
+
+
+def _momentum_for(rounds: int) -> float:
+    """A momentum that remembers ten rounds (0.9) of 100, and fewer of a shorter run: with the square, down to 0.3.
+
+    In a run of 30 rounds a momentum of 0.9 still pushes where the first rounds went while the inner rate is already
+    falling; of 100, less than 0.9 is too slow (docs/learning.md has the measurements of both).
+    """
+    return min(0.9, max(0.3, 1.0 - 1000.0 / rounds**2))
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """How one chunk of the outer state lies in memory, on the line and on disk: its parts, one after the other.
+
+    The first part are the parameters.  Where all others are zeros, as when a run begins, they need not be sent.
+    """
+
+    elements: int  # of a chunk
+    parts: int
+
+    @property
+    def part_bytes(self) -> int:
+        return VALUE_BYTES * self.elements
+
+    @property
+    def size_bytes(self) -> int:
+        return self.part_bytes * self.parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return PART_NAMES[: self.parts]
+
+    def whole(self, piece: bytes | bytearray | memoryview) -> bytes:
+        """With the zeros that were left out.  FrameError for what is no state of a chunk."""
+        length = memoryview(piece).nbytes
+        if length not in (self.size_bytes, self.part_bytes):
+            told = f"a state chunk of {length} bytes, neither {self.size_bytes} nor {self.part_bytes}"
+            raise FrameError(Verdict.MALFORMED, told)
+        return bytes(piece) + bytes(self.size_bytes - length)
