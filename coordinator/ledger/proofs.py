@@ -53,6 +53,14 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return self.adamw or OuterNumbers(self.nesterov, self.lr, self.momentum)
 
 
+def step_rules(rules: ChunkRules, chunk: int) -> StepRules:
+    """Of this chunk of the model."""
+    outer, form = rules.outer_of(chunk), rules.form
+    if isinstance(outer, AdamWNumbers):
+        return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, outer)
+    return StepRules(*outer, rules.gather_codec, form.elements, form.parts)
+
+
 class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum"):
     """An owner signed a result of one chunk that is not the sum of what it signed to have merged."""
 

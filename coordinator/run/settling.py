@@ -19,7 +19,7 @@ from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
 from farflung.coordinator.court.questions import Answer
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.proofs import FalseClaim, StepRules
+from farflung.coordinator.ledger.proofs import FalseClaim, step_rules
 from farflung.coordinator.ledger.records import (
     DigestFixed,
     DigestRefuted,
@@ -33,7 +33,6 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.messages import FragmentBeat
-from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
@@ -298,7 +297,7 @@ class Settling:
             base_hashes=b"".join(proof.base_hashes),
             before=proof.before,
             results=proof.results,
-            rules=_step_rules(rules, proof.chunk),
+            rules=step_rules(rules, proof.chunk),
         )
         core.do(KeepProof(claim, peers))
 
@@ -366,10 +365,3 @@ class Settling:
         if self._dispute is not None and self._dispute.on_answer(answer):
             return True
         return any(check.on_answer(answer, self._core.now) for check in self._checks.values())
-
-
-def _step_rules(rules: ChunkRules, chunk: int) -> StepRules:
-    outer, form = rules.outer_of(chunk), rules.form
-    if isinstance(outer, AdamWNumbers):
-        return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, outer)
-    return StepRules(*outer, rules.gather_codec, form.elements, form.parts)

@@ -3,8 +3,8 @@
 Owned by the outer state, in the arithmetic thread.  A peer whose result others contradict can show from what it was
 calculated.  The bytes (8 or 12 for each parameter of the fragment) go to a file without a name: they count as the
 kernel's cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every
-round cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof, and
-no round.  Must not know who asks, nor why.
+round cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof,
+and no round.  Must not know who asks, nor why.
 """
 
 from __future__ import annotations

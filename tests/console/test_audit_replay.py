@@ -29,7 +29,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import hash_bytes, root_of, split_hashes
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.fragments import fragments_of
-from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, OuterSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit
@@ -41,7 +41,7 @@ MODEL = ModelSchema((), ELEMENTS, CHUNKS, first_plain_chunk=4, frozen=bytes(32))
 MANIFEST = Manifest(
     round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
 )
-FORM = MANIFEST.state_form(ELEMENTS)
+WITH_ADAMW = MANIFEST.model_copy(update={"outer": OuterSection(step="adamw", lr=0.01)})
 ME, HOST = Identity.generate(), Identity.generate()
 RUN_KEY = curve_key_of(HOST.public)
 
@@ -49,17 +49,17 @@ RUN_KEY = curve_key_of(HOST.public)
 class Kept:
     """A peer that keeps an archive, without a network: results come from a generator of random numbers."""
 
-    def __init__(self, place: Path, host: Identity = HOST) -> None:
-        self.place, self.host = str(place), host
+    def __init__(self, place: Path, host: Identity = HOST, manifest: Manifest = MANIFEST) -> None:
+        self.place, self.host, self.manifest = str(place), host, manifest
         self.told: list[str] = []
         self.chance = np.random.default_rng(1)
-        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, MANIFEST.round, outer_of(MANIFEST))
+        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
         self.fragments = fragments_of(CHUNKS, FRAGMENTS)
         self.hand = self.new_hand()
         self.era = 0
 
     def new_hand(self) -> Archiving:
-        attached = Attached(Known(MANIFEST, RUN_ID), MODEL)
+        attached = Attached(Known(self.manifest, RUN_ID), MODEL)
         return Archiving(Archive(self.place), attached, lambda job, then: then(job()), self.say)
 
     def say(self, text: str, routine: bool = False, **facts: str) -> None:
@@ -87,14 +87,14 @@ class Kept:
 
     def save(self, version: int, era: int = 0) -> None:
         """A checkpoint, as the run's coordinator signs it."""
-        store = Store(self.place)
-        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, FORM)
+        store, form = Store(self.place), self.manifest.state_form(ELEMENTS)
+        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, form)
         saved = []
         for fragment in self.fragments:
             self.state.seal(fragment.number)
             mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
             told = tuple(each.hex() for each in mine)
-            for first, count in shards_of(fragment.first, fragment.count, FORM):
+            for first, count in shards_of(fragment.first, fragment.count, form):
                 at = first - fragment.first
                 part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
                 draft.parts.add([part])
@@ -106,11 +106,12 @@ class Kept:
             format=1,
             run="small",
             run_id=RUN_ID.hex(),
-            manifest=MANIFEST.digest.hex(),
+            manifest=self.manifest.digest.hex(),
             era=era,
             version=version,
             incarnation=1,
             model=MODEL,
+            parts=3 if form.parts == 3 else msgspec.UNSET,
             fragments=tuple(saved),
             files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
             writer=ME.peer_id,
@@ -142,7 +143,10 @@ class Kept:
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:
     """Versions 1 to 7, with checkpoints of 3 and 6."""
-    peer = Kept(tmp_path / "kept")
+    return seven_versions(Kept(tmp_path / "kept"))
+
+
+def seven_versions(peer: Kept) -> Kept:
     for version in range(1, 8):
         peer.roll(version)
         if version in (3, 6):
@@ -164,6 +168,14 @@ def test_P1_every_version_after_a_checkpoint_is_computed_to_the_same_bits(kept: 
     assert [line for line in lines if line.endswith("as the run signed it")] == lines[5:7]
     kept.state.seal(1)
     assert lines[-1].startswith(f"version 7 of fragment 1: digest {kept.state.digests[1].hex()[:16]} as the")
+
+
+def test_P1_with_a_second_moment_too(tmp_path: Path) -> None:
+    peer = seven_versions(Kept(tmp_path / "kept", manifest=WITH_ADAMW))
+    outcome, lines = replayed(peer)
+    assert not outcome.difference and (outcome.replayed, outcome.settled) == (8, 2)
+    peer.state.seal(1)
+    assert lines[-1].startswith(f"version 7 of fragment 1: digest {peer.state.digests[1].hex()[:16]} as the")
 
 
 def test_a_result_that_was_exchanged_is_found_by_version_fragment_and_chunk(kept: Kept) -> None:

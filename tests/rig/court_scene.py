@@ -19,7 +19,7 @@ from farflung.coordinator.court.questions import Questions
 from farflung.protocol.digests import hash_bytes, keyed_hash, root_of
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import PART_BYTES
-from farflung.protocol.manifest import Manifest, RoundSection
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
 from farflung.protocol.messages import Shown, What
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Commit
@@ -28,7 +28,8 @@ CHUNKS, ELEMENTS, VERSIONS = 6, 5, 3
 MODEL = ModelSchema(
     (TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32)
 )
-MANIFEST = Manifest(round=RoundSection(fragments=2))
+# The step that depends on the version: an answer about another version leads elsewhere.
+MANIFEST = Manifest(outer=OuterSection(step="adamw"), round=RoundSection(fragments=2))
 FRAGMENT = fragments_of(CHUNKS, 2)[1]
 RULES = ChunkRules.of(MANIFEST, MODEL)
 
@@ -42,8 +43,10 @@ class Truth:
 
     def __init__(self) -> None:
         chance = np.random.default_rng(1)
-        first = [chance.standard_normal(2 * ELEMENTS).astype("<f4").tobytes() for _ in FRAGMENT.chunks]
-        self.states = [first]
+        size = RULES.form.parts * ELEMENTS
+        self.states = [
+            [np.abs(chance.standard_normal(size)).astype("<f4").tobytes() for _ in FRAGMENT.chunks]
+        ]
         self.results: list[list[bytes]] = [[]]
         for version in range(1, VERSIONS + 1):
             payloads = [_payload(chance) for _ in FRAGMENT.chunks]

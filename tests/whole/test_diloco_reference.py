@@ -146,7 +146,7 @@ def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
     assert len(world.seen.commits) >= ROUNDS * fragments and len(world.peers) == peers
     for peer in world.peers.values():
         assert torch.equal(bits(peer.anchor), bits(theta))
-        assert torch.equal(bits(peer.state._momentum), bits(momentum))
+        assert torch.equal(bits(peer.state._parts[1]), bits(momentum))
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5])

@@ -19,7 +19,8 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Op
 from farflung.coordinator.run.effects import Effect, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import build_status
-from farflung.optim.outer import Nesterov
+from farflung.optim.adamw import AdamW
+from farflung.optim.outer import Nesterov, OuterStep
 from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
 from farflung.peer.machine.effects import Effect as PeerEffect
 from farflung.peer.machine.effects import Encode, Resolve
@@ -31,13 +32,14 @@ from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
-from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.digests import hash_bytes, is_piece, root_of
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
+from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 from rig.showing import let_all_be_shown, showing
@@ -117,9 +119,12 @@ def test_frames_and_sums_of_a_round_carry_the_chunk_numbers_of_the_whole_model()
 # ---- the outer state -----------------------------------------------------------------------------------------
 
 
-def outer_state(codec: str, fragments: int) -> OuterState:
+ADAMW = AdamW(AdamWNumbers(0.1, 0.1, 0, 9, 0.9, 0.95, 0.1))
+
+
+def outer_state(codec: str, fragments: int, step: OuterStep | None = None) -> OuterState:
     rules = RoundSection.model_validate({"codec": codec, "fragments": fragments})
-    return OuterState(torch.arange(20.0), schema(5), rules, Nesterov())
+    return OuterState(torch.arange(20.0), schema(5), rules, step or Nesterov())
 
 
 def test_each_fragment_has_its_own_digest_and_manifest() -> None:
@@ -146,24 +151,44 @@ def test_P4_a_digest_is_of_what_stands_in_memory_now_also_where_pieces_were_hash
     assert joiner.seal(0) != digests[0] and joiner.seal(1) == digests[1]
 
 
-def test_P4_a_momentum_of_zeros_is_not_sent_and_the_joiners_state_is_the_same_to_the_last_bit() -> None:
-    """All of it at version 0; later a chunk whose momentum is a zero below zero goes as a whole."""
-    donor, joiner = outer_state("fp32", 1), outer_state("fp32", 1)
+@pytest.mark.parametrize("step", [Nesterov(), ADAMW], ids=["nesterov", "adamw"])
+def test_P4_moments_of_zeros_are_not_sent_and_the_joiners_state_is_the_same_to_the_last_bit(
+    step: OuterStep,
+) -> None:
+    """All of them at version 0; later a chunk whose momentum is a zero below zero goes as a whole."""
+    donor, joiner = outer_state("fp32", 1, step), outer_state("fp32", 1, step)
     donor.seal()
     joiner.install(Install(0, 0, donor.chunk_bytes(1)))
-    joiner.roll(Roll(2, 1, codec_named("fp32").encode(torch.ones(4))))  # its momentum is not zero
+    joiner.roll(Roll(2, 1, codec_named("fp32").encode(torch.ones(4))))  # its moments are not zero
     pieces = [donor.piece_bytes(chunk) for chunk in range(5)]
     assert {len(piece) for piece in pieces} == {16}
     for chunk, piece in enumerate(pieces):
+        assert is_piece(donor.hashes[chunk], piece, hash_bytes(piece), step.parts)
         joiner.install(Install(chunk, 0, piece))
     assert joiner.seal() == donor.digests[0]
-    donor._parts[1][3] = -0.0
+    for moment in donor._parts[1:]:
+        moment[3] = -0.0
     donor.roll(Roll(4, 1, codec_named("fp32").encode(torch.ones(4))))
     digest, pieces = donor.seal(), [donor.piece_bytes(chunk) for chunk in range(5)]
-    assert [len(piece) for piece in pieces] == [16, 16, 16, 32, 32]
+    whole = 16 * step.parts
+    assert [len(piece) for piece in pieces] == [16, 16, 16, whole, whole]
     for chunk, piece in enumerate(pieces):
+        assert is_piece(donor.hashes[chunk], piece, hash_bytes(piece), step.parts)
         joiner.install(Install(chunk, 1, piece))
     assert joiner.seal() == digest
+    if step.parts > 2:
+        assert not is_piece(donor.hashes[0], pieces[0], hash_bytes(pieces[0]), 2), "of another step"
+
+
+def test_a_state_knows_how_many_parts_its_step_needs() -> None:
+    with pytest.raises(ValueError, match="a state of 2 parts, for a step that needs 3"):
+        OuterState(torch.zeros(20), schema(5), RoundSection(), ADAMW, moments=[torch.zeros(20)])
+
+
+@pytest.mark.parametrize("size", [0, 4, 15, 20, 31, 32, 49, 64])
+def test_a_piece_of_another_size_is_no_state_of_adamw(size: int) -> None:
+    with pytest.raises(FrameError, match=f"a state chunk of {size} bytes, neither 48 nor 16"):
+        outer_state("fp32", 1, ADAMW).install(Install(0, 0, bytes(size)))
 
 
 @pytest.mark.parametrize("size", [0, 4, 15, 20, 31, 33, 64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -12,10 +13,20 @@ from typer.testing import CliRunner
 from farflung.console.main import app
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.ledger.proofs import WrongSum, proof_from_bytes, proof_to_bytes
+from farflung.coordinator.ledger.proofs import (
+    FalseClaim,
+    StepRules,
+    WrongSum,
+    proof_from_bytes,
+    proof_to_bytes,
+    step_rules,
+)
 from farflung.coordinator.run.effects import KeepProof
+from farflung.peer.identity import Identity
+from farflung.protocol.digests import root_of
 from farflung.protocol.limits import PROOFS_KEPT
-from farflung.protocol.signed_words import results_part
+from farflung.protocol.signed_words import claim_part, results_part
+from rig.court_scene import FRAGMENT, RULES, TRUTH, Court, Holder, liar
 from rig.made_sums import RUN_ID, MadeSums
 
 
@@ -115,6 +126,61 @@ def test_an_owner_that_signed_a_sum_of_no_contributions_is_convicted() -> None:
     made = MadeSums()
     made.payloads[made.members[1]][0] = b"no payload at all"
     assert made.proof(0).problem() == ""
+
+
+# ---- claims about a state ------------------------------------------------------------------------------------
+
+
+def claim_of(court: Court) -> FalseClaim:
+    """What the run keeps of the one digest that its dispute refuted; all that the liar signs is signed by a key."""
+    [(_, found)] = court.dispute.refuted.items()
+    liar_key, host = Identity.generate(), Identity.generate()
+    digest = root_of(found.claim.hashes)
+    claim = FalseClaim(
+        run_id=RUN_ID,
+        era=0,
+        fragment=FRAGMENT.number,
+        version=3,
+        chunk=FRAGMENT.index(found.chunk),
+        maker=liar_key.public,
+        claimed=b"".join(found.claim.hashes),
+        claim=liar_key.sign(claim_part(RUN_ID, 0, FRAGMENT.number, 3, digest)),
+        base=found.base,
+        base_hashes=b"".join(found.base_hashes),
+        before=found.before,
+        results=found.results,
+        rules=step_rules(RULES, found.chunk),
+        key=host.public,
+    )
+    return replace(claim, signature=host.sign(claim.signed_part()))
+
+
+def test_P18_a_false_state_convicts_its_maker_also_where_the_step_depends_on_the_version() -> None:
+    court = Court(Holder("ann"), liar("eve"))
+    court.sits()
+    claim = proof_from_bytes(proof_to_bytes(claim_of(court)))
+    assert isinstance(claim, FalseClaim) and claim.problem() == ""
+    assert claim.rules.adamw is not None and claim.rules.parts == 3
+
+
+def test_a_true_state_convicts_nobody() -> None:
+    court = Court(Holder("ann"), liar("eve"))
+    court.sits()
+    claim, host = claim_of(court), Identity.generate()
+    maker, true = Identity.generate(), TRUTH.hashes(3)
+    part = claim_part(RUN_ID, 0, FRAGMENT.number, 3, root_of(true))
+    honest = replace(
+        claim, maker=maker.public, claimed=b"".join(true), claim=maker.sign(part), key=host.public
+    )
+    assert replace(honest, signature=host.sign(honest.signed_part())).problem() == "the claim is right"
+    short = replace(honest, rules=replace(honest.rules, parts=2))
+    assert "needs a larger state" in replace(short, signature=host.sign(short.signed_part())).problem()
+
+
+def test_what_runs_signed_of_steps_without_a_second_moment_is_the_same_bytes_as_ever() -> None:
+    plain = StepRules(True, 0.7, 0.9, "fp32", 4)
+    told = {"nesterov": True, "lr": 0.7, "momentum": 0.9, "codec": "fp32", "elements": 4}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain)) == told
 
 
 # ---- files, and the command --------------------------------------------------------------------------------

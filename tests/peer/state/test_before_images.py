@@ -51,7 +51,7 @@ def keep(images: BeforeImages, chunk: int, version: int) -> None:
 
 
 def made(file: io.BytesIO | None = None) -> BeforeImages:
-    return BeforeImages(io.BytesIO() if file is None else file, MODEL, FRAGMENTS)
+    return BeforeImages(io.BytesIO() if file is None else file, 8 * ELEMENTS, FRAGMENTS)
 
 
 def test_P18_a_chunk_is_kept_as_it_was_before_its_first_change() -> None:
@@ -126,7 +126,7 @@ def test_a_disk_that_is_full_only_when_the_bytes_leave_the_buffer_costs_the_proo
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with unnamed_file(tmp_path) as file:
-        images = BeforeImages(file, MODEL, FRAGMENTS)
+        images = BeforeImages(file, 8 * ELEMENTS, FRAGMENTS)
         images.begin(0, 3, b"list")
         keep(images, 0, 3)
         keep(images, 1, 3)
