@@ -29,6 +29,8 @@ ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control mess
 BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 
+MICROS_PER_BATCH = 4096  # microbatches in one synchronous batch: a mask of them has 512 bytes
+
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
 
 EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
