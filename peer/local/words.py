@@ -161,7 +161,7 @@ class Grants(_Local, frozen=True, kw_only=True, tag="grants"):
 
 class Freeze(_Local, frozen=True, kw_only=True, tag="freeze"):
     """Every microbatch of the batch is counted: write the sums, divided by the tokens in them, into the slot, keep
-    them, and say `Frozen`.  They may be wanted once more: if somebody's share is lost, more microbatches are granted."""
+    them, and say `Frozen`.  They may be wanted once more: if a share is lost, more microbatches are granted."""
 
     version: int
     slot: int

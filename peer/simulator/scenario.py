@@ -78,6 +78,11 @@ class Scenario:
     cut_off_at_s: float = 0.0
     cut_off_s: float = 0.0
     stranger: bool = False  # somebody comes then whom nobody knows, and is not cut off
+    batch: int = (
+        0  # updates are synchronous batches of so many microbatches; 0: peers take steps of their own
+    )
+    micro: int = 2  # samples in a microbatch
+    poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
 
@@ -108,6 +113,41 @@ class Scenario:
             audit=(0.037, 0.5, 1.0)[seed % 3],
             host_after_s=30.0 if seed % 4 == 1 else 0.0,
         ).scheduled(draw)
+
+    @staticmethod
+    def of_batches(seed: int) -> Scenario:
+        """Synchronous batches in the same bad worlds; one of four of them calm."""
+        draw, drawn = random.Random(f"batches {seed}"), Scenario.of(seed)
+        batch, calm = draw.choice((1, 4, 7, 12, 24)), seed % 4 == 3
+        batched = replace(
+            drawn,
+            batch=batch,
+            micro=draw.choice((1, 2, 3)),
+            poison_every=draw.choice((0, 0, 7, 20)),
+            rounds=draw.choice((2, 3, 5)),
+            fragments=1,
+            schedule="blocking",
+            period_s=0.0,
+            overlap_steps=0,
+            mix=0.0,
+            policy="mean",
+            codec=draw.choice(("fp32", "fp32", "fp32", "int8")),
+            end_s=240.0,
+        )
+        if not calm:
+            return batched
+        return replace(
+            batched,
+            drop=0.0,
+            duplicate=0.0,
+            slow=0.0,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            leave_per_s=0.0,
+            blackout_at_s=0.0,
+            store_fails=0.0,
+        )
 
     @staticmethod
     def of_liars(seed: int) -> Scenario:
@@ -222,6 +262,9 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [checkpoint]
         every_rounds = {scenario.every_rounds}
         go_back_after_s = {scenario.go_back_after_s}
+        [pipeline]
+        batch = {scenario.batch}
+        micro = {scenario.micro}
         """,
         "simulated",
     )
