@@ -128,7 +128,7 @@ class Batches:
     def complete(self) -> bool:
         """Every microbatch is counted by somebody who is here."""
         batch = self.book.batch
-        return batch is not None and batch.whole != 0 and not batch.whole & ~self.counted
+        return batch is not None and not batch.whole & ~self.counted
 
     def _of(self, number: int) -> Heard:
         return self._heard.setdefault(number, Heard(since=self.desk.now))
@@ -295,7 +295,11 @@ class Batches:
                 if self.book.seats[number].mask >> micro & 1:
                     why = f"{self.desk.name(self.book.seats[number].peer)} gets no finite gradient out of it"
                     self.desk.write(TakenBack(seat=number, first=micro, stop=micro + 1, reason=why))
-            if (len(by) >= 2 or len(by) == len(heard)) and self.book.free >> micro & 1:
+            if (
+                self.book.batch is batch
+                and (len(by) >= 2 or len(by) == len(heard))
+                and self.book.free >> micro & 1
+            ):
                 self._skip(batch, micro, [self.book.seats[number].peer for number in by])
 
     def _skip(self, batch: Batch, micro: int, peers: list[str]) -> None:
@@ -304,6 +308,8 @@ class Batches:
         why = f"{self._names(peers)} got no finite gradient out of it"
         self.desk.write(MicroSkipped(version=batch.version, micro=micro, samples=samples, reason=why))
         self.desk.note(f"microbatch {micro} of the batch from version {batch.version} is skipped: {why}")
+        if not batch.whole:
+            self.desk.note("no microbatch of this batch gave a finite gradient: has the model diverged?")
 
     # ---- the round ---------------------------------------------------------------------------------------
 
@@ -312,8 +318,6 @@ class Batches:
         batch = self.book.batch
         if batch is None:
             return {}, self._why_no_batch()
-        if not batch.whole:
-            return {}, "no microbatch of this batch gives a finite gradient: the model has diverged"
         if not self.complete:
             done = (self.counted & batch.whole).bit_count()
             return {}, f"waiting for microbatches: {done} of {batch.whole.bit_count()} counted"

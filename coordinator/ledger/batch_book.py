@@ -116,11 +116,15 @@ class BatchBook:
         seat = self.seats[number]
         seat.granted = spans_of_mask(seat.mask & ~mask_of_spans([span]))
 
-    def skip(self, micro: int, samples: int) -> None:
-        """`samples`: that nobody learns from for it."""
-        if self.batch is not None:
-            self.batch.skipped = spans_of_mask(mask_of_spans(self.batch.skipped) | 1 << micro)
-            self.skipped_samples += samples
+    def skip(self, micro: int, samples: int, of_epoch: int) -> None:
+        """`samples`: that nobody learns from for it.  A batch of which nothing is left is passed over."""
+        batch = self.batch
+        if batch is None:
+            raise ValueError("a microbatch of no batch is skipped")
+        batch.skipped = spans_of_mask(mask_of_spans(batch.skipped) | 1 << micro)
+        self.skipped_samples += samples
+        if not batch.whole:
+            self._pass(batch, of_epoch)
 
     def commit(self, counted: Mapping[str, bytes], samples: int) -> None:
         """The batch is learned from.  ValueError if these shares are not the batch: such a journal is not ours."""
@@ -134,13 +138,16 @@ class BatchBook:
             seen |= mask
         if seen != batch.whole:
             raise ValueError("a commit lacks microbatches of its batch")
-        self.cursor = (batch.epoch, batch.stop) if batch.stop < samples else (batch.epoch + 1, 0)
-        self._end()
+        self._pass(batch, samples)
 
     def start_at(self, cursor: Cursor) -> None:
         """The run went back or on to another state, or has another data set: what was counted is of no use."""
         self.cursor = cursor
         self.seats.clear()
+        self._end()
+
+    def _pass(self, batch: Batch, samples: int) -> None:
+        self.cursor = (batch.epoch, batch.stop) if batch.stop < samples else (batch.epoch + 1, 0)
         self._end()
 
     def _end(self) -> None:

@@ -230,7 +230,7 @@ class Ledger:
             case TakenBack(seat=number, first=first, stop=stop):
                 book.take_back(number, (first, stop))
             case MicroSkipped(micro=micro, samples=samples):
-                book.skip(micro, samples)
+                book.skip(micro, samples, self.leases.samples)
 
     def _know_state(
         self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | DigestRefuted | Vouched

@@ -116,15 +116,15 @@ class Scenario:
 
     @staticmethod
     def of_batches(seed: int) -> Scenario:
-        """Synchronous batches in the same bad worlds; one of four of them calm."""
+        """Synchronous batches in the same bad worlds, which stay bad for as long as a few batches take; one of four of
+        them is calm."""
         draw, drawn = random.Random(f"batches {seed}"), Scenario.of(seed)
-        batch, calm = draw.choice((1, 4, 7, 12, 24)), seed % 4 == 3
         batched = replace(
             drawn,
-            batch=batch,
+            batch=draw.choice((1, 4, 12, 24, 40)),
             micro=draw.choice((1, 2, 3)),
             poison_every=draw.choice((0, 0, 7, 20)),
-            rounds=draw.choice((2, 3, 5)),
+            rounds=draw.choice((3, 6, 10)),
             fragments=1,
             schedule="blocking",
             period_s=0.0,
@@ -132,9 +132,15 @@ class Scenario:
             mix=0.0,
             policy="mean",
             codec=draw.choice(("fp32", "fp32", "fp32", "int8")),
-            end_s=240.0,
+            cut_per_s=draw.choice((0.0, 0.1, 0.3)),
+            trainer_crash_per_s=draw.choice((0.0, 0.02, 0.1)),
+            # A version that one peer alone has counted is held by it alone until its beat gets through.
+            go_back_after_s=draw.choice((0.0, 10.0)),
+            blackout_at_s=drawn.blackout_at_s if draw.random() < 0.3 else 0.0,
+            faults_until_s=draw.choice((8.0, 20.0, 30.0)),
+            end_s=300.0,
         )
-        if not calm:
+        if seed % 4 != 3:
             return batched
         return replace(
             batched,
