@@ -117,13 +117,15 @@ class BatchBook:
         seat.granted = spans_of_mask(seat.mask & ~mask_of_spans([span]))
 
     def skip(self, micro: int, samples: int, of_epoch: int) -> None:
-        """`samples`: that nobody learns from for it.  A batch of which nothing is left is passed over."""
+        """`samples`: that nobody learns from for it.  A batch of which nothing is left is passed over, and the next one
+        is from the same version: with other seats, so that nothing said of the one is taken for the other."""
         batch = self.batch
         if batch is None:
             raise ValueError("a microbatch of no batch is skipped")
         batch.skipped = spans_of_mask(mask_of_spans(batch.skipped) | 1 << micro)
         self.skipped_samples += samples
         if not batch.whole:
+            self.seats.clear()
             self._pass(batch, of_epoch)
 
     def commit(self, counted: Mapping[str, bytes], samples: int) -> None:
