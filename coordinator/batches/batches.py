@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from farflung.coordinator.batches.micros import Pace, to_grant
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, spans_of_mask
+from farflung.coordinator.batches.micros import Pace, first_of, to_grant
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
@@ -190,12 +190,8 @@ class Batches:
         count = to_grant(seat.number, paces, free.bit_count(), self.desk.manifest.net.heartbeat_s)
         if count and not self._open(seat):
             self._of(seat.number).since = self.desk.now
-        for first, stop in spans_of_mask(free):
-            if count <= 0:
-                return
-            upto = min(stop, first + count)
-            self.desk.write(GrantedMicros(seat=seat.number, first=first, stop=upto))
-            count -= upto - first
+        for first, stop in first_of(free, count):
+            self.desk.write(GrantedMicros(seat=seat.number, first=first, stop=stop))
 
     def _open(self, seat: Seat) -> int:
         """The mask of what it is to compute and has not."""
@@ -353,6 +349,33 @@ class Batches:
             seat = self.book.seat_of(peer)
             if seat is not None:
                 self._unseat(seat, why)
+
+    def told(self) -> dict[str, object]:
+        """For the status: how far the batch is."""
+        batch = self.book.batch
+        counted = self.counted & batch.whole if batch is not None else 0
+        return {
+            "samples": self.desk.ledger.leases.samples or None,  # of an epoch
+            "epoch": batch.epoch if batch is not None else self.book.cursor[0],
+            "start": batch.start if batch is not None else self.book.cursor[1],
+            "stop": batch.stop if batch is not None else None,
+            "microbatches": batch.whole.bit_count() if batch is not None else None,
+            "counted": counted.bit_count(),
+            "skipped_samples": self.book.skipped_samples,  # ever: nobody got a finite gradient out of them
+        }
+
+    def share_of(self, peer: str) -> dict[str, object]:
+        """Of one member, for the status; nothing where it has no seat."""
+        seat = self.book.seat_of(peer)
+        if seat is None:
+            return {}
+        heard = self._of(seat.number)
+        return {
+            "seat": seat.number,
+            "granted": seat.mask.bit_count(),
+            "counted": heard.counted.bit_count(),
+            "unit_s": round(heard.unit_s, 4) or None,
+        }
 
     def _names(self, peers: list[str]) -> str:
         named = ", ".join(map(self.desk.name, peers[:NAMED_MOST]))

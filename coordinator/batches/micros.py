@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from farflung.coordinator.ledger.batch_book import spans_of_mask
+
 BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
 AHEAD_LEAST = 2  # microbatches
 SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
@@ -25,6 +27,17 @@ class Pace:
     def ahead(self, heartbeat_s: float, usual_s: float) -> int:
         unit_s = self.unit_s or usual_s
         return max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / unit_s)) if unit_s else AHEAD_LEAST
+
+
+def first_of(free: int, count: int) -> list[tuple[int, int]]:
+    """The first so many microbatches of a mask, as ranges [first, stop)."""
+    spans = []
+    for first, stop in spans_of_mask(free):
+        if count <= 0:
+            break
+        spans.append((first, min(stop, first + count)))
+        count -= stop - first
+    return spans
 
 
 def to_grant(asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: float) -> int:

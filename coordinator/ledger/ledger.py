@@ -206,11 +206,11 @@ class Ledger:
                 self._on_batch(record)
             case Departed():
                 self._depart(record)
-            case DecidedOn() | FoundCheating():
-                pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))
                 self._guess_holders()
+            case DecidedOn() | FoundCheating():
+                pass  # kept for the audit; nothing durable follows from them
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
 

@@ -65,7 +65,7 @@ class Conductor:
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
-        self._batches = batches
+        self.batches = batches
         self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
@@ -108,8 +108,8 @@ class Conductor:
         if self.core.finished:
             self.reason = "finished"
             return
-        if self._batches is not None:
-            self._maybe_open_batch(self._batches)
+        if self.batches is not None:
+            self._maybe_open_batch(self.batches)
             return
         able = self.able
         ready = [m for m in able if self._is_ready(m)]
@@ -279,8 +279,8 @@ class Conductor:
         if not problem:
             problem = leases.problem(member.peer, sent.used, self.fragment) or ""
             cause = ExclusionCause.LEASES
-        if not problem and self._batches is not None:
-            problem = self._batches.problem(self._shares.get(member.peer), sent)
+        if not problem and self.batches is not None:
+            problem = self.batches.problem(self._shares.get(member.peer), sent)
             cause = ExclusionCause.OTHER_SHARE
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = Excluded(cause, problem)
@@ -329,8 +329,8 @@ class Conductor:
                             flight, peer, "it owned chunks and did not give their results in time"
                         )
                     self.abort(cause, reason, dropped)
-                    if self._batches is not None:
-                        self._batches.give_up(lost, reason)
+                    if self.batches is not None:
+                        self.batches.give_up(lost, reason)
                 case Done():
                     self._commit(flight, step)
 

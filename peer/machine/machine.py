@@ -571,9 +571,8 @@ class PeerMachine:
 
 
 STAY_S = 8.0  # less than a script waits for its agent, and than containers get between SIGTERM and SIGKILL
-STAY_WITH_SUMS_S = (
-    60.0  # what it has counted of a batch is computed once more if it goes before the others have it
-)
+# Sums of a batch are computed once more if their holder goes before the others have them.
+STAY_WITH_SUMS_S = 60.0
 
 
 class Leaving:
@@ -585,11 +584,11 @@ class Leaving:
     def asked(self) -> bool:
         return bool(self.reason)
 
-    def ask(self, reason: str, code: str, now: float, stay_s: float) -> None:
+    def ask(self, reason: str, code: str, now: float, stay_s: float = STAY_S) -> None:
         self.reason, self.code = reason or "it left", code
         self._until = now + stay_s
 
-    def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool) -> bool:
+    def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool = False) -> bool:
         """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
         busy = part is not None and inside and (part.in_round or awaited)
         return self.asked and (not busy or now >= self._until)
