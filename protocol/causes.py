@@ -24,6 +24,7 @@ class AbortCause(StrEnum):
     TOO_FEW = "too_few"  # whole contributions
     MEMBER_RESTARTED = "member_restarted"  # too few, and a member came back as another process
     GUARD = "guard"  # the merged update was far too long
+    SHARE_LOST = "share_lost"  # of a synchronous batch: it is computed again, and the others keep theirs
     DISPUTED = "disputed"  # members contradict each other about the state that it started from
     UNKNOWN = "unknown"  # an older journal tells it in words that nobody knows any more
 
@@ -36,6 +37,7 @@ class AbortCause(StrEnum):
             AbortCause.WENT_BACK,
             AbortCause.COMPLETE,
             AbortCause.MEMBER_RESTARTED,
+            AbortCause.SHARE_LOST,
             AbortCause.DISPUTED,
         )
 
@@ -65,6 +67,7 @@ class ExclusionCause(StrEnum):
     EMPTY = "nothing_to_contribute"
     UNSIGNED = "unsigned_hash_list"
     LEASES = "leases"  # it used samples that are not its own
+    OTHER_SHARE = "other_share"  # of a synchronous batch: not the microbatches that it had counted
     UNUSABLE = "unusable_bytes"
     OTHER_BYTES = "other_bytes"  # not those that its hash list names
     RESTARTED = "restarted"

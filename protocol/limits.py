@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 CONTROL_FRAME_BYTES = 256 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
@@ -28,6 +28,8 @@ ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control mess
 
 BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
+
+MICROS_PER_BATCH = 4096  # microbatches in one synchronous batch: a mask of them has 512 bytes
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
 

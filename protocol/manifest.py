@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import FRAGMENTS_MAX
+from farflung.protocol.limits import FRAGMENTS_MAX, MICROS_PER_BATCH
 from farflung.protocol.outer_numbers import AdamWNumbers, StateForm, StepNumbers, outer_numbers
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -130,6 +130,16 @@ class CheckpointSection(_Section):
     go_back_after_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 300.0
 
 
+class PipelineSection(_Section):
+    """Synchronous batches: one update of the model is the exact gradient of so many microbatches."""
+
+    batch: Annotated[int, Field(ge=0, le=MICROS_PER_BATCH)] = 0  # 0: every peer takes steps of its own
+    micro: Annotated[int, Field(ge=1, le=65536)] = 1
+    stages: Annotated[
+        int, Field(ge=1, le=1, description="1: models cut into several stages are not built yet")
+    ] = 1
+
+
 class AdmissionSection(_Section):
     mode: Literal["open", "token", "allowlist"] = "open"
     joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -159,6 +169,7 @@ class Manifest(_Section):
     merge: MergeSection = MergeSection()
     net: NetSection = NetSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    pipeline: PipelineSection = PipelineSection()
     admission: AdmissionSection = AdmissionSection()
 
     @model_validator(mode="after")
@@ -258,6 +269,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         problems.append(
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
         )
+    problems += _batch_checks(m) if m.pipeline.batch else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -282,6 +294,20 @@ def _outer_problems(m: Manifest) -> list[str]:
             f"found {inner.warmup_steps}"
         )
     return problems
+
+
+def _batch_checks(m: Manifest) -> list[str]:
+    """A synchronous batch is one exact sum: nobody goes on during its round, and nothing in it is shortened."""
+    rules = (
+        (m.outer.schedule, "blocking", "[outer] schedule"),
+        (m.merge.policy, "mean", "[merge] policy"),
+        (m.round.fragments, 1, "[round] fragments"),
+    )
+    return [
+        f"{key}: expected {_shown(due)} with [pipeline] batch > 0, found {_shown(found)}"
+        for found, due, key in rules
+        if found != due
+    ]
 
 
 def _explain(error: ValidationError) -> list[str]:

@@ -19,6 +19,7 @@ from farflung.protocol.limits import (
     FRAGMENTS_MAX,
     MAX_PEERS,
     MEMBERS_PER_ROUND,
+    MICROS_PER_BATCH,
     PART_BYTES,
     TOKENS_MAX,
 )
@@ -154,6 +155,18 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     )
 
 
+class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where I am with the synchronous batch."""
+
+    version: Version  # that my sums are made from
+    seat: Count  # whose sums they are; 0: I have none
+    trainer: Count  # my how-manieth trainer: with another one the sums are gone
+    counted: Mask  # microbatches that are in the sums
+    unusable: Mask  # those out of which I get no gradient
+    want: bool  # I could compute some
+    unit_s: Annotated[float, Meta(ge=0, le=1e9)]  # busy seconds for one; 0: not known
+
+
 class Beat(_FromMember, frozen=True, kw_only=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 
@@ -177,6 +190,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
     leaving: bool  # I stay for the rounds that I am in, and begin no other
     data: Digest  # the fingerprint of my data set; empty: it has none
+    batch: BatchBeat | None  # where updates are synchronous batches
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -195,6 +209,8 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     steps: Count
     loss: float | None
     used: Useds
+    seat: Count  # of a synchronous batch: whose sums these are, and
+    counted: Mask  # which microbatches are in them
     signature: Annotated[
         bytes, Meta(max_length=64)
     ]  # of its author, over all the rest: see coordinator/ledger/evidence.py
@@ -317,6 +333,20 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     refuted: Digest = b""  # who says that it holds this does not hold the run's state: that was proven
 
 
+class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The synchronous batch that is due, and my place in it."""
+
+    version: Count  # that it is learned from
+    epoch: Count
+    start: Count  # samples [start, stop) of the epoch's order
+    stop: Count
+    count: Annotated[int, Meta(ge=1, le=MICROS_PER_BATCH)]  # of microbatches
+    seat: Count  # mine; 0: none.  Sums of any other are of no use
+    # [first, stop) of all microbatches that are mine, the counted ones too.
+    granted: Annotated[tuple[tuple[int, int], ...], Meta(max_length=MICROS_PER_BATCH // 2)]
+    freeze: bool  # all are counted: give the sums
+
+
 class Tick(_ToMember, frozen=True, kw_only=True):
     """The answer to a beat: where the run is and what to do now."""
 
@@ -335,6 +365,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
     advice: Reason  # what its owner should know, whatever it is to do
     era_because: Reason  # why it began, if my beat was of another one
+    batch: BatchTick | None  # where updates are synchronous batches, and one is due
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -111,6 +111,7 @@ class Round:
             self.do([(name, self.members[name].on_encoded(parts))])
             hashes = self.members[name].hashes()
             sent = Sent(
+                seat=0, counted=b"",
                 session=SESSION, seq=1, round_no=self.flight.plan.round_no, hashes=hashes, tokens=tokens, steps=1,
                 loss=None, used=(), signature=bytes(64),
             )  # fmt: skip

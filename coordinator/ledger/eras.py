@@ -45,6 +45,7 @@ class Mark:
     reach: Reach
     tokens: int
     loss: float | None
+    cursor: tuple[int, int] = (0, 0)  # of synchronous batches: where the next one begins
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
 from farflung.coordinator.ledger.eras import (
     ACCOUNTED_FOR,
     NOTHING,
@@ -24,6 +25,7 @@ from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
     Banned,
+    BatchBegun,
     CommittedRound,
     CutShort,
     DataFixed,
@@ -36,7 +38,9 @@ from farflung.coordinator.ledger.records import (
     FoundCheating,
     Genesis,
     Granted,
+    GrantedMicros,
     Invited,
+    MicroSkipped,
     ModelFixed,
     Opened,
     Paused,
@@ -45,11 +49,14 @@ from farflung.coordinator.ledger.records import (
     Resumed,
     Revoked,
     RolledBack,
+    Seated,
     ShownFixed,
     Started,
     StreamEnded,
     Struck,
+    TakenBack,
     Unbanned,
+    Unseated,
     Vouched,
     WonBack,
 )
@@ -128,6 +135,7 @@ class Ledger:
     here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
     abandoned: Abandoned | None = None  # the era that can be won back
     register: Register = field(default_factory=Register)
+    batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -162,11 +170,13 @@ class Ledger:
                     self.lease_samples, samples, self.fragments, next_id=number, data=data, stream=stream
                 )
                 self.abandoned = None  # it had learned from other data
+                self.batches.start_at((0, 0))
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
             case CutShort(leases=lease_ids, samples=samples):
                 self.leases.cut_short(lease_ids, samples)
             case Genesis():
+                self.batches.start_at((0, 0))
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
                 for book, shown in zip(self.books, record.shown, strict=False):
@@ -192,15 +202,35 @@ class Ledger:
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
+            case BatchBegun() | Seated() | Unseated() | GrantedMicros() | TakenBack() | MicroSkipped():
+                self._on_batch(record)
             case Departed():
                 self._depart(record)
-            case DecidedOn() | FoundCheating():
-                pass  # kept for the audit; nothing durable follows from them
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))
                 self._guess_holders()
+            case DecidedOn() | FoundCheating():
+                pass  # kept for the audit; nothing durable follows from them
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
+
+    def _on_batch(
+        self, record: BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
+    ) -> None:
+        book = self.batches
+        match record:
+            case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
+                book.begin(Batch(version, epoch, start, stop, count))
+            case Seated(number=number, peer=peer, process=process, trainer=trainer):
+                book.sit_down(Seat(number, peer, process, trainer))
+            case Unseated(number=number):
+                book.get_up(number)
+            case GrantedMicros(seat=number, first=first, stop=stop):
+                book.grant(number, (first, stop))
+            case TakenBack(seat=number, first=first, stop=stop):
+                book.take_back(number, (first, stop))
+            case MicroSkipped(micro=micro, samples=samples):
+                book.skip(micro, samples, self.leases.samples)
 
     def _know_state(
         self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | DigestRefuted | Vouched
@@ -255,7 +285,11 @@ class Ledger:
             self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
-        book.marks[book.version] = Mark(self.leases.reach(commit.fragment), self.tokens, self.loss)
+        if record.counted:
+            self.batches.commit(record.counted, self.leases.samples)
+            self.leases.settled = True
+        reach, cursor = self.leases.reach(commit.fragment), self.batches.cursor
+        book.marks[book.version] = Mark(reach, self.tokens, self.loss, cursor)
         # Not one that a digest is kept of, and the digest of this version is not settled yet.
         for old in [v for v in book.marks if not self._is_kept(v, book.version - 1)]:
             del book.marks[old]
@@ -352,6 +386,8 @@ class Ledger:
         stays = version == book.version and mark == book.marks.get(version, mark)
         if fragment == BOOKS_FRAGMENT and not stays:
             self.tokens, self.loss = mark.tokens, mark.loss
+        if fragment == BOOKS_FRAGMENT:
+            self.batches.start_at(self.batches.cursor if stays else mark.cursor)
         reach = self.leases.reach(fragment) if stays else mark.reach
         book.version, book.open_round, book.dropped_at = version, 0, -1
         return reach

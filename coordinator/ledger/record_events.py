@@ -164,6 +164,7 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "loss": record.loss,
         "seconds": round(record.seconds, 4),
         "tx_bytes": record.tx_bytes,
+        **({"counted": {p: mask.hex() for p, mask in record.counted.items()}} if record.counted else {}),
     }
 
 

@@ -118,6 +118,9 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     norm: float | None = None  # of the merged update, where it is known
     tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
     rate: float | None = None  # tokens for each leased sample, of the member in the middle
+    counted: dict[
+        str, bytes
+    ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks
 
 
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
@@ -189,6 +192,59 @@ class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
 
 class Released(_Record, frozen=True, kw_only=True, tag="released"):
     leases: tuple[int, ...]
+    reason: str
+
+
+class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
+    """The next version is the exact gradient of these samples."""
+
+    version: int  # that it is learned from
+    epoch: int
+    start: int  # samples [start, stop) of the epoch's order
+    stop: int
+    count: int  # of microbatches
+
+
+class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
+    """A trainer has a place in the batches; nothing that it counts is ever taken under another number."""
+
+    number: int
+    peer: str
+    process: bytes
+    trainer: int
+
+
+class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
+    """It is gone, and its sums with it: what it was granted is granted again."""
+
+    number: int
+    peer: str
+    reason: str
+
+
+class GrantedMicros(_Record, frozen=True, kw_only=True, tag="granted_micros"):
+    """Microbatches [first, stop) of the batch are this seat's."""
+
+    seat: int
+    first: int
+    stop: int
+
+
+class TakenBack(_Record, frozen=True, kw_only=True, tag="taken_back"):
+    """The seat gets no gradient out of these and has not counted them: another one tries."""
+
+    seat: int
+    first: int
+    stop: int
+    reason: str
+
+
+class MicroSkipped(_Record, frozen=True, kw_only=True, tag="skipped"):
+    """Nobody gets a finite gradient out of it: the batch goes without these samples."""
+
+    version: int
+    micro: int
+    samples: int
     reason: str
 
 
@@ -284,6 +340,12 @@ Record = (
     | WonBack
     | Granted
     | Released
+    | BatchBegun
+    | Seated
+    | Unseated
+    | GrantedMicros
+    | TakenBack
+    | MicroSkipped
     | Invited
     | Revoked
     | Struck

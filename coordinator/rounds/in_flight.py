@@ -9,6 +9,7 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,14 @@ from msgspec.structs import replace
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.screening import Screening, screened
-from farflung.coordinator.rounds.weighting import Believed, Claim, MergeRules, believed, weighted
+from farflung.coordinator.rounds.weighting import (
+    Believed,
+    Claim,
+    MergeRules,
+    believed,
+    token_weights,
+    weighted,
+)
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -48,6 +56,8 @@ class RoundRules:
     weight_cap: float
     gather_codec: str
     merge: MergeRules = field(default_factory=MergeRules)
+    # Of a synchronous batch: those who must all be in the commit, by their tokens exactly; each has counted a share.
+    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ class Failed:
     cause: AbortCause
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
     dropped: bool = False  # the guard: what was contributed must not come again
+    lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
 
 
 @dataclass(frozen=True)
@@ -205,8 +216,12 @@ class InFlight:
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
             return moved
+        if lost_share := self._share_lost(alive):
+            return lost_share
         if now - self.opened_at >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
+            if self.rules.whole and self.decision is None:
+                return self._not_whole_in_time(late)
             return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
         if self.decision is None:
             return self._decide(now, alive)
@@ -279,6 +294,11 @@ class InFlight:
 
     def _decide(self, now: float, alive: set[str]) -> Step:
         ready = [m for m in self.plan.members if self._complete(m)]
+        if self.rules.whole:
+            waited = sorted(self.rules.whole - set(ready))
+            if waited:
+                return Waiting(f"scatter: waiting for {self._names(waited)}")
+            return self._settle_whole(ready, alive)
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
         grace_over = now - self.opened_at >= self.rules.scatter_grace_s
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
@@ -309,20 +329,69 @@ class InFlight:
         if made.refusal:
             return Failed(made.refusal, AbortCause.GUARD, dropped=True)
         self.norm = made.norm
+        told = self.screening.told if self.screening is not None else ""
+        merged = "; ".join(each for each in (told, made.told) if each)
+        return self._decide_on(made.weights, tokens, alive, reason, merged)
+
+    def _decide_on(
+        self, weights: dict[str, float], tokens: Container[str], alive: set[str], reason: str, merged: str
+    ) -> Settled:
         number = 1 if self.decision is None else self.decision.decision_no + 1
         members = self.plan.members
-        self.excluded = {m: self._why_out(m, tokens, alive) for m in members if not made.weights.get(m)}
+        self.excluded = {m: self._why_out(m, tokens, alive) for m in members if not weights.get(m)}
         decision = Decision(
             self.plan.round_no,
             number,
-            tuple(made.weights.get(m, 0.0) for m in members),
+            tuple(weights.get(m, 0.0) for m in members),
             {member: why.text for member, why in self.excluded.items()},
         )
         self.decision = decision
         self.merged.clear()
         self.makers.clear()
-        told = self.screening.told if self.screening is not None else ""
-        return Settled(decision, reason, "; ".join(each for each in (told, made.told) if each))
+        return Settled(decision, reason, merged)
+
+    # ---- a round in which nobody may be left out ---------------------------------------------------------
+
+    def _share_lost(self, alive: set[str]) -> Failed | None:
+        """Somebody is lost before its contribution is safe, or sent what is of no use: its share of the batch is
+        computed again, and all others keep theirs.  Who is lost after that costs nothing."""
+        if not self.rules.whole:
+            return None
+        if self.decision is None:
+            lost = {
+                m for m in self.rules.whole if m in self.barred or (m not in alive and not self._complete(m))
+            }
+        else:
+            lost = self._unobtainable(alive, self.decision)
+        if not lost:
+            return None
+        why = "; ".join(
+            f"{self.name(m)}: {self.barred[m].text}" if m in self.barred else f"{self.name(m)} is lost"
+            for m in sorted(lost)
+        )
+        told = f"a share of the batch is lost before it was safe, and computed again ({why})"[:1500]
+        return Failed(told, AbortCause.SHARE_LOST, lost=frozenset(lost))
+
+    def _not_whole_in_time(self, late: str) -> Failed:
+        """A few did not get their contribution across: their share is for others.  If it is most of them, those are to
+        blame who should have taken it in."""
+        waited = {m for m in self.rules.whole if not self._complete(m)}
+        lacking = {
+            owner: sum(bool(share & ~self._held(owner, m)) for m in self.rules.whole)
+            for owner, share in self._shares.items()
+        }
+        deaf = frozenset(owner for owner, count in lacking.items() if 2 * count > len(self.rules.whole))
+        if deaf and deaf < frozenset(self.plan.members):
+            return Failed(late, AbortCause.TIMED_OUT, deaf)
+        return Failed(late, AbortCause.TIMED_OUT, lost=frozenset(waited))
+
+    def _settle_whole(self, ready: list[str], alive: set[str]) -> Step:
+        """The mean over all tokens of the batch, whoever counted them."""
+        tokens = {m: self.sent[m].tokens for m in ready if m in self.rules.whole}
+        tokens = {m: count for m, count in tokens.items() if count} or tokens
+        self.believed = Believed(tokens, {}, None)
+        weights = dict(zip(tokens, token_weights(list(tokens.values()), math.inf), strict=True))
+        return self._decide_on(weights, tokens, alive, "every share of the batch is in", "")
 
     def _too_few(self, count: int) -> Failed:
         barred = sorted(self.barred.items())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from statistics import median
 
+from farflung.coordinator.batches.batches import Batches, Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds import shares
@@ -47,15 +48,24 @@ FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust b
 
 class Conductor:
     def __init__(
-        self, core: Core, fragment: int, on_sums: Callable[[CommittedSums], None] = lambda sums: None
+        self,
+        core: Core,
+        fragment: int,
+        on_sums: Callable[[CommittedSums], None] = lambda sums: None,
+        batches: Batches | None = None,
     ) -> None:
-        """`on_sums` is told of each commit, after it was written, with what proves whose sums it is made of."""
+        """`on_sums` is told of each commit, after it was written, with what proves whose sums it is made of.
+
+        `batches` says who must be in a round, where updates are synchronous batches.
+        """
         self.core = core
         self._on_sums = on_sums
         self.fragment = fragment
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
+        self.batches = batches
+        self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -97,6 +107,9 @@ class Conductor:
         if self.core.finished:
             self.reason = "finished"
             return
+        if self.batches is not None:
+            self._maybe_open_batch(self.batches)
+            return
         able = self.able
         ready = [m for m in able if self._is_ready(m)]
         why_not = self.core.held or self.settling.reason or self._why_not_open(able, ready)
@@ -107,6 +120,21 @@ class Conductor:
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         owners = self.core.members.can_own(self.core.now)
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
+
+    def _maybe_open_batch(self, batches: Batches) -> None:
+        """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
+        self._shares, waits = batches.shares()
+        peers, owners = set(self._shares), self.core.members.can_own(self.core.now)
+        if not peers & owners:
+            peers |= {m.peer for m in self.able if m.peer in owners}
+        nobody = "" if peers & owners else "no peer can be dialled, so nobody can own a chunk"
+        left_s = self._not_before - self.core.now
+        again = f"the last round failed; trying again in {left_s:.1f} s" if left_s > 0 else ""
+        why_not = self.core.held or self.settling.reason or waits or nobody or again
+        if why_not:
+            self.reason = why_not
+        else:
+            self._open(sorted(peers)[:MEMBERS_PER_ROUND] if len(peers) > len(self._shares) else sorted(peers))
 
     @property
     def _least(self) -> int:
@@ -175,7 +203,11 @@ class Conductor:
             codecs=codecs,
             fragment=self.fragment,
         )
-        rules = replace(rules_for(manifest, self.book, peers), min_peers=min(self._least, len(peers)))
+        rules = replace(
+            rules_for(manifest, self.book, peers),
+            min_peers=1 if self._shares else min(self._least, len(peers)),
+            whole=frozenset(self._shares),
+        )
         core.write(Opened(plan=plan))
         self.round = flight = InFlight(plan, rules, core.now, core.name)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
@@ -246,6 +278,9 @@ class Conductor:
         if not problem:
             problem = leases.problem(member.peer, sent.used, self.fragment) or ""
             cause = ExclusionCause.LEASES
+        if not problem and self.batches is not None:
+            problem = self.batches.problem(self._shares.get(member.peer), sent)
+            cause = ExclusionCause.OTHER_SHARE
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = Excluded(cause, problem)
         samples = 0 if problem else leases.newly_used(sent.used, self.fragment)
@@ -286,13 +321,15 @@ class Conductor:
                     self._tell_members(flight, OpenRound, plan=plan)
                 case Settled():
                     self._announce(flight, step)
-                case Failed(reason, cause, unfit, dropped):
+                case Failed(reason, cause, unfit, dropped, lost):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(
                             flight, peer, "it owned chunks and did not give their results in time"
                         )
                     self.abort(cause, reason, dropped)
+                    if self.batches is not None:
+                        self.batches.give_up(lost, reason)
                 case Done():
                     self._commit(flight, step)
 
@@ -336,6 +373,8 @@ class Conductor:
         self._strike_useless(flight)
         self._tell_members(flight, Aborted, round_no=number, reason=reason)
         self.round = None
+        if cause is AbortCause.SHARE_LOST:
+            return  # the next one opens as soon as the share is computed again
         self._aborts += 1
         self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
 
@@ -374,6 +413,7 @@ class Conductor:
                 clipped=_clipped(flight, included),
                 suspects=suspects,
                 norm=done.norm,
+                counted={peer: share.counted for peer, share in self._shares.items()},
             )
         )
         sums = self._witness.on_commit(commit, flight, self.processes)

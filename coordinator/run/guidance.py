@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
@@ -46,13 +47,19 @@ class _Donors:
 
 class Guidance:
     def __init__(
-        self, core: Core, conductors: list[Conductor], lending: Lending, going_back: GoingBack
+        self,
+        core: Core,
+        conductors: list[Conductor],
+        lending: Lending,
+        going_back: GoingBack,
+        batches: Batches | None = None,
     ) -> None:
         self._core = core
         self._going_back = going_back
         self._winning_back = WinningBack(core, conductors, going_back)
         self._conductors = conductors
         self._lending = lending
+        self._batches = batches
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
         self._known_donors: dict[int, _Donors] = {}  # by fragment
         self._changes = 0
@@ -83,6 +90,7 @@ class Guidance:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
         member.advice = self._lending.words.told(member)
+        batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
             member,
             Tick,
@@ -98,6 +106,7 @@ class Guidance:
             era=era,
             era_because=why_era,
             advice=member.advice,
+            batch=batch,
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from farflung.coordinator.batches.batches import Batches, House
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
 from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import Ledger
@@ -79,10 +80,13 @@ class RunMachine:
         )
         self.auditing = Auditing(self.core, random, self.discipline)
         fragments = range(ledger.fragments)
-        self.conductors = [Conductor(self.core, each, self.auditing.on_commit) for each in fragments]
+        self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
+        self.conductors = [
+            Conductor(self.core, each, self.auditing.on_commit, self.batches) for each in fragments
+        ]
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
-        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)
+        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)
         self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
@@ -93,6 +97,15 @@ class RunMachine:
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
+
+    def _house(self) -> House:
+        """What the batches ask of the other parts."""
+        members = self.core.members
+        return House(
+            living=lambda: members.alive,
+            fits=lambda peer: self.lending.words.fits(members.members[peer]),
+            in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
+        )
 
     # ---- events --------------------------------------------------------------------------------------
 
@@ -381,6 +394,8 @@ class RunMachine:
             conductor.advance()
         if any([conductor.settle_digest() | conductor.asks_anew() for conductor in conductors]):
             self.guidance.recheck_all()
+        if self.batches is not None and self.batches.advance():
+            self.guidance.recheck_all()
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()
@@ -396,7 +411,7 @@ class RunMachine:
 def _what_counts(member: Member) -> object:
     """All of a member by which a round may open, or a digest be settled."""
     beat = member.beat
-    said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving)
+    said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving, beat.batch)
     return (
         said,
         member.alive,

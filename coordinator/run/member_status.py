@@ -53,6 +53,9 @@ def member_status(
         "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),
         "left_out": member.left_out[:WHY_CHARS],
     }
+    batches = conductors[0].batches
+    if batches is not None and member.alive and (share := batches.share_of(member.peer)):
+        shown["batch"] = share
     return shown | (_in_round(flight, member.peer) if flight is not None else {})
 
 

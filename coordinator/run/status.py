@@ -76,6 +76,8 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "leases": _leases(ledger.leases),
         "frames": frames.as_dict(),
     }
+    if (batches := conductors[0].batches) is not None:
+        status["batch"] = batches.told()
     if ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status

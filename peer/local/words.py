@@ -57,12 +57,33 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     fragment: int = 0
     step: int = 0  # the trainer's count of all its steps
     more: bool = False  # another fragment was frozen at the same step, and its word follows
+    # Of a synchronous batch: the microbatches whose gradients are in it, and the seat that counted them, which the
+    # agent puts in.
+    counted: bytes = b""
+    seat: int = 0
 
 
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
     samples: int  # size of the data set, or UNKNOWN_LENGTH
     want: int  # samples wanted beyond what is leased now
     data: bytes = b""  # the fingerprint of the data set; empty: it has none
+
+
+class Counted(_Local, frozen=True, kw_only=True, tag="counted"):
+    """The gradient of a microbatch is in the sums of the batch from this version."""
+
+    version: int
+    micro: int
+    tokens: int
+    loss: float | None
+
+
+class Unusable(_Local, frozen=True, kw_only=True, tag="unusable"):
+    """A microbatch gives no gradient: its loss or its gradient is not finite.  It is not in the sums."""
+
+    version: int
+    micro: int
+    problem: str
 
 
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
@@ -125,6 +146,27 @@ class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
     unsure: bool = False  # what is missing may be mine all the same: the coordinator will say
 
 
+class Grants(_Local, frozen=True, kw_only=True, tag="grants"):
+    """All microbatches of the batch from this version that are this trainer's to compute, those that it has counted
+    too: the whole list each time.  Microbatch m is the samples [start + m * micro, start + (m + 1) * micro) of the
+    epoch's order, as far as they lie before `stop`; `micro` is of the manifest."""
+
+    version: int
+    epoch: int
+    start: int
+    stop: int
+    count: int  # microbatches in the batch
+    ranges: tuple[tuple[int, int], ...]  # [first, stop) of microbatches
+
+
+class Freeze(_Local, frozen=True, kw_only=True, tag="freeze"):
+    """Every microbatch of the batch is counted: write the sums, divided by the tokens in them, into the slot, keep
+    them, and say `Frozen`.  They may be wanted once more: if a share is lost, more microbatches are granted."""
+
+    version: int
+    slot: int
+
+
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
     version: int
 
@@ -134,8 +176,8 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromTrainer = Attach | Provided | Loaded | Frozen | Need | Bye
-ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Finish | Stop
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Bye
+ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Grants | Freeze | Finish | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
@@ -106,17 +107,42 @@ class Exchange:
     def on_unusable(self, lane: Lane) -> list[Effect]:
         """What stands frozen is not finite: the fragment starts again from the anchor."""
         lane.on_unusable()
+        if (batch := self._training.batch) is not None:
+            self._training.lose_sums(batch)
         return [*self.free_slots(), *self._training.drop_work(lane.fragment.number, lane.version)]
 
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
+        if self._training.batch is not None and self._training.batch.on_tick(tick.batch):
+            effects += self._drop_sums(self._training.batch)
         for lane, word in self._part.words(tick.fragments):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
         if tick.goal == Goal.ALONE and all(lane.idle for lane in self._part.lanes.values()):
             effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
+
+    def _drop_sums(self, batch: BatchWork) -> list[Effect]:
+        """The coordinator has given my seat up: somebody else computes what I had counted."""
+        batch.forget()
+        effects: list[Effect] = [Note("my place in the batch was given up: I begin with other microbatches")]
+        for lane in self._part.lanes.values():
+            lane.disown()
+            number = lane.fragment.number
+            if lane.whole:
+                effects += [*self.free_slots(), *self._training.drop_work(number, lane.version)]
+            else:
+                self._training.works[number].forget()
+        return effects
+
+    def tell_batch(self, now: float) -> list[Effect]:
+        """What the trainer is to know of the batch that is due."""
+        batch, training = self._training.batch, self._training
+        if batch is None or not training.attached:
+            return []
+        resolved, [work, *_] = self.free_slots(), list(training.works.values())
+        return [*resolved, *batch.words(work.frozen, work.spare, now)]
 
     def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""
@@ -144,6 +170,8 @@ class Exchange:
 
     def go_on_alone(self) -> list[Effect]:
         """P5: without the coordinator, or when it holds all rounds, inner steps go on."""
+        if self._training.batch is not None:
+            return []  # it has no steps of its own to take
         return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
 
     def go_on(self) -> list[Effect]:
@@ -153,6 +181,8 @@ class Exchange:
         ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
         each other for ever.  A trainer whose schedule lets it train during rounds waits for none that is not on.
         """
+        if self._training.batch is not None:
+            return []
         lanes = self._part.lanes.values()
         if not self._training.rules.waits:
             idle = {lane.fragment.number: lane.idle for lane in lanes}

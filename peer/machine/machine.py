@@ -25,6 +25,7 @@ from farflung.peer.local.words import (
     Attach,
     Begin,
     Bye,
+    Counted,
     FromTrainer,
     Frozen,
     Loaded,
@@ -32,6 +33,7 @@ from farflung.peer.local.words import (
     Provide,
     Provided,
     Stop,
+    Unusable,
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.auditing import Auditing
@@ -439,11 +441,24 @@ class PeerMachine:
             case Frozen():
                 self.training.on_frozen(message)
                 effects = [] if message.more else self._beat()
+            case Counted() | Unusable():
+                effects = self._on_micro(message)
             case Need():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Bye(reason=reason):
                 return self.take_leave(reason, now, message.code)
         return effects + self._move_on()
+
+    def _on_micro(self, word: Counted | Unusable) -> list[do.Effect]:
+        """What became of a microbatch; it is told at once where the coordinator has to act on it."""
+        batch = self.training.batch
+        if batch is None:
+            return []
+        if isinstance(word, Counted):
+            return self._beat() if self.training.on_counted(batch, word, self._now) else []
+        if self.training.loading or not batch.on_unusable(word, self._now):
+            return []
+        return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
 
     def on_trainer_waiting(self) -> list[do.Effect]:
         """A trainer process connected and wants to know what the run is."""
@@ -477,10 +492,15 @@ class PeerMachine:
         if self.exited or self.leaving.asked:
             return []
         self.reports.leaving = True
-        self.leaving.ask(reason, code, now)
-        if self.leaving.may_go(self.part, self.doorway.inside, now):
+        self.leaving.ask(reason, code, now, STAY_S if self.training.batch is None else STAY_WITH_SUMS_S)
+        if self._may_go():
             return self.leave(reason, code)
         return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]
+
+    def _may_go(self) -> bool:
+        batch = self.training.batch
+        awaited = batch is not None and batch.counted != 0
+        return self.leaving.may_go(self.part, self.doorway.inside, self._now, awaited)
 
     def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
         if self.exited:
@@ -498,7 +518,7 @@ class PeerMachine:
         self._now = now
         if self.exited:
             return []
-        if self.leaving.may_go(self.part, self.doorway.inside, now):
+        if self._may_go():
             return self.leave(self.leaving.reason, self.leaving.code)
         joined = self.joined
         if joined is None or not self.doorway.inside:
@@ -532,6 +552,7 @@ class PeerMachine:
                 effects += self.reports.maybe_progress(lane.round, self._now)
         if self.doorway.inside and only is None:
             effects += joined.exchange.go_on()
+            effects += joined.exchange.tell_batch(self._now)
         return effects
 
     def _beat(self) -> list[do.Effect]:
@@ -550,6 +571,8 @@ class PeerMachine:
 
 
 STAY_S = 8.0  # less than a script waits for its agent, and than containers get between SIGTERM and SIGKILL
+# Sums of a batch are computed once more if their holder goes before the others have them.
+STAY_WITH_SUMS_S = 60.0
 
 
 class Leaving:
@@ -561,10 +584,11 @@ class Leaving:
     def asked(self) -> bool:
         return bool(self.reason)
 
-    def ask(self, reason: str, code: str, now: float) -> None:
+    def ask(self, reason: str, code: str, now: float, stay_s: float = STAY_S) -> None:
         self.reason, self.code = reason or "it left", code
-        self._until = now + STAY_S
+        self._until = now + stay_s
 
-    def may_go(self, part: Participation | None, inside: bool, now: float) -> bool:
-        """Nothing is left to stay for."""
-        return self.asked and (part is None or not part.in_round or not inside or now >= self._until)
+    def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool = False) -> bool:
+        """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
+        busy = part is not None and inside and (part.in_round or awaited)
+        return self.asked and (not busy or now >= self._until)

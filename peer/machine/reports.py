@@ -109,6 +109,8 @@ class Reporter:
             steps=frozen.steps if frozen else 0,
             loss=frozen.loss if frozen else None,
             used=frozen.used if frozen else (),
+            seat=frozen.seat if frozen else 0,
+            counted=frozen.counted if frozen else b"",
             signature=b"",
         )
         sent = self._signed(sent)
@@ -234,6 +236,7 @@ class Reporter:
                 saved=vitals.saved,
                 leaving=self.leaving,
                 data=training.data,
+                batch=training.batch.beat(training.attached) if training.batch is not None else None,
             )
         )
 

@@ -14,7 +14,8 @@ import msgspec
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.optim.schedule import Rules, rules_of
-from farflung.peer.local.words import Finish, Frozen, Keep, LeasesNow, Load, Need, Opened, Resume
+from farflung.peer.local.words import Counted, Finish, Frozen, Keep, LeasesNow, Load, Need, Opened, Resume
+from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.effects import Effect, Tell
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -25,8 +26,9 @@ BLOCKING = Rules("blocking", period_steps=1)
 
 
 class Training:
-    def __init__(self, rules: Rules = BLOCKING) -> None:
+    def __init__(self, rules: Rules = BLOCKING, batch: BatchWork | None = None) -> None:
         self.rules = rules
+        self.batch = batch  # where updates are synchronous batches
         self.works = {number: Work(number) for number in range(rules.fragments)}  # by fragment
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
@@ -42,7 +44,7 @@ class Training:
 
     @staticmethod
     def of(manifest: Manifest) -> Training:
-        return Training(rules_of(manifest))
+        return Training(rules_of(manifest), BatchWork() if manifest.pipeline.batch else None)
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
@@ -57,6 +59,14 @@ class Training:
         self.attached = False
         for work in self.works.values():
             work.on_gone()
+        if self.batch is not None:
+            self.lose_sums(self.batch)
+
+    def lose_sums(self, batch: BatchWork) -> None:
+        """Those of a batch: others compute the share again, or this trainer does, in another seat."""
+        batch.lose_sums()
+        for work in self.works.values():
+            work.frozen = None
 
     @property
     def loading(self) -> bool:
@@ -70,6 +80,8 @@ class Training:
     @property
     def stepping(self) -> bool:
         """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
+        if self.batch is not None:
+            return self.attached and not self.loading and self.batch.open != 0
         busy = self.attached and not self.waiting and not self.want
         return busy and all(not work.fresh for work in self.works.values())
 
@@ -78,6 +90,8 @@ class Training:
     def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
         """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
         work = self.works[fragment]
+        if self.batch is not None:  # sums are made from one version: what no commit used is of no use
+            return self.drop_work(fragment, version)
         if consumed is not None:
             work.frozen = None
         return self._tell_load(work.load(version, consumed)) if self.attached else []
@@ -99,6 +113,9 @@ class Training:
 
     def _tell_load(self, load: Load) -> list[Effect]:
         self.moved_on = True
+        if self.batch is not None:
+            self.batch.on_load(load.version)
+            return [Tell(load)]
         # A trainer that starts from the anchor or from a slot must know where to go on reading.
         restarts = load.keep in ("drop", "restore")
         return [*(self._tell_leases() if restarts else []), Tell(load)]
@@ -110,8 +127,22 @@ class Training:
 
     def on_frozen(self, frozen: Frozen) -> None:
         self.moved_on = False
+        if self.batch is not None:
+            if self.batch.is_mine(frozen):
+                self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, seat=self.batch.seat))
+            return
         news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
         self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
+
+    def on_counted(self, batch: BatchWork, word: Counted, now: float) -> bool:
+        """True: the trainer has nothing more to compute.  What it says before it has loaded is of older sums."""
+        if self.loading:
+            return False
+        before, idle = batch.counted, batch.on_counted(word, now)
+        if batch.counted != before:
+            for work in self.works.values():
+                work.frozen = None  # what stands there lacks it
+        return idle
 
     def _is_committed(self, fragment: int, used: Used) -> bool:
         """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
@@ -298,7 +329,7 @@ class Work:
             slot=work.slot if work else 0,
             tokens=work.tokens if work else 0,
             steps=work.steps if work else 0,
-            spare=self._spare(),
+            spare=self.spare,
             fragment=self.fragment,
         )
 
@@ -315,7 +346,7 @@ class Work:
 
     def resume(self) -> Resume:
         self.running = True
-        return Resume(spare=self._spare(), fragment=self.fragment)
+        return Resume(spare=self.spare, fragment=self.fragment)
 
     def opened(self, hold: bool) -> Opened:
         """`hold`: the round uses what stands frozen, and the trainer, which goes on, is not to freeze again before it
@@ -323,7 +354,8 @@ class Work:
         self.running = self.running and not hold
         return Opened(fragment=self.fragment, hold=hold)
 
-    def _spare(self) -> int:
+    @property
+    def spare(self) -> int:
         """A slot that holds neither the newest frozen work nor what a round is using."""
         taken = {self._sent_slot, self.frozen.slot if self.frozen is not None else None}
         return min({0, 1, 2} - taken)

@@ -79,6 +79,11 @@ class Scenario:
     cut_off_at_s: float = 0.0
     cut_off_s: float = 0.0
     stranger: bool = False  # somebody comes then whom nobody knows, and is not cut off
+    batch: int = (
+        0  # updates are synchronous batches of so many microbatches; 0: peers take steps of their own
+    )
+    micro: int = 2  # samples in a microbatch
+    poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
 
@@ -114,6 +119,47 @@ class Scenario:
     def of_adamw(seed: int) -> Scenario:
         """The world of the seed, or one of liars, with a second moment in the state of every peer."""
         return replace(Scenario.of_liars(seed) if seed % 4 == 3 else Scenario.of(seed), step="adamw")
+
+    @staticmethod
+    def of_batches(seed: int) -> Scenario:
+        """Synchronous batches in the same bad worlds, which stay bad for as long as a few batches take; one of four of
+        them is calm."""
+        draw, drawn = random.Random(f"batches {seed}"), Scenario.of(seed)
+        batched = replace(
+            drawn,
+            batch=draw.choice((1, 4, 12, 24, 40)),
+            micro=draw.choice((1, 2, 3)),
+            poison_every=draw.choice((0, 0, 7, 20)),
+            rounds=draw.choice((3, 6, 10)),
+            fragments=1,
+            schedule="blocking",
+            period_s=0.0,
+            overlap_steps=0,
+            mix=0.0,
+            policy="mean",
+            codec=draw.choice(("fp32", "fp32", "fp32", "int8")),
+            cut_per_s=draw.choice((0.0, 0.1, 0.3)),
+            trainer_crash_per_s=draw.choice((0.0, 0.02, 0.1)),
+            # A version that one peer alone has counted is held by it alone until its beat gets through.
+            go_back_after_s=draw.choice((0.0, 10.0)),
+            blackout_at_s=drawn.blackout_at_s if draw.random() < 0.3 else 0.0,
+            faults_until_s=draw.choice((8.0, 20.0, 30.0)),
+            end_s=300.0,
+        )
+        if seed % 4 != 3:
+            return batched
+        return replace(
+            batched,
+            drop=0.0,
+            duplicate=0.0,
+            slow=0.0,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            leave_per_s=0.0,
+            blackout_at_s=0.0,
+            store_fails=0.0,
+        )
 
     @staticmethod
     def of_liars(seed: int) -> Scenario:
@@ -231,6 +277,9 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [checkpoint]
         every_rounds = {scenario.every_rounds}
         go_back_after_s = {scenario.go_back_after_s}
+        [pipeline]
+        batch = {scenario.batch}
+        micro = {scenario.micro}
         """,
         "simulated",
     )

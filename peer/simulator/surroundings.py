@@ -20,6 +20,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 
 Sample = tuple[int, int]  # (epoch, place in its order)
@@ -30,6 +31,7 @@ KeptWork = tuple[list[Learned], float]  # the steps behind a slot, and what mixi
 class Host(Protocol):
     """The virtual peer, as its trainer and its disk see it."""
 
+    manifest: Manifest
     model: ModelSchema
     fragments: tuple[Fragment, ...]
     anchor: Tensor

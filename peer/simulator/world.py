@@ -13,6 +13,7 @@ import heapq
 import random
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -32,6 +33,8 @@ from farflung.coordinator.run.effects import (
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.getting_in import Me, Stand
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.batch_invariants import BatchInvariants
+from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
 from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, forged_sum, lied, spoil
@@ -64,6 +67,7 @@ _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
 class World:
     trainer_class: type[VirtualTrainer] = VirtualTrainer
+    batch_trainer_class: type[VirtualBatchTrainer] = VirtualBatchTrainer
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -75,7 +79,11 @@ class World:
         self.manifest = manifest_for(scenario)
         self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
-        self.invariants = Invariants(self.model, gather, scenario.fragments, lambda: self._living)
+        seen = (self.model, gather, scenario.fragments, lambda: self._living)
+        self.invariants = Invariants(*seen)
+        if scenario.batch:
+            whole = self.trainer_class.dataset_samples
+            self.invariants = BatchInvariants(*seen, samples=whole, micro=scenario.micro)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -244,7 +252,7 @@ class World:
             observe=self._observe,
             machine=self._machine_class,
             run_tag=TAG,
-            trainer=trainer_for(self.scenario, self.trainer_class),
+            trainer=self._trainers(),
             forge=self._forge,
             forge_sum=self._forge_sum,
         )
@@ -258,6 +266,11 @@ class World:
         peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
         self.peers[me.peer] = peer
         self._peer_tick(peer)
+
+    def _trainers(self) -> Callable[..., VirtualTrainer]:
+        if self.scenario.batch:
+            return partial(self.batch_trainer_class, poison_every=self.scenario.poison_every)
+        return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
         said = self.league.says(self.peers[peer], message) if peer in self.league.members else message

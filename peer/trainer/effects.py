@@ -90,6 +90,30 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add the gradient of these samples to the sums of the batch, each token as much as any other."""
+
+    version: int
+    micro: int  # its number in the batch
+    epoch: int
+    start: int  # positions [start, stop) of the epoch's order
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSums:
+    """Write the sums into the slot, divided by the tokens in them, as what falls if they are taken; and keep them."""
+
+    slot: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSums:
+    """The sums are zero again."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetLoss:
     """The mean loss begins anew."""
 
@@ -151,5 +175,17 @@ class Refuse:
     reason: str
 
 
-OnModel = OpenShared | WriteAnchor | LoadAnchor | Freeze | GoAhead | Remember | PutBack | ForgetLoss
+OnModel = (
+    OpenShared
+    | WriteAnchor
+    | LoadAnchor
+    | Freeze
+    | GoAhead
+    | Remember
+    | PutBack
+    | ForgetLoss
+    | Accumulate
+    | WriteSums
+    | DropSums
+)
 Effect = OnModel | Say | SayFrozen | Read | Warn | GoOn | Wait | Over | Refuse

@@ -198,6 +198,7 @@ class ScriptedPeer:
 
 def beat(session: bytes, seq: int) -> Beat:
     return Beat(
+        batch=None,
         session=session,
         seq=seq,
         roster_no=0,

@@ -37,10 +37,12 @@ ROOMS: dict[str, Room] = {
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
     "coordinator/ledger": Room(("coordinator/court", *PROTOCOL)),
+    "coordinator/batches": Room(("coordinator/ledger", "protocol"), pure=True),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/run": Room(
         (
             "coordinator/rounds",
+            "coordinator/batches",
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/door/hello_check",
@@ -170,6 +172,7 @@ PURE_MODULES = (
     "coordinator/door/allowance",
     "coordinator/door/hello_check",
     "coordinator/door/networks",
+    "coordinator/ledger/batch_book",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
     "coordinator/ledger/leases",
@@ -184,6 +187,7 @@ PURE_MODULES = (
     "optim/schedule",
     "peer/agent/turns",
     "peer/local/words",
+    "peer/trainer/batch_machine",
     "peer/trainer/effects",
     "peer/trainer/leased_data",
     "peer/trainer/machine",

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, m.Message] = {
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
+        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5),
         **TO,
         roster_no=1,
         fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
@@ -79,6 +80,8 @@ EXAMPLES: dict[str, m.Message] = {
         data=H1[:16],
     ),
     "sent": m.Sent(
+        seat=2,
+        counted=b"\x07",
         **TO,
         round_no=7,
         hashes=H1 + H2,
@@ -107,6 +110,7 @@ EXAMPLES: dict[str, m.Message] = {
     "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
+        batch=m.BatchTick(3, 0, 64, 96, 16, 2, ((0, 4), (8, 12)), False),
         **TO,
         answers=8,
         heard_s=1.5,
@@ -185,15 +189,16 @@ FROZEN_FIELDS = {
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data",
-    "sent": "session seq round_no hashes tokens steps loss used signature",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data batch",
+    "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature",
     "audited": "session seq round_no chunks",
     "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
-    "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because",
+    "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
+    "batch",
     "open": "session seq plan",
     "decided": "session seq decision",
     "committed": "session seq commit nonce",
@@ -205,6 +210,8 @@ FROZEN_PARTS = {
     m.ChunkVerdict: "chunk wrong missing",
     m.DrawnChunk: "chunk result hashes",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
+    m.BatchBeat: "version seat trainer counted unusable want unit_s",
+    m.BatchTick: "version epoch start stop count seat granted freeze",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
     "proof nonce_for nonce refuted",
@@ -223,7 +230,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another protocol: raise limits.PROTOCOL_VERSION with it."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 7
+    assert limits.PROTOCOL_VERSION == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -311,7 +318,13 @@ def test_a_field_too_many_is_malformed(kind: str) -> None:
         ("beat", "want", -1),
         ("sent", "hashes", bytes(32 * limits.CHUNKS_PER_FRAGMENT + 1)),
         ("sent", "used", [[1, 1]] * 257),
+        ("beat", "batch", [3, 2, 1, bytes(513), b"", True, 0.5]),
+        ("beat", "batch", [3, 2, 1, b"", bytes(513), True, 0.5]),
+        ("beat", "batch", [3, 2, 1, b"", b"", True, -0.5]),
+        ("sent", "counted", bytes(513)),
         ("sent", "signature", bytes(65)),
+        ("tick", "batch", [3, 0, 0, 8, limits.MICROS_PER_BATCH + 1, 2, [], False]),
+        ("tick", "batch", [3, 0, 0, 8, 8, 2, [[0, 1]] * 2049, False]),
         ("sent", "used", [[1, 1, 1]]),
         ("progress", "got", bytes(limits.CHUNKS_PER_FRAGMENT // 8 + 1)),
         ("progress", "held", {str(peer): [b"", H1] for peer in range(65)}),

@@ -70,6 +70,7 @@ class MadeSums:
     def said(self, key: Identity) -> Said:
         hashes = b"".join(hash_bytes(payload) for payload in self.payloads[key.peer_id])
         bare = Sent(
+            seat=0, counted=b"",
             session=bytes(16), seq=1, round_no=self.round_no, hashes=hashes, tokens=8, steps=1, loss=None, used=(),
             signature=b"",
         )  # fmt: skip

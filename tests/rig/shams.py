@@ -241,6 +241,7 @@ class Sham:
         self.said[self.seq] = now
         self.tell(
             Beat(
+                batch=None,
                 session=self.session,
                 seq=self.seq,
                 roster_no=self.roster_no,
@@ -343,6 +344,8 @@ class Sham:
             self.seq += 1
             hashes = b"".join(sent_hashes(self.peer, plan.round_no))
             bare = Sent(
+                seat=0,
+                counted=b"",
                 session=self.session,
                 seq=self.seq,
                 round_no=plan.round_no,

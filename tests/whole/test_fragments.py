@@ -399,7 +399,7 @@ class Hall:
             "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
             "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "rough": False,
-            "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b"",
+            "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b"", "batch": None,
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         shown = tuple(showing(self.machine.core.ledger, said) for said in beat.fragments)
@@ -534,6 +534,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     )
     member = next(iter(hall.machine.core.members.members.values()))
     beat = m.Beat(
+        batch=None,
         session=member.session, seq=1, roster_no=0, fragments=numbered([where] * most), phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,

@@ -327,6 +327,8 @@ def report_of(held: dict[str, tuple[bytes, bytes]]) -> ProgressReport:
 def sent_of(member: str) -> Sent:
     hashes = b"".join(map(hash_bytes, TRUE[member]))
     return Sent(
+        seat=0,
+        counted=b"",
         session=b"",
         seq=1,
         round_no=ROUND,

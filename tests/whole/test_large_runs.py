@@ -44,6 +44,7 @@ def crowd(count: int, ready: bool = False, loss: float | None = 2.12345678901234
         for standing in member.standings.values():
             standing.verified, standing.ready_since = True, 0.0
         member.beat = m.Beat(
+            batch=None,
             session=key[:16],
             seq=1,
             roster_no=0,

@@ -38,6 +38,8 @@ def said(
 ) -> Said:
     hashes = b"".join(hash_bytes(chunk) for chunk in chunks)
     bare = Sent(
+        seat=0,
+        counted=b"",
         session=SESSION,
         seq=3,
         round_no=round_no,

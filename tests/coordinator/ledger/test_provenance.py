@@ -35,6 +35,8 @@ def committed(
         Said(
             each.public,
             Sent(
+                seat=0,
+                counted=b"",
                 session=bytes(16),
                 seq=1,
                 round_no=commit.round_no,

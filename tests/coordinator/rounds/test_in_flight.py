@@ -89,6 +89,8 @@ class Room:
     def sent(self, member: str, tokens: int = 100, steps: int = 1, chunks: int = 3) -> str | None:
         hashes = b"".join(h(member, chunk) for chunk in range(chunks))
         sent = Sent(
+            seat=0,
+            counted=b"",
             session=SESSION,
             seq=1,
             round_no=1,

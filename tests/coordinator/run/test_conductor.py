@@ -93,6 +93,7 @@ class Stage:
         said = showing(self.core.ledger, bare)
         member = self.member(name)
         member.beat = Beat(
+            batch=None,
             session=member.session, seq=1, roster_no=0, fragments=(said,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,
             rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
@@ -143,7 +144,7 @@ class Stage:
         guest = self.guests[name]
         plain = {
             "session": guest.process, "seq": 1, "round_no": 1, "hashes": hashes_of(name), "tokens": 100, "steps": 4,
-            "loss": 2.0, "used": (), "signature": b"",
+            "loss": 2.0, "used": (), "seat": 0, "counted": b"", "signature": b"",
         }  # fmt: skip
         sent = Sent(**{**plain, **changes})  # type: ignore[arg-type]
         if not sent.signature:
@@ -466,6 +467,7 @@ def test_the_first_hash_list_of_a_round_counts() -> None:
     stage = Stage()
     witness, ann = Witness(stage.core), stage.guests["ann"]
     blank = Sent(
+        seat=0, counted=b"",
         session=ann.process, seq=1, round_no=1, hashes=hashes_of("ann"), tokens=1, steps=1, loss=None, used=(),
         signature=b"",
     )  # fmt: skip

@@ -20,6 +20,8 @@ from rig.made_run import MadeRun, holding, peer_of
 
 SAMPLES, LEASE_SAMPLES = 100, 8
 SENT_TO_16 = Sent(
+    seat=0,
+    counted=b"",
     session=bytes(16),
     seq=1,
     round_no=2,

@@ -117,7 +117,7 @@ def beat_of(guest: Guest, **changes: object) -> m.Beat:
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
         "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
         "have": (), "want": 0, "samples": 0, "rough": False, "era": 0, "saved": -1,
-        "unsure": False, "leaving": False, "data": b"",
+        "unsure": False, "leaving": False, "data": b"", "batch": None,
     }  # fmt: skip
     here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
     if here:
@@ -146,7 +146,7 @@ def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", f"protocol version is 8 here, {PROTOCOL_VERSION} in the run", {"protocol": 8}),
+        ("protocol", f"protocol version is 99 here, {PROTOCOL_VERSION} in the run", {"protocol": 99}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
@@ -242,6 +242,8 @@ def test_each_frame_ends_in_exactly_one_counter() -> None:
     hall, guest, other = Hall(), Guest(1), Guest(2)
     hall.join(guest, other)
     sent = m.Sent(
+        seat=0,
+        counted=b"",
         session=guest.session,
         seq=9,
         round_no=1,
@@ -491,7 +493,8 @@ messages = st.one_of(
         "ready": st.booleans(), "have": st.lists(small).map(tuple), "want": st.integers(0, 600), "samples": small,
         "rough": st.booleans(),
         "loss": st.none() | st.floats(), "need": st.lists(small, max_size=8).map(tuple)}),
-    st.fixed_dictionaries({"round_no": small, "hashes": hashes, "tokens": small, "steps": small,
+    st.fixed_dictionaries({"round_no": small, "hashes": hashes, "tokens": small, "steps": small, "seat": small,
+                           "counted": st.binary(max_size=4),
         "loss": st.none() | st.floats(), "used": used, "signature": st.just(b"")}),
     st.fixed_dictionaries({"round_no": small, "decision_no": small, "merged": masks, "got": masks,
         "held": st.dictionaries(st.sampled_from([Guest(1).peer, Guest(2).peer, "?"]),

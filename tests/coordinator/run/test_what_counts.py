@@ -134,6 +134,7 @@ def test_P7_what_a_restarted_peer_sent_before_is_not_taken_and_it_gets_its_sampl
     held = hall.machine.core.ledger.leases.of(ann.peer)
     used = tuple(Used(number, each.stop) for number, each in held.items())
     sent = m.Sent(
+        seat=0, counted=b"",
         session=bytes(16), seq=0, round_no=flight.plan.round_no, hashes=bytes(64), tokens=8, steps=1, loss=None,
         used=used, signature=b"",
     )  # fmt: skip
@@ -188,6 +189,7 @@ def test_P4_a_new_commit_is_told_to_members_that_have_shown_the_runs_state_and_t
     flight = run.opens(ann)
     flight.decision = Decision(flight.plan.round_no, 1, (1.0,), {})
     flight.sent[ann.peer] = m.Sent(
+        seat=0, counted=b"",
         session=ann.session, seq=1, round_no=flight.plan.round_no, hashes=bytes(64), tokens=8, steps=1, loss=None,
         used=(), signature=b"",
     )  # fmt: skip

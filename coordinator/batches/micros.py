@@ -1,0 +1,69 @@
+"""How many microbatches a seat is granted now: enough to be busy, and at the end so that all end together.  Pure.
+
+Called by `batches.py` at every beat.  It knows rates and counts, and nothing of seats, members or records.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farflung.coordinator.ledger.batch_book import spans_of_mask
+
+BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
+AHEAD_LEAST = 2  # microbatches
+SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One seat."""
+
+    open: int  # granted and not counted
+    unit_s: float  # busy seconds for one microbatch; 0: not known
+
+    def ahead(self, heartbeat_s: float, usual_s: float) -> int:
+        unit_s = self.unit_s or usual_s
+        return max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / unit_s)) if unit_s else AHEAD_LEAST
+
+
+def first_of(free: int, count: int) -> list[tuple[int, int]]:
+    """The first so many microbatches of a mask, as ranges [first, stop)."""
+    spans = []
+    for first, stop in spans_of_mask(free):
+        if count <= 0:
+            break
+        spans.append((first, min(stop, first + count)))
+        count -= stop - first
+    return spans
+
+
+def to_grant(asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: float) -> int:
+    """To the seat `asking`, one of `paces`; `free`: microbatches that nobody has.
+
+    While there is plenty each seat gets what keeps it busy.  When there is not, each microbatch belongs to the seat
+    that would end it first, and a slow one gets none that the others would have to wait for.
+    """
+    known = sorted(pace.unit_s for pace in paces.values() if pace.unit_s)
+    usual_s = known[len(known) // 2] if known else heartbeat_s
+    left = free + sum(pace.open for pace in paces.values())
+    most = max(AHEAD_LEAST, math.ceil(SHARE_MOST * left / len(paces)))
+    room = {
+        number: max(0, min(pace.ahead(heartbeat_s, usual_s), most) - pace.open)
+        for number, pace in paces.items()
+    }
+    if sum(room.values()) <= free:
+        return room[asking]
+    ends = [
+        ((pace.open + 1) * (pace.unit_s or usual_s), number, pace.open + 1) for number, pace in paces.items()
+    ]
+    heapq.heapify(ends)
+    mine = 0
+    for _ in range(free):
+        _, number, done = ends[0]
+        unit_s = paces[number].unit_s or usual_s
+        heapq.heapreplace(ends, ((done + 1) * unit_s, number, done + 1))
+        mine += number == asking
+    return min(mine, room[asking])

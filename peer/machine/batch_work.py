@@ -1,0 +1,126 @@
+"""The agent's view of a synchronous batch: its seat, what is granted to it, what its trainer has counted.  Pure.
+
+Part of the training (trainer_view.py).  The coordinator's tick says the whole of it each time, the trainer is told what
+is new, and the beat says what is counted.  Sums belong to one seat and one version: when either goes, so do they.
+"""
+
+from __future__ import annotations
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.peer.local.words import Counted, Freeze, Frozen, Grants, Unusable
+from farflung.peer.machine.effects import Effect, Tell
+from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
+from farflung.protocol.messages import BatchBeat, BatchTick
+
+UNIT_SMOOTHED = 0.3  # of the newest microbatch in the mean time of one
+
+
+class BatchWork:
+    def __init__(self) -> None:
+        self.seat = 0  # 0: none
+        self._trainer = 0  # how many trainers' sums were lost
+        self._version = NO_VERSION  # that the trainer has loaded, or was told to
+        self._counted = self._unusable = 0  # masks
+        self._due: BatchTick | None = None  # as the coordinator said last
+        self._granted: Grants | None = None  # as the trainer was told last
+        self._frozen_at = 0  # the mask at which it was told to freeze
+        self._unit_s = 0.0
+        self._busy_since = 0.0
+
+    # ---- questions ---------------------------------------------------------------------------------------
+
+    @property
+    def counted(self) -> int:
+        return self._counted
+
+    @property
+    def open(self) -> int:
+        """The mask of what the trainer is to compute and has not."""
+        granted = 0
+        for first, stop in self._granted.ranges if self._granted is not None else ():
+            granted |= (1 << stop) - (1 << first)
+        return granted & ~(self._counted | self._unusable)
+
+    def beat(self, attached: bool) -> BatchBeat:
+        return BatchBeat(
+            version=self._version,
+            seat=self.seat,
+            trainer=self._trainer,
+            counted=mask_to_bytes(self._counted),
+            unusable=mask_to_bytes(self._unusable),
+            want=attached and self._version != NO_VERSION,
+            unit_s=round(self._unit_s, 6),
+        )
+
+    # ---- the trainer -------------------------------------------------------------------------------------
+
+    def on_load(self, version: int) -> None:
+        """It was told to load: its sums are zero then, and it knows of no grants."""
+        self._version, self._counted, self._unusable = version, 0, 0
+        self._granted, self._frozen_at = None, 0
+
+    def forget(self) -> None:
+        """It holds nothing that counts, until it loads."""
+        self.on_load(NO_VERSION)
+
+    def lose_sums(self) -> None:
+        """They are gone, as with another trainer: the seat is of no use any more."""
+        self._trainer += 1
+        self.forget()
+
+    def on_counted(self, word: Counted, now: float) -> bool:
+        """True: it has nothing more to compute."""
+        if word.version != self._version or not self.open >> word.micro & 1:
+            return False
+        took_s = max(0.0, now - self._busy_since)
+        self._unit_s += (UNIT_SMOOTHED if self._unit_s else 1.0) * (took_s - self._unit_s)
+        self._busy_since = now
+        self._counted |= 1 << word.micro
+        return not self.open
+
+    def on_unusable(self, word: Unusable, now: float) -> bool:
+        """True: it is news."""
+        if word.version != self._version or not self.open >> word.micro & 1:
+            return False
+        self._busy_since = now
+        self._unusable |= 1 << word.micro
+        return True
+
+    def is_mine(self, frozen: Frozen) -> bool:
+        """It holds exactly what is counted."""
+        return mask_from_bytes(frozen.counted) == self._counted != 0
+
+    # ---- the coordinator ---------------------------------------------------------------------------------
+
+    def on_tick(self, due: BatchTick | None) -> bool:
+        """True: the sums are of no use any more, since the seat that they belong to is gone."""
+        if due is None:
+            return False
+        self._due = due
+        lost, self.seat = due.seat != self.seat and self.seat != 0, due.seat
+        return lost
+
+    def words(self, frozen: Frozen | None, spare: int, now: float) -> list[Effect]:
+        """What the trainer is to be told now.  `frozen`: what stands in a slot; `spare`: the slot to freeze into."""
+        due = self._due
+        if due is None or not due.seat or due.seat != self.seat or due.version != self._version:
+            return []
+        told: list[Effect] = []
+        grants = Grants(
+            version=due.version,
+            epoch=due.epoch,
+            start=due.start,
+            stop=due.stop,
+            count=due.count,
+            ranges=due.granted,
+        )
+        if grants != self._granted and (grants.ranges or self._granted is not None):
+            idle = not self.open
+            self._granted = grants
+            self._busy_since = now if idle else self._busy_since
+            told.append(Tell(grants))
+        stands = frozen is not None and self.is_mine(frozen)
+        if due.freeze and self._counted and not stands and self._frozen_at != self._counted:
+            self._frozen_at = self._counted
+            told.append(Tell(Freeze(version=due.version, slot=spare)))
+        return told
