@@ -17,6 +17,7 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, De
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 from farflung.coordinator.rounds.shares import codecs_by_member
+from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
@@ -26,7 +27,7 @@ from farflung.coordinator.run.witness import CommittedSums, Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import fragments_of
-from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.limits import AMOUNT_MAX, MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     Aborted,
@@ -57,6 +58,7 @@ class Conductor:
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
+        self._steadiness = Steadiness()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -99,7 +101,7 @@ class Conductor:
             self.reason = "finished"
             return
         able = self.able
-        ready = [m for m in able if self._is_ready(m)]
+        ready = self._counted_on([m for m in able if self._is_ready(m)])
         why_not = self.core.held or self.settling.reason or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
@@ -115,6 +117,12 @@ class Conductor:
         must be able to go on, or they would never find that end themselves."""
         without = sum(m.without_data and not self._is_ready(m) for m in self.able)
         return max(1, self.core.manifest.run.min_peers - without)
+
+    def _counted_on(self, ready: list[Member]) -> list[Member]:
+        """Without those that keep restarting with what they owe, where there are enough others."""
+        steady = self._steadiness.counted_on(member.peer for member in ready)
+        enough = len(steady) >= self._least and steady & self.core.members.can_own(self.core.now)
+        return [member for member in ready if member.peer in steady] if enough else ready
 
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
@@ -136,6 +144,7 @@ class Conductor:
         here = {m.peer for m in ready}
         expected = [m for m in able if m.peer in here or m.trains]
         expected = [m for m in expected + self._arriving if not m.leaving]
+        expected = [m for m in expected if m.peer in here or not self._steadiness.rounds_out(m.peer)]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
@@ -185,9 +194,18 @@ class Conductor:
         core.log(told, NoteCause.OPENED)
         for member in self.able:
             if member.peer not in peers:
-                why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
-                self._leave_out(flight, member.peer, why)
+                self._leave_out(flight, member.peer, self._why_without(member))
         self._tell_members(flight, OpenRound, plan=plan)
+
+    def _why_without(self, member: Member) -> str:
+        """A round was opened without this able member."""
+        rounds = self._steadiness.rounds_out(member.peer)
+        if rounds:
+            return (
+                "it restarted again and again while others needed what it had sent; it takes part again after "
+                f"{'1 more round' if rounds == 1 else f'{rounds} more rounds'}"
+            )
+        return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
 
     def _codecs_for(self, peers: list[str], model: ModelSchema) -> tuple[str, ...]:
         """The codec of each one's contribution: the run's, or what its line can carry in time."""
@@ -258,6 +276,12 @@ class Conductor:
         """A commit of the round in flight may acknowledge what this peer sent."""
         flight = self.round
         return flight is not None and peer in flight.plan.members and peer not in flight.barred
+
+    def on_session(self, peer: str, process: bytes) -> None:
+        """A member begins a session, with a process that was here before or with another one."""
+        flight = self.round
+        was = self.processes.get(peer, b"") if flight is not None and peer in flight.plan.members else b""
+        self._steadiness.comes(peer, process, was)
 
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
@@ -358,7 +382,8 @@ class Conductor:
         losses = [(sent[m].loss, tokens[m]) for m in included]
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
         weight = sum(w for _, w in known)
-        tx_bytes = sum(m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None)
+        amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
+        tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
         core.write(
             CommittedRound(
                 commit=commit,
@@ -367,7 +392,7 @@ class Conductor:
                 tokens=sum(tokens.values()),
                 tokens_by=tokens,
                 rate=flight.believed.rate,
-                steps=sum(sent[m].steps for m in included),
+                steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
                 seconds=core.now - flight.opened_at,
                 tx_bytes=max(0, tx_bytes - core.tx_at_commit),
@@ -378,6 +403,7 @@ class Conductor:
             )
         )
         sums = self._witness.on_commit(commit, flight, self.processes)
+        self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now

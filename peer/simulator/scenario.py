@@ -72,6 +72,7 @@ class Scenario:
     audit: float = 0.037  # share of chunks that are merged again
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     league: int = 0  # so many of the others audit for it, and find nothing
+    restarts: bool = False  # these others restart instead after every commit that they are in, with what they sent
     accuses: bool = False  # the last peer calls every sum wrong that it audits
     # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
     cut_off: int = 0

@@ -200,6 +200,8 @@ class World:
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
         self.work_league.on_record(record, self._tokens_of)
+        if self.scenario.restarts and isinstance(record, CommittedRound):
+            self.after(0.01, lambda: self._restart_accomplices(record.commit.included))
         over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
@@ -384,6 +386,14 @@ class World:
         else:
             self.peers[party].alive = False
             self.after(delay_s, lambda: self.start_again(party))
+
+    def _restart_accomplices(self, peers: Iterable[str]) -> None:
+        """What they sent is lost with them, so that nobody can do the sums again."""
+        for key in self._keys[-1 - self.scenario.league : -1]:
+            peer = _peer_of(key)
+            if peer in peers and self.peers[peer].alive and not self.peers[peer].exit_code:
+                self.peers[peer].alive = False
+                self.start_again(peer)
 
     def start_again(self, peer: str) -> None:
         self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))
