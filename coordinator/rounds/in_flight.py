@@ -119,6 +119,9 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
+    censors: set[str] = field(default_factory=set)  # owners that say they lack what most others sent
+    _contradicted: dict[str, set[str]] = field(default_factory=dict)  # member -> owners that hold other bytes of it
+    _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
@@ -159,9 +162,10 @@ class InFlight:
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
-            what = UNUSABLE.get(verdict, "frames of no use")
-            told = f"what {self.name(peer)} got from it was unusable: {what}"
-            self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, told))
+            if self._is_most_owners(self.accusers_of(member), member):
+                what = UNUSABLE.get(verdict, "frames of no use")
+                told = f"what {self.name(peer)} got from it was unusable: {what}"
+                self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, told))
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
@@ -183,6 +187,14 @@ class InFlight:
         about = {member: why for member, why in report.refused.items() if member in others}
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
+    def _is_most_owners(self, accusers: set[str], member: str) -> bool:
+        """The word of a few may keep nobody's work out of a round: a member is barred when most who had to get
+        something of it say so, and two at least of three.  What only a few lack is waited for, and then it may be they
+        who lose their chunks."""
+        owners = self._shares.keys() - {member}
+        count = len(accusers & owners)
+        return 2 * count > len(owners) and count >= min(2, len(self.plan.members) - 1)
+
     def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
         """Count only chunks that hash to what their sender says it sent."""
         proven = self.held.setdefault(owner, {})
@@ -195,15 +207,22 @@ class InFlight:
             hashes = split_hashes(sent.hashes)
             if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
                 proven[member] = mask
-            else:
+                continue
+            proven.pop(member, None)
+            contradicting = self._contradicted.setdefault(member, set())
+            contradicting.add(owner)
+            if self._is_most_owners(contradicting, member):
                 told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
                 self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
+        if self.decision is None and self._grace_is_over(now):
+            self.censors |= self._who_lacks_what_most_sent(alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
+            self._scatter_since = now if self.censors else self._scatter_since
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
@@ -221,7 +240,7 @@ class InFlight:
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = alive & self.comparing.impossible.keys()
+        said: set[str] = alive & (self.comparing.impossible.keys() | self.censors)
         for reporter, report in self.reports.items():
             others = alive & set(self.plan.members) - {reporter}
             about = set(report.cut_off) & others
@@ -229,6 +248,37 @@ class InFlight:
             if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
                 said |= about
         return said
+
+    def _grace_is_over(self, now: float) -> bool:
+        since = self.opened_at if self._scatter_since is None else self._scatter_since
+        return now - since >= self.rules.scatter_grace_s
+
+    def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
+        """Owner -> members whose contribution it says it lacks, though all others hold their part of it."""
+        senders = {m for m in self.sent.keys() & alive if m not in self.barred}
+        owners = self._shares.keys() & alive
+        lacks = {
+            owner: {m for m in senders - {owner} if self._shares[owner] & ~self._held(owner, m)}
+            for owner in owners
+        }
+        most = {owner for owner in owners if 2 * len(lacks[owner]) > len(senders - {owner})}
+        judges = owners - most or owners
+        return {
+            owner: {m for m in lacking if not any(m in lacks[judge] for judge in judges - {owner})}
+            for owner, lacking in lacks.items()
+            if judges - {owner}
+        }
+
+    def _who_lacks_what_most_sent(self, alive: set[str]) -> set[str]:
+        """Living owners that say of most others, and of two at least, that their contributions did not come, while all
+        other owners have them: their line is cut, or they keep the others' work out of the round.  Either way they
+        own nothing."""
+        senders = self.sent.keys() & alive
+        return {
+            owner
+            for owner, lacking in self.lacking_alone(alive).items()
+            if len(lacking) >= 2 and 2 * len(lacking) > len(senders - {owner})
+        }
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
@@ -280,7 +330,7 @@ class InFlight:
     def _decide(self, now: float, alive: set[str]) -> Step:
         ready = [m for m in self.plan.members if self._complete(m)]
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
-        grace_over = now - self.opened_at >= self.rules.scatter_grace_s
+        grace_over = self._grace_is_over(now)
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
             return Waiting(f"scatter: waiting for {self._names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"

@@ -8,6 +8,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from statistics import median
@@ -44,6 +45,7 @@ from farflung.protocol.round_words import Plan
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
+WITHHELD_MOST = 3  # contributions that an owner alone lacks, in rounds in a row, before it owns nothing for a while
 FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
@@ -59,6 +61,7 @@ class Conductor:
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
         self._steadiness = Steadiness()
+        self._withheld: Counter[str] = Counter()  # owner -> contributions that it alone lacked, in rounds in a row
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -334,8 +337,25 @@ class Conductor:
                 core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         for peer, why in flight.believed.why.items():
             core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        self._doubt_who_withholds(flight)
         self._tell_members(flight, Decided, decision=decision)
         self.reason, self.merged = step.reason, step.merged
+
+    def _doubt_who_withholds(self, flight: InFlight) -> None:
+        """An owner may say of few others, round after round, that what they sent did not come: then their work never
+        counts.  Once is a slow line."""
+        core = self.core
+        alone = flight.lacking_alone({m.peer for m in self.holders if self.counts_on(m)})
+        self._withheld = Counter(
+            {owner: self._withheld[owner] + len(lacking) for owner, lacking in alone.items() if lacking}
+        )
+        unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
+        core.members.doubt(unfit, core.now)
+        for owner in unfit:
+            del self._withheld[owner]
+            why = "what others sent came to all owners but to it, again and again: it owns nothing for a while"
+            self._leave_out(flight, owner, why)
+            core.note(f"{core.name(owner)}: {why}")
 
     def asks_anew(self) -> bool:
         """True once after each change of whom owners are to compare: they must hear of it at once."""

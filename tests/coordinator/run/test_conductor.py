@@ -24,6 +24,7 @@ from farflung.coordinator.rounds.steadiness import FORGIVEN
 from farflung.coordinator.run.conductor import (
     PROBATION_WEIGHT,
     RETRY_S,
+    WITHHELD_MOST,
     Conductor,
     Witness,
     chosen,
@@ -373,6 +374,30 @@ def test_where_too_few_others_are_there_it_takes_part_all_the_same() -> None:
         stage.beats(name, ready=True)
     stage.conductor.maybe_open()
     assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
+
+
+@pytest.mark.parametrize("times", [WITHHELD_MOST - 1, WITHHELD_MOST])
+def test_P9_an_owner_that_lacks_a_members_work_round_after_round_owns_nothing_for_a_while(times: int) -> None:
+    stage = Stage(3)
+    for number in range(1, times + 1):
+        stage.opens()
+        flight = stage.conductor.round
+        assert flight is not None
+        ann, bob, cyd = (stage.guests[name].peer for name in NAMES)
+        owners = tuple(flight.plan.members.index(peer) for peer in (bob, cyd))
+        flight.plan = structs.replace(flight.plan, owners=owners)
+        for name in NAMES:
+            stage.sends(name, round_no=number)
+        for name, whose in (("bob", (bob, cyd)), ("cyd", (ann, bob, cyd))):
+            stage.reports(name)
+            flight.held[stage.guests[name].peer] = dict.fromkeys(whose, 0b11)
+        stage.core.now += MANIFEST.round.scatter_grace_s
+        stage.conductor.advance()
+        assert flight.decision is not None and ann not in flight.decision.included(flight.plan.members)
+        stage.conductor.abort(AbortCause.TOO_FEW, "the next one")
+        stage.core.now += 10.0
+    assert (bob in stage.core.members.can_own(stage.core.now)) == (times < WITHHELD_MOST)
+    assert {ann, cyd} <= stage.core.members.can_own(stage.core.now)
 
 
 def test_P8_no_number_of_steps_or_bytes_that_members_tell_is_too_large_for_the_journal() -> None:
