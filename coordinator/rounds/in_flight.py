@@ -112,6 +112,7 @@ class InFlight:
     )  # member -> leased samples that its work has learned from
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
+    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
@@ -120,7 +121,9 @@ class InFlight:
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
     censors: set[str] = field(default_factory=set)  # owners that say they lack what most others sent
-    _contradicted: dict[str, set[str]] = field(default_factory=dict)  # member -> owners that hold other bytes of it
+    _contradicted: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # member -> owners that hold other bytes of it
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
@@ -162,10 +165,12 @@ class InFlight:
     def on_progress(self, peer: str, report: ProgressReport) -> None:
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
+            what = UNUSABLE.get(verdict, "frames of no use")
+            told = f"what {self.name(peer)} got from it was unusable: {what}"
+            self.accused.setdefault(member, told)
             if self._is_most_owners(self.accusers_of(member), member):
-                what = UNUSABLE.get(verdict, "frames of no use")
-                told = f"what {self.name(peer)} got from it was unusable: {what}"
-                self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, told))
+                first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
+                self.barred.setdefault(member, first)
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
@@ -322,7 +327,8 @@ class InFlight:
         names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.comparing.impossible | {member: barred.text for member, barred in self.barred.items()}
+        useless = self.comparing.impossible | self.accused
+        useless |= {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)

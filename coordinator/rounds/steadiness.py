@@ -1,11 +1,11 @@
-"""Whose process stays for as long as it owes something, and who has to stay a while before it is counted on again.  Pure.
+"""Whose process stays for as long as it owes something, and who is not counted on for a while.  Pure.
 
-A member owes the others its part in a round that is in flight, and for two commits the bytes that it contributed: nobody
-can audit a sum without them.  Whoever comes back as another process has neither.  Machines crash, and that is nobody's
-fault; but an accomplice could restart after every round, so that what its owner sums is never looked at, or in the
-middle of each, so that chunks move again and again.  So the first restarts cost nothing, and with each further one of the
-last so many commits a member stays out of twice as many rounds, and nobody waits for it.  Where too few others are
-there, it takes part all the same.
+A member owes the others its part in a round that is in flight, and for two commits the bytes that it contributed:
+nobody can audit a sum without them.  Whoever comes back as another process has neither.  Machines crash, and that is
+nobody's fault; but an accomplice could restart after every round, so that what its owner sums is never looked at, or
+in the middle of each, so that chunks move again and again.  So the first restarts cost nothing, and with each further
+one of the last so many commits a member stays out of twice as many rounds, and nobody waits for it.  Where too few
+others are there, it takes part all the same.
 
 Owned by the conductor of a fragment.  Not durable: a coordinator that restarts forgives.
 """
@@ -40,7 +40,7 @@ class Steadiness:
                 del self._broken[peer], self._gone[peer]
 
     def comes(self, peer: str, process: bytes, was_in_round: bytes) -> None:
-        """A session begins.  `was_in_round`: the process that the round in flight counts on; empty: none of this peer."""
+        """A session begins.  `was_in_round`: its process that the round in flight counts on; empty: none."""
         before, at = self._owes.get(peer, (process, 0))
         owed = {before} if self._is_kept(at) else set()
         gone = (owed | {was_in_round}) - {b"", process, self._gone.get(peer)}

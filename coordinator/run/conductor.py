@@ -45,7 +45,9 @@ from farflung.protocol.round_words import Plan
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
-WITHHELD_MOST = 3  # contributions that an owner alone lacks, in rounds in a row, before it owns nothing for a while
+WITHHELD_MOST = (
+    3  # contributions that an owner alone lacks, in rounds in a row, before it owns nothing for a while
+)
 FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
@@ -61,7 +63,9 @@ class Conductor:
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
         self._steadiness = Steadiness()
-        self._withheld: Counter[str] = Counter()  # owner -> contributions that it alone lacked, in rounds in a row
+        self._withheld: Counter[str] = (
+            Counter()
+        )  # owner -> contributions that it alone lacked, in rounds in a row
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -306,8 +310,10 @@ class Conductor:
                 case Moved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        barred = flight.barred.get(peer)
-                        why = "others could not get through to it" if barred is None else barred.text
+                        barred, accused = flight.barred.get(peer), flight.accused.get(peer)
+                        why = (
+                            accused or "others could not get through to it" if barred is None else barred.text
+                        )
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
@@ -353,7 +359,9 @@ class Conductor:
         core.members.doubt(unfit, core.now)
         for owner in unfit:
             del self._withheld[owner]
-            why = "what others sent came to all owners but to it, again and again: it owns nothing for a while"
+            why = (
+                "what others sent came to all owners but to it, again and again: it owns nothing for a while"
+            )
             self._leave_out(flight, owner, why)
             core.note(f"{core.name(owner)}: {why}")
 

@@ -13,7 +13,12 @@ from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # How members lie about their state: see liars.py.
 LIES = ("forge", "mute", "junk", "lone", "echo", "hush", "serve", "censor", "pick", "slander", "refuse")
-ABOUT_OTHERS = ("censor", "pick", "slander", "refuse")  # these need an honest majority: else it is their word against most
+ABOUT_OTHERS = (
+    "censor",
+    "pick",
+    "slander",
+    "refuse",
+)  # these need an honest majority: else it is their word against most
 
 
 @dataclass
@@ -74,7 +79,9 @@ class Scenario:
     audit: float = 0.037  # share of chunks that are merged again
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     league: int = 0  # so many of the others audit for it, and find nothing
-    restarts: bool = False  # these others restart instead after every commit that they are in, with what they sent
+    restarts: bool = (
+        False  # these others restart instead after every commit that they are in, with what they sent
+    )
     accuses: bool = False  # the last peer calls every sum wrong that it audits
     # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
     cut_off: int = 0

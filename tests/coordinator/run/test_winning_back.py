@@ -213,7 +213,7 @@ def test_a_fragment_that_nobody_holds_keeps_a_run_that_is_founded_anew_from_bein
     run = Split(was=3, now=0, fragments=2)
     for name in ("ann", "bob"):
         run.comes(name, 0, -1, era=1)
-    _, told = run.comes("cat", 3, -1)
+    run.comes("cat", 3, -1)
     assert run.versions == [0, 0], "version 3 of fragment 0 is no model without fragment 1"
     run.comes("ann", -1, 0, era=1)
     run.comes("cat", 3, -1)
