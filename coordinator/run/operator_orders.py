@@ -248,8 +248,8 @@ class GoingBackByOrder:
         useless = "" if what == "the run" else ", and a model without it is none"
         return (
             f"nobody here holds anything of {what}{useless}. Founding the run anew, from the values that the oldest "
-            f"peer's model has, voids all it has learned: {lost}. {self._awaited(nothing)}Whoever comes back with them before the "
-            "run has gone as far again wins them back; checkpoints of them are not read any more"
+            f"peer's model has, voids all it has learned: {lost}. {self._awaited(nothing)}Whoever comes back with them "
+            "before the run has gone as far again wins them back; checkpoints of them are not read any more"
         )
 
     # ---- undoing rounds ------------------------------------------------------------------------------------

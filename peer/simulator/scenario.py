@@ -13,12 +13,8 @@ from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # How members lie about their state: see liars.py.
 LIES = ("forge", "mute", "junk", "lone", "echo", "hush", "serve", "censor", "pick", "slander", "refuse")
-ABOUT_OTHERS = (
-    "censor",
-    "pick",
-    "slander",
-    "refuse",
-)  # these need an honest majority: else it is their word against most
+# These need an honest majority: else it is their word against that of most.
+ABOUT_OTHERS = ("censor", "pick", "slander", "refuse")
 
 
 @dataclass
