@@ -1,14 +1,15 @@
 """Members that lie about the run's state, over many seeds: python benchmarks/liars.py [SEEDS] [FIRST]
 
-Of 3, 5 or 10 simulated peers any number but one lies, in one of five ways (peer/simulator/liars.py).  Printed: by
-way and size of the league, how many runs ended well, and how many rounds a lie was told until its teller was out.
+Of 3, 5 or 10 simulated peers some lie, in one of the ways of peer/simulator/liars.py: any number but one about the
+state, fewer than half about the work of others.  Printed: by way and size of the league, how many runs ended well; how
+many rounds a lie was told until its teller was out; and of the rounds with liars, in how many honest work counted.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from statistics import median
+from statistics import mean, median
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
 from farflung.peer.simulator.invariants import Broken
@@ -21,6 +22,7 @@ def main() -> int:
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     ended: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     told_for: dict[str, list[int]] = defaultdict(list)
+    counted: dict[str, list[float]] = defaultdict(list)
     bad = 0
     for seed in range(first, first + seeds):
         scenario = Scenario.of_liars(seed)
@@ -29,6 +31,7 @@ def main() -> int:
             world = World(seed, scenario)
             outcome = world.run().outcome
             told_for[scenario.lies] += rounds_told(world)
+            counted[scenario.lies] += honest_shares(world)
         except Broken as broken:
             outcome = str(broken)
         if outcome != "finished":
@@ -36,14 +39,28 @@ def main() -> int:
             print(f"seed {seed}: {' '.join(row)}: {outcome}", flush=True)
         ended[row][outcome] += 1
     for (way, league), outcomes in sorted(ended.items()):
-        print(f"{way:6} {league:8} {outcomes['finished']} of {outcomes.total()} finished")
+        print(f"{way:7} {league:8} {outcomes['finished']} of {outcomes.total()} finished")
     for way, rounds in sorted(told_for.items()):
         if rounds:
             print(
-                f"{way:6} out after {median(rounds):g} rounds (median), {max(rounds)} at most, of {len(rounds)} liars"
+                f"{way:7} out after {median(rounds):g} rounds (median), {max(rounds)} at most, of {len(rounds)} liars"
+            )
+    for way, shares in sorted(counted.items()):
+        if shares:
+            print(
+                f"{way:7} honest work in {100 * mean(shares):.1f} % of its rounds, {100 * min(shares):.0f} % at least"
             )
     print(f"{bad} of {seeds} seeds bad")
     return 1 if bad else 0
+
+
+def honest_shares(world: World) -> list[float]:
+    """Of all that honest members could contribute to commits with liars, how much is in them; [] if there are none."""
+    commits = [commit for era in world.invariants.eras for commit in era.commits.values()]
+    liars = world.league.members
+    with_liars = [commit for commit in commits if liars & set(commit.members)]
+    could = sum(len(set(commit.members) - liars) for commit in with_liars)
+    return [sum(len(set(commit.included) - liars) for commit in with_liars) / could] if could else []
 
 
 def rounds_told(world: World) -> list[int]:

@@ -32,6 +32,7 @@ BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 MICROS_PER_BATCH = 4096  # microbatches in one synchronous batch: a mask of them has 512 bytes
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
+AMOUNT_MAX = 1 << 52  # of the steps or bytes that a member tells: more counts as this, for the sake of sums
 
 EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
 EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept

@@ -123,6 +123,7 @@ class InFlight:
     )  # member -> leased samples that its work has learned from
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
+    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
@@ -130,6 +131,11 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
+    censors: set[str] = field(default_factory=set)  # owners that say they lack what most others sent
+    _contradicted: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # member -> owners that hold other bytes of it
+    _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
@@ -172,7 +178,10 @@ class InFlight:
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
             told = f"what {self.name(peer)} got from it was unusable: {what}"
-            self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, told))
+            self.accused.setdefault(member, told)
+            if self._is_most_owners(self.accusers_of(member), member):
+                first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
+                self.barred.setdefault(member, first)
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
@@ -194,6 +203,14 @@ class InFlight:
         about = {member: why for member, why in report.refused.items() if member in others}
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
+    def _is_most_owners(self, accusers: set[str], member: str) -> bool:
+        """The word of a few may keep nobody's work out of a round: a member is barred when most who had to get
+        something of it say so, and two at least of three.  What only a few lack is waited for, and then it may be they
+        who lose their chunks."""
+        owners = self._shares.keys() - {member}
+        count = len(accusers & owners)
+        return 2 * count > len(owners) and count >= min(2, len(self.plan.members) - 1)
+
     def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
         """Count only chunks that hash to what their sender says it sent."""
         proven = self.held.setdefault(owner, {})
@@ -206,15 +223,22 @@ class InFlight:
             hashes = split_hashes(sent.hashes)
             if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
                 proven[member] = mask
-            else:
+                continue
+            proven.pop(member, None)
+            contradicting = self._contradicted.setdefault(member, set())
+            contradicting.add(owner)
+            if self._is_most_owners(contradicting, member):
                 told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
                 self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
+        if self.decision is None and self._grace_is_over(now):
+            self.censors |= self._who_lacks_what_most_sent(alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
+            self._scatter_since = now if self.censors else self._scatter_since
             return moved
         if lost_share := self._share_lost(alive):
             return lost_share
@@ -236,7 +260,7 @@ class InFlight:
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = alive & self.comparing.impossible.keys()
+        said: set[str] = alive & (self.comparing.impossible.keys() | self.censors)
         for reporter, report in self.reports.items():
             others = alive & set(self.plan.members) - {reporter}
             about = set(report.cut_off) & others
@@ -244,6 +268,37 @@ class InFlight:
             if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
                 said |= about
         return said
+
+    def _grace_is_over(self, now: float) -> bool:
+        since = self.opened_at if self._scatter_since is None else self._scatter_since
+        return now - since >= self.rules.scatter_grace_s
+
+    def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
+        """Owner -> members whose contribution it says it lacks, though all others hold their part of it."""
+        senders = {m for m in self.sent.keys() & alive if m not in self.barred}
+        owners = self._shares.keys() & alive
+        lacks = {
+            owner: {m for m in senders - {owner} if self._shares[owner] & ~self._held(owner, m)}
+            for owner in owners
+        }
+        most = {owner for owner in owners if 2 * len(lacks[owner]) > len(senders - {owner})}
+        judges = owners - most or owners
+        return {
+            owner: {m for m in lacking if not any(m in lacks[judge] for judge in judges - {owner})}
+            for owner, lacking in lacks.items()
+            if judges - {owner}
+        }
+
+    def _who_lacks_what_most_sent(self, alive: set[str]) -> set[str]:
+        """Living owners that say of most others, and of two at least, that their contributions did not come, while all
+        other owners have them: their line is cut, or they keep the others' work out of the round.  Either way they
+        own nothing."""
+        senders = self.sent.keys() & alive
+        return {
+            owner
+            for owner, lacking in self.lacking_alone(alive).items()
+            if len(lacking) >= 2 and 2 * len(lacking) > len(senders - {owner})
+        }
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
@@ -287,7 +342,8 @@ class InFlight:
         names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.comparing.impossible | {member: barred.text for member, barred in self.barred.items()}
+        useless = self.comparing.impossible | self.accused
+        useless |= {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
@@ -300,7 +356,7 @@ class InFlight:
                 return Waiting(f"scatter: waiting for {self._names(waited)}")
             return self._settle_whole(ready, alive)
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
-        grace_over = now - self.opened_at >= self.rules.scatter_grace_s
+        grace_over = self._grace_is_over(now)
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
             return Waiting(f"scatter: waiting for {self._names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"

@@ -8,6 +8,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from statistics import median
@@ -18,6 +19,7 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, De
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 from farflung.coordinator.rounds.shares import codecs_by_member
+from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
@@ -26,7 +28,7 @@ from farflung.coordinator.run.settling import Settling
 from farflung.coordinator.run.witness import CommittedSums, Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.fragments import fragments_of
-from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.limits import AMOUNT_MAX, MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     Aborted,
@@ -43,6 +45,9 @@ from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Plan
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
+WITHHELD_MOST = (
+    3  # contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while
+)
 FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
@@ -66,6 +71,9 @@ class Conductor:
         self._witness = Witness(core)
         self.batches = batches
         self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
+        self._steadiness = Steadiness()
+        # Owner -> contributions that it alone lacked, in rounds in a row.
+        self._withheld: Counter[str] = Counter()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
@@ -111,7 +119,7 @@ class Conductor:
             self._maybe_open_batch(self.batches)
             return
         able = self.able
-        ready = [m for m in able if self._is_ready(m)]
+        ready = self._counted_on([m for m in able if self._is_ready(m)])
         why_not = self.core.held or self.settling.reason or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not
@@ -143,6 +151,12 @@ class Conductor:
         without = sum(m.without_data and not self._is_ready(m) for m in self.able)
         return max(1, self.core.manifest.run.min_peers - without)
 
+    def _counted_on(self, ready: list[Member]) -> list[Member]:
+        """Without those that keep restarting with what they owe, where there are enough others."""
+        steady = self._steadiness.counted_on(member.peer for member in ready)
+        enough = len(steady) >= self._least and steady & self.core.members.can_own(self.core.now)
+        return [member for member in ready if member.peer in steady] if enough else ready
+
     def _is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
@@ -163,6 +177,7 @@ class Conductor:
         here = {m.peer for m in ready}
         expected = [m for m in able if m.peer in here or m.trains]
         expected = [m for m in expected + self._arriving if not m.leaving]
+        expected = [m for m in expected if m.peer in here or not self._steadiness.rounds_out(m.peer)]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
@@ -216,9 +231,18 @@ class Conductor:
         core.log(told, NoteCause.OPENED)
         for member in self.able:
             if member.peer not in peers:
-                why = "all its places were taken" if self._is_ready(member) else "it was not ready in time"
-                self._leave_out(flight, member.peer, why)
+                self._leave_out(flight, member.peer, self._why_without(member))
         self._tell_members(flight, OpenRound, plan=plan)
+
+    def _why_without(self, member: Member) -> str:
+        """A round was opened without this able member."""
+        rounds = self._steadiness.rounds_out(member.peer)
+        if rounds:
+            return (
+                "it restarted again and again while others needed what it had sent; it takes part again after "
+                f"{'1 more round' if rounds == 1 else f'{rounds} more rounds'}"
+            )
+        return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
 
     def _codecs_for(self, peers: list[str], model: ModelSchema) -> tuple[str, ...]:
         """The codec of each one's contribution: the run's, or what its line can carry in time."""
@@ -293,6 +317,12 @@ class Conductor:
         flight = self.round
         return flight is not None and peer in flight.plan.members and peer not in flight.barred
 
+    def on_session(self, peer: str, process: bytes) -> None:
+        """A member begins a session, with a process that was here before or with another one."""
+        flight = self.round
+        was = self.processes.get(peer, b"") if flight is not None and peer in flight.plan.members else b""
+        self._steadiness.comes(peer, process, was)
+
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
         if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
@@ -313,8 +343,10 @@ class Conductor:
                 case Moved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        barred = flight.barred.get(peer)
-                        why = "others could not get through to it" if barred is None else barred.text
+                        barred, accused = flight.barred.get(peer), flight.accused.get(peer)
+                        why = (
+                            accused or "others could not get through to it" if barred is None else barred.text
+                        )
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
@@ -346,8 +378,27 @@ class Conductor:
                 core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         for peer, why in flight.believed.why.items():
             core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        self._doubt_who_withholds(flight)
         self._tell_members(flight, Decided, decision=decision)
         self.reason, self.merged = step.reason, step.merged
+
+    def _doubt_who_withholds(self, flight: InFlight) -> None:
+        """An owner may say of few others, round after round, that what they sent did not come: then their work never
+        counts.  Once is a slow line."""
+        core = self.core
+        alone = flight.lacking_alone({m.peer for m in self.holders if self.counts_on(m)})
+        self._withheld = Counter(
+            {owner: self._withheld[owner] + len(lacking) for owner, lacking in alone.items() if lacking}
+        )
+        unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
+        core.members.doubt(unfit, core.now)
+        for owner in unfit:
+            del self._withheld[owner]
+            why = (
+                "what others sent came to all owners but to it, again and again: it owns nothing for a while"
+            )
+            self._leave_out(flight, owner, why)
+            core.note(f"{core.name(owner)}: {why}")
 
     def asks_anew(self) -> bool:
         """True once after each change of whom owners are to compare: they must hear of it at once."""
@@ -396,7 +447,8 @@ class Conductor:
         losses = [(sent[m].loss, tokens[m]) for m in included]
         known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
         weight = sum(w for _, w in known)
-        tx_bytes = sum(m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None)
+        amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
+        tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
         core.write(
             CommittedRound(
                 commit=commit,
@@ -405,7 +457,7 @@ class Conductor:
                 tokens=sum(tokens.values()),
                 tokens_by=tokens,
                 rate=flight.believed.rate,
-                steps=sum(sent[m].steps for m in included),
+                steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
                 loss=sum(loss * w for loss, w in known) / weight if weight else None,
                 seconds=core.now - flight.opened_at,
                 tx_bytes=max(0, tx_bytes - core.tx_at_commit),
@@ -417,6 +469,7 @@ class Conductor:
             )
         )
         sums = self._witness.on_commit(commit, flight, self.processes)
+        self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now

@@ -309,6 +309,8 @@ class RunMachine:
         old = core.members.members.get(peer)
         # Of a process that was only out of contact nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process
+        for conductor in self.conductors:
+            conductor.on_session(peer, hello.process)
         if old is not None:
             core.do(Forbid(old.contact.key))
             if old.process != hello.process:

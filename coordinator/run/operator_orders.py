@@ -208,16 +208,17 @@ class GoingBackByOrder:
                 "(to undo rounds: farflung rewind)"
             )
         if order.to == 0:
-            if max(there) > 0:
+            if min(there) >= 0 and max(there) > 0:
                 raise UserError(
                     f"version {_listed(there)} is here: farflung go-back goes to that; the run is founded anew only "
-                    "when nothing is left of it"
+                    "when nothing is left of it, or of a fragment"
                 )
-            return self._done(order, [0] * len(now), self._lost_by_founding())
+            return self._done(order, [0] * len(now), self._lost_by_founding(there))
         if min(there) < 0:
             raise UserError(
-                f"nobody here holds any version of the run, or has a checkpoint of one: {self._awaited(there)}start a "
-                "peer that has one (join --checkpoints), or found the run anew: farflung go-back --to 0"
+                f"nobody here holds any version of {self._what_is_lost(there)}, or has a checkpoint of one: "
+                f"{self._awaited(there)}start a peer that has one (join --checkpoints), or found the run anew: "
+                "farflung go-back --to 0"
             )
         versions = there if order.to is None else self._at_most(order.to)
         if order.to is not None and versions != there:
@@ -233,13 +234,22 @@ class GoingBackByOrder:
         )
         return self._done(order, versions, told)
 
-    def _lost_by_founding(self) -> str:
+    def _what_is_lost(self, there: Sequence[int]) -> str:
+        """The run, or the fragments of which nothing is left: what is here of others makes no model without them."""
+        gone = [str(number) for number, version in enumerate(there) if version < 0]
+        if max(there) <= 0 or not gone:
+            return "the run"
+        return f"fragment{'s' if len(gone) > 1 else ''} {', '.join(gone)}"
+
+    def _lost_by_founding(self, there: Sequence[int]) -> str:
         nothing = [0] * len(self._now)
         lost = f"{self._rounds(nothing)}, {self._core.ledger.tokens:,} tokens, up to version {_listed(self._now)}"
+        what = self._what_is_lost(there)
+        useless = "" if what == "the run" else ", and a model without it is none"
         return (
-            "nobody here holds anything of the run. Founding it anew, from the values that the oldest peer's model "
-            f"has, voids all it has learned: {lost}. {self._awaited(nothing)}Whoever comes back with them before the "
-            "run has gone as far again wins them back; checkpoints of them are not read any more"
+            f"nobody here holds anything of {what}{useless}. Founding the run anew, from the values that the oldest "
+            f"peer's model has, voids all it has learned: {lost}. {self._awaited(nothing)}Whoever comes back with them "
+            "before the run has gone as far again wins them back; checkpoints of them are not read any more"
         )
 
     # ---- undoing rounds ------------------------------------------------------------------------------------

@@ -128,12 +128,20 @@ class WinningBack:
                 and self.has_proven(member, number, version)
             ]
             mine = conductor.book.digests.get(book.forked)
-            if conductor.book.version == book.forked and mine == book.digests.get(book.forked):
+            both = conductor.book.version == book.forked and mine == book.digests.get(book.forked)
+            if both and (book.forked or self._is_held(conductor)):
                 versions.append(book.forked)  # both eras have it, unless version 0 was founded anew
             if not versions:
                 return None
             found.append(max(versions))
         return found
+
+    def _is_held(self, conductor: Conductor) -> bool:
+        """Version 0 of a fragment, by somebody here.  One that nobody holds makes no model with what is won of others:
+        the run would wait for it again, where it was to be founded anew."""
+        number = conductor.fragment
+        shown = any(self.has_proven(member, number, 0) for member in conductor.holders)
+        return shown or self._going_back.newest_held(conductor, settled=True) >= 0
 
     def _version_of(self, member: Member, fragment: int) -> int:
         claim = self._claims.get(member.session)

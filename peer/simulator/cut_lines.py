@@ -75,5 +75,7 @@ class Host:
         if self._from_s is None or now < self._from_s or now - self._since < NO_NEWS_S:
             return None
         self._since = now
-        nothing = machine.going_back.settled_held()
-        return GoBack(to=0, sure=True) if max(nothing) <= 0 else GoBack(sure=True)
+        held = machine.going_back.settled_held()
+        # Of one fragment nothing is left, nor a checkpoint of them all: only founding anew makes a model of it.
+        gone = max(held) <= 0 or (min(held) < 0 and not machine.going_back.saved)
+        return GoBack(to=0, sure=True) if gone else GoBack(sure=True)

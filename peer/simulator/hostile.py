@@ -50,7 +50,11 @@ def _for_another_chunk(header: bytes, payload: bytes, draw: random.Random) -> Pa
     return header[:_CHUNK_AT] + struct.pack("<I", draw.randrange(5)) + header[_LENGTH_AT:], payload
 
 
-def _other_values(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+def _other_values(header: bytes, payload: bytes, _: random.Random) -> Parts:
+    return other_values(header, payload)
+
+
+def other_values(header: bytes, payload: bytes) -> Parts:
     """Another payload of the same form under its own hash: only what others know of it gives it away."""
     changed = payload[:-1] + bytes([payload[-1] ^ 1])
     return header[:_HASH_AT] + hash_bytes(changed) + header[_HASH_AT + 32 :], changed

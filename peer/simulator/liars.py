@@ -9,16 +9,41 @@ are as good as lies can be.  The ways to lie (scenario.py names them as well):
     junk   the same digest, and answers that fit nothing
     lone   forge, but each one has a digest of its own
     echo   the true digest, and a proof of holding it that is none
+    hush   forge, but when it has shown its list of hashes it is asked in vain for anything else
+
+Others tell the truth about their state, and lie about something else:
+
+    serve    false pieces of state, lists of hashes and results to whoever catches up
+    censor   as owners they say that nobody's contribution has come but the league's
+    pick     as owners each of them says so of fewer than half of the others
+    slander  as owners they say that what came from others are other bytes than these say they sent
+    refuse   each says of as many others as it may be believed about that their frames are of no use
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
+from farflung.peer.simulator.hostile import other_values
 from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.scenario import ABOUT_OTHERS
 from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
-from farflung.protocol.messages import TAG_BYTES, Beat, FragmentBeat, FromMember, Shown, Tick, ToMember, What
+from farflung.protocol.frames import Kind
+from farflung.protocol.messages import (
+    TAG_BYTES,
+    Beat,
+    FragmentBeat,
+    FromMember,
+    ProgressReport,
+    Shown,
+    Tick,
+    ToMember,
+    What,
+)
 from farflung.protocol.signed_words import claim_part
+from farflung.protocol.verdicts import Verdict
+
+SERVED = (Kind.STATE, Kind.MANIFEST, Kind.LOGGED)
 
 
 class League:
@@ -31,6 +56,10 @@ class League:
     def says(self, peer: VirtualPeer, message: FromMember) -> FromMember | None:
         """What the liar says instead; None: nothing."""
         match message:
+            case ProgressReport() if self.way in ABOUT_OTHERS:
+                return self._report(peer, message)
+            case _ if self.is_true_to_its_state:
+                return message
             case Beat():
                 lies = tuple(self._beat(peer, said) for said in message.fragments)
                 return replace(message, fragments=lies)
@@ -39,10 +68,20 @@ class League:
             case _:
                 return message
 
+    @property
+    def is_true_to_its_state(self) -> bool:
+        return self.way == "serve" or self.way in ABOUT_OTHERS
+
+    def serves(self, kind: Kind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        """What goes to another member instead of this frame, which is whole: only what others know gives it away."""
+        if self.way != "serve" or not payload or kind not in SERVED:
+            return header, payload
+        return other_values(header, payload)
+
     def hears(self, peer: VirtualPeer, message: ToMember) -> ToMember:
         """A liar knows what it holds, whatever the run believes."""
         part = peer.machine.part
-        if not isinstance(message, Tick) or part is None:
+        if not isinstance(message, Tick) or part is None or self.is_true_to_its_state:
             return message
         for word in message.fragments:
             if word.verified:
@@ -75,11 +114,28 @@ class League:
         own = peer.peer.encode() if self.way == "lone" else b""
         return [*hashes[:-1], hash_bytes(b"a lie", hashes[-1], own)]
 
+    # ---- what it says of others ---------------------------------------------------------------------------------
+
+    def _report(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
+        others = sorted(said.held.keys() - self.members)
+        match self.way:
+            case "censor":
+                return replace(said, held={m: shown for m, shown in said.held.items() if m in self.members})
+            case "slander":
+                false = {m: (said.held[m][0], hash_bytes(b"other bytes", said.held[m][1])) for m in others}
+                return replace(said, held=said.held | false)
+        # A different few for each of the league.
+        turn = sorted(self.members).index(peer.peer) % max(1, len(others))
+        few = (others[turn:] + others[:turn])[: max(1, (len(said.held) - 1) // 2)]
+        if self.way == "pick":
+            return replace(said, held={m: shown for m, shown in said.held.items() if m not in few})
+        return replace(said, refused=dict.fromkeys(few, Verdict.BAD_HASH))
+
     # ---- what it shows --------------------------------------------------------------------------------------------
 
     def _shown(self, peer: VirtualPeer, shown: Shown) -> Shown | None:
         show = peer.asked.get(shown.question)
-        if self.way == "mute" or show is None:
+        if self.way == "mute" or show is None or (self.way == "hush" and show.what is not What.HASHES):
             return None
         if self.way == "junk":
             return replace(shown, part=bytes(len(shown.part)))

@@ -12,7 +12,9 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # How members lie about their state: see liars.py.
-LIES = ("forge", "mute", "junk", "lone", "echo")
+LIES = ("forge", "mute", "junk", "lone", "echo", "hush", "serve", "censor", "pick", "slander", "refuse")
+# These need an honest majority: else it is their word against that of most.
+ABOUT_OTHERS = ("censor", "pick", "slander", "refuse")
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Scenario:
     policy: str = "robust"
     liars: int = 0  # the last so many peers lie to the coordinator about their state, in league
     lies: str = ""  # how: see liars.py
+    late_joiners: int = 0  # so many of the last honest peers come when the liars are there
     stream_samples: int = 0  # the data is a stream with so many; 0: it is indexed, and its length is known
     work_liars: int = 0  # so many of the last peers say what is not so of their data and their work
     work_lies: str = ""  # about what, such as "length tokens": see work_liars.py
@@ -73,6 +76,9 @@ class Scenario:
     audit: float = 0.037  # share of chunks that are merged again
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     league: int = 0  # so many of the others audit for it, and find nothing
+    restarts: bool = (
+        False  # these others restart instead after every commit that they are in, with what they sent
+    )
     accuses: bool = False  # the last peer calls every sum wrong that it audits
     # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
     cut_off: int = 0
@@ -167,11 +173,14 @@ class Scenario:
         so that nothing else explains what an honest peer loses."""
         draw = random.Random(f"liars {seed}")
         peers, chunks = draw.choice((3, 5, 10)), draw.choice((2, 3, 4))
+        lies = draw.choice(LIES)
+        most = peers - 2 if lies == "serve" else (peers - 1) // 2 if lies in ABOUT_OTHERS else peers - 1
         return Scenario(
             peers=peers,
-            liars=draw.randrange(1, peers),
-            lies=draw.choice(LIES),
-            chunks=chunks,
+            liars=draw.randint(1, most),
+            lies=lies,
+            late_joiners=1 if lies == "serve" else 0,
+            chunks=2 * peers if lies in ABOUT_OTHERS else chunks,  # so that everybody owns some
             fragments=draw.choice((1, 2)),
             codec=draw.choice(("fp32", "int8")),
             rounds=8,

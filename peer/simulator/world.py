@@ -59,6 +59,7 @@ RUN_ID = bytes(range(16))
 TAG = tag_of(RUN_ID)
 TICK_S = 0.4
 LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
+JOINERS_LATE_S = 8.0
 AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
@@ -123,8 +124,7 @@ class World:
     def run(self) -> Report:
         self.start_coordinator()
         for index in range(self.scenario.peers):
-            late_s = LIARS_LATE_S if index >= self.scenario.peers - self.scenario.liars else 0.0
-            starts_s = late_s + self.random.uniform(0, 3.0)
+            starts_s = self._late_s(index) + self.random.uniform(0, 3.0)
             self.after(starts_s, lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
         if self.scenario.blackout_at_s:
@@ -139,6 +139,12 @@ class World:
             action()
         self.invariants.at_rest(p for p in self.peers.values() if p.alive and p.exit_code != "refused")
         return self._report()
+
+    def _late_s(self, index: int) -> float:
+        honest = self.scenario.peers - self.scenario.liars
+        if index >= honest:
+            return LIARS_LATE_S
+        return JOINERS_LATE_S if index >= honest - self.scenario.late_joiners else 0.0
 
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
@@ -208,6 +214,8 @@ class World:
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
         self.work_league.on_record(record, self._tokens_of)
+        if self.scenario.restarts and isinstance(record, CommittedRound):
+            self.after(0.01, lambda: self._restart_accomplices(record.commit.included))
         over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
@@ -336,6 +344,8 @@ class World:
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
             header, payload = spoil(header, payload, self.random)
+        if source in self.league.members:
+            header, payload = self.league.serves(effect.frame.header.kind, header, payload)
         for delay_s in self._delays(source, effect.to):
             self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
@@ -397,6 +407,14 @@ class World:
         else:
             self.peers[party].alive = False
             self.after(delay_s, lambda: self.start_again(party))
+
+    def _restart_accomplices(self, peers: Iterable[str]) -> None:
+        """What they sent is lost with them, so that nobody can do the sums again."""
+        for key in self._keys[-1 - self.scenario.league : -1]:
+            peer = _peer_of(key)
+            if peer in peers and self.peers[peer].alive and not self.peers[peer].exit_code:
+                self.peers[peer].alive = False
+                self.start_again(peer)
 
     def start_again(self, peer: str) -> None:
         self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))

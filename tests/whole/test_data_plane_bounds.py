@@ -172,7 +172,10 @@ def test_P9_a_member_that_refuses_most_others_bars_nobody() -> None:
     room = flight()
     room.on_progress("ann", said(dict.fromkeys(("bob", "cyd", "dan"), Verdict.BAD_HASH)))
     assert room.barred == {}
-    room.on_progress("bob", said({"ann": Verdict.OVERSIZE, "bob": Verdict.OVERSIZE, "eve": Verdict.OVERSIZE}))
+    refused = {"ann": Verdict.OVERSIZE, "bob": Verdict.OVERSIZE, "eve": Verdict.OVERSIZE}
+    room.on_progress("bob", said(refused))
+    assert room.barred == {}, "one of three that can tell"
+    room.on_progress("cyd", said({"ann": Verdict.OVERSIZE}))
     assert {peer: why.text for peer, why in room.barred.items()} == {
         "ann": "what bob got from it was unusable: frames that are longer than any of this run"
     }

@@ -66,13 +66,8 @@ def about_tokens(seed: int) -> Scenario:
     )
 
 
-# Runs of several fragments that wait though a checkpoint is there: docs/reliability.md, "Not covered".
-WAITS_ALTHOUGH_IT_NEED_NOT = {5}
-
-
 def seeds_of(batch: int) -> list[int]:
-    seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
-    return [seed for seed in seeds if seed not in WAITS_ALTHOUGH_IT_NEED_NOT]
+    return list(range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES))
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 import torch
 
+from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.peer.simulator.world import Scenario, World
 
 SEEDS = 12
@@ -24,6 +25,10 @@ CALM = Scenario(
     cut_per_s=0,
     trainer_crash_per_s=0,
     audit=1.0,
+)
+# Between rounds there is time enough for every audit.
+RESTARTING = replace(
+    CALM, peers=5, rounds=16, min_peers=3, period_s=6.0, end_s=400.0, cheats=True, league=2, restarts=True
 )
 
 
@@ -77,6 +82,25 @@ def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> No
         assert {each.peer for each in world.invariants.found} <= world.invariants.liars
         found += bool(world.invariants.found) or not world.cheated
     assert found >= SEEDS - 2
+
+
+def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() -> None:
+    """What they contributed is lost with their processes; when that has happened too often, rounds go without them."""
+    rounds = []
+    for seed in range(6):
+        world = run(seed, RESTARTING)
+        if world.invariants.found:
+            rounds.append(len(world.cheated))
+    assert len(rounds) >= 5 and max(rounds) <= 8
+
+
+def test_without_that_rule_they_would_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steadiness, "rounds_out", lambda self, peer: 0)
+    hidden = 0
+    for seed in range(3):
+        world = run(seed, RESTARTING)
+        hidden += bool(world.cheated) and not world.invariants.found
+    assert hidden >= 2
 
 
 def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owners_stay() -> None:

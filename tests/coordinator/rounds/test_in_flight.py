@@ -223,11 +223,72 @@ def test_a_member_that_dies_before_its_contribution_is_safe_is_out_at_once() -> 
 def test_a_wrong_held_hash_bars_the_sender() -> None:
     room = Room()
     room.scatter()
-    room.holds(BOB, CYD, wrong=True)
+    for owner in (ANN, BOB):
+        room.holds(owner, CYD, wrong=True)
     step = room.step()
     assert isinstance(step, Settled)
     assert step.decision.weights == (0.5, 0.5, 0.0)
     assert "not the bytes it says it sent" in step.decision.reasons[CYD]
+
+
+def test_P9_one_owner_that_says_it_holds_other_bytes_bars_nobody() -> None:
+    room = Room()
+    room.scatter()
+    room.holds(BOB, CYD, wrong=True)
+    assert room.flight.barred == {} and room.step() == Waiting("scatter: waiting for cyd")
+    room.holds(BOB, CYD)
+    step = room.step()
+    assert isinstance(step, Settled) and step.reason == "every living member's contribution is in"
+
+
+def test_of_two_members_the_only_one_that_can_tell_is_believed() -> None:
+    room = Room()
+    room.flight.plan = Plan(1, 1, 0, (ANN, BOB), (0, 1, 1), FP32[:2])
+    room.sent(ANN), room.sent(BOB)
+    room.holds(BOB, ANN, wrong=True)
+    assert room.flight.barred.keys() == {ANN}
+
+
+# ---- owners that keep the work of others out -----------------------------------------------------------------
+
+
+def censored(by: str, *members: str) -> Room:
+    """An owner says of these members that it has nothing of them; all others have everything."""
+    room = Room()
+    for member in ALL:
+        room.sent(member)
+        room.holds(member, *([] if member == by else ALL))
+    room.holds(by, *(set(ALL) - set(members)))
+    return room
+
+
+def test_P9_an_owner_that_lacks_what_all_others_have_of_most_loses_its_chunks_and_senders_get_time() -> None:
+    room = censored(BOB, ANN, CYD)
+    assert room.step(after_s=RULES.scatter_grace_s - 0.1) == Waiting("scatter: waiting for ann, cyd")
+    step = room.step(after_s=RULES.scatter_grace_s)
+    assert isinstance(step, Moved) and step.unfit == {BOB}
+    assert BOB not in {step.plan.members[owner] for owner in step.plan.owners}
+    later = RULES.scatter_grace_s + 5.0
+    assert isinstance(room.step(after_s=later), Waiting), "they send to the new owners first"
+    for owner in (ANN, CYD):
+        room.holds(owner, *ALL)
+    step = room.step(after_s=later)
+    assert isinstance(step, Settled) and min(step.decision.weights) > 0.3
+
+
+def test_P9_one_contribution_that_one_owner_lacks_is_a_slow_line() -> None:
+    step = censored(BOB, CYD).step(after_s=RULES.scatter_grace_s)
+    assert isinstance(step, Settled) and step.decision.weights == (0.5, 0.5, 0.0)
+
+
+def test_P9_who_has_sent_to_nobody_costs_no_owner_its_chunks() -> None:
+    room = Room(RoundRules(1, 10.0, 60.0, 4.0, "fp32"))
+    for member in ALL:
+        room.sent(member)
+        room.holds(member, member)
+    step = room.step(after_s=RULES.scatter_grace_s)
+    assert not isinstance(step, Moved)
+    assert room.flight.censors == set(), "everybody lacks everything: no owner is to blame"
 
 
 @pytest.mark.parametrize(
@@ -408,8 +469,10 @@ def test_P9_who_refuses_most_of_the_others_is_not_believed() -> None:
         room = Room()
         report = replace(progress(0, {}, {}, {}), refused=dict.fromkeys(refused, Verdict.BAD_HASH))
         room.flight.on_progress(ANN, report)
-        assert room.flight.barred.keys() == barred
         assert [peer for peer in ALL if room.flight.accusers_of(peer)] == sorted(barred)
+        assert room.flight.barred == {}, "one of two that can tell"
+        room.flight.on_progress(BOB, replace(report, refused={CYD: Verdict.BAD_HASH}))
+        assert room.flight.barred.keys() == barred
 
 
 def test_results_of_an_earlier_decision_do_not_count() -> None:
@@ -466,6 +529,7 @@ def test_people_hear_of_members_by_their_names() -> None:
     room.flight.name = str.upper
     room.sent(ANN), room.sent(BOB)
     assert room.step() == Waiting("scatter: waiting for ANN, BOB, CYD")
+    room.holds(ANN, BOB, wrong=True)
     room.holds(CYD, BOB, wrong=True)
     assert room.flight.barred[BOB].text == "the bytes that CYD holds are not the bytes it says it sent"
     room.alive.remove(CYD)

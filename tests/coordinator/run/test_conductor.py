@@ -17,10 +17,14 @@ from farflung.coordinator.ledger.records import (
     ModelFixed,
     Opened,
     Vouched,
+    from_bytes,
+    to_bytes,
 )
+from farflung.coordinator.rounds.steadiness import FORGIVEN
 from farflung.coordinator.run.conductor import (
     PROBATION_WEIGHT,
     RETRY_S,
+    WITHHELD_MOST,
     Conductor,
     Witness,
     chosen,
@@ -31,6 +35,7 @@ from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, W
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_to_bytes
+from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
 from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -332,6 +337,94 @@ def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -
     stage.tell("the deadline is over", after_s=MANIFEST.round.deadline_s)
     assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
     assert stage.member("cyd").left_out == "round 1: it was not ready in time"
+
+
+def restarts(stage: Stage, name: str, times: int = FORGIVEN + 1) -> None:
+    """It comes back as another process, each time in the middle of a round."""
+    for number in range(times):
+        stage.opens()
+        stage.member(name).process = process = bytes([number + 1] * 16)
+        stage.conductor.on_session(stage.guests[name].peer, process)
+        stage.conductor.abort(AbortCause.TOO_FEW, "it restarted")
+        stage.core.now += RETRY_S * 2 ** (number + 1)
+
+
+def test_who_restarts_again_and_again_is_neither_waited_for_nor_taken_in_where_others_are_enough() -> None:
+    stage = Stage(count=3)
+    restarts(stage, "cyd")
+    for name in ("ann", "bob"):
+        stage.beats(name, ready=True)
+    stage.beats("cyd")
+    stage.conductor.maybe_open()
+    assert stage.conductor.round is not None, "nobody waits for it"
+    assert stage.guests["cyd"].peer not in stage.conductor.round.plan.members
+    stage.conductor.abort(AbortCause.TOO_FEW, "once more")
+    stage.core.now += 60.0
+    stage.beats("cyd", ready=True)
+    stage.conductor.maybe_open()
+    assert stage.guests["cyd"].peer not in stage.conductor.round.plan.members, "ready as it is"
+    assert stage.member("cyd").left_out.endswith(
+        "it restarted again and again while others needed what it had sent; it takes part again after 2 more rounds"
+    )
+
+
+def test_where_too_few_others_are_there_it_takes_part_all_the_same() -> None:
+    stage = Stage(count=2)
+    restarts(stage, "bob")
+    for name in ("ann", "bob"):
+        stage.beats(name, ready=True)
+    stage.conductor.maybe_open()
+    assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
+
+
+@pytest.mark.parametrize("times", [WITHHELD_MOST - 1, WITHHELD_MOST])
+def test_P9_an_owner_that_lacks_a_members_work_round_after_round_owns_nothing_for_a_while(times: int) -> None:
+    stage = Stage(3)
+    for number in range(1, times + 1):
+        stage.opens()
+        flight = stage.conductor.round
+        assert flight is not None
+        ann, bob, cyd = (stage.guests[name].peer for name in NAMES)
+        owners = tuple(flight.plan.members.index(peer) for peer in (bob, cyd))
+        flight.plan = structs.replace(flight.plan, owners=owners)
+        for name in NAMES:
+            stage.sends(name, round_no=number)
+        for name, whose in (("bob", (bob, cyd)), ("cyd", (ann, bob, cyd))):
+            stage.reports(name)
+            flight.held[stage.guests[name].peer] = dict.fromkeys(whose, 0b11)
+        stage.core.now += MANIFEST.round.scatter_grace_s
+        stage.conductor.advance()
+        assert flight.decision is not None and ann not in flight.decision.included(flight.plan.members)
+        stage.conductor.abort(AbortCause.TOO_FEW, "the next one")
+        stage.core.now += 10.0
+    assert (bob in stage.core.members.can_own(stage.core.now)) == (times < WITHHELD_MOST)
+    assert {ann, cyd} <= stage.core.members.can_own(stage.core.now)
+
+
+def test_P8_no_number_of_steps_or_bytes_that_members_tell_is_too_large_for_the_journal() -> None:
+    stage = Stage()
+    stage.opens()
+    for name in stage.guests:
+        member = stage.member(name)
+        assert member.beat is not None
+        member.beat = structs.replace(member.beat, tx_bytes=(1 << 62) - 1)
+        stage.sends(name, steps=(1 << 62) - 1)
+    for name in stage.guests:
+        stage.reports(name)
+    stage.conductor.advance()
+    flight = stage.conductor.round
+    assert flight is not None and flight.decision is not None
+    shares = {stage.guests[name].peer: name for name in stage.guests}
+    for got in (0, 0b11):
+        for place, owner in enumerate(flight.plan.owners):
+            stage.reports(shares[flight.plan.members[owner]], merged=1 << place, got=got, decision_no=1)
+    stage.core.take_effects()
+    stage.conductor.advance()
+    [made] = [e.record for e in stage.core.take_effects() if isinstance(e, Write)]
+    assert isinstance(made, CommittedRound)
+    assert (made.steps, made.tx_bytes) == (2 * AMOUNT_MAX, 2 * AMOUNT_MAX)
+    assert MAX_PEERS * AMOUNT_MAX < 1 << 63, "or the coordinator could not write it down"
+    assert from_bytes(to_bytes(made)) == made
 
 
 def test_a_member_that_has_not_heard_of_the_guards_word_is_not_ready() -> None:

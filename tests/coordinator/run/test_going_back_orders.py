@@ -125,6 +125,23 @@ def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_l
     assert run.versions == [0] and not run.core.ledger.learned
 
 
+def test_a_run_is_founded_anew_as_well_when_nothing_is_left_of_one_fragment() -> None:
+    run = Hosted(fragments=3)
+    run.holds("zoe", 8, -1, 5)
+    run.refuses(GoBack(), "nobody here holds any version of fragment 1.* farflung go-back --to 0")
+    told = run.says_so(GoBack(to=0)).text
+    assert told.startswith("nobody here holds anything of fragment 1, and a model without it is none.")
+    assert "voids all it has learned: 24 rounds" in told
+    assert run.says_so(GoBack(to=0, sure=True)).ok
+    assert run.versions == [0, 0, 0] and not run.core.ledger.learned
+
+
+def test_a_checkpoint_of_the_lost_fragment_is_enough_not_to_found_anew() -> None:
+    run = Hosted(fragments=2)
+    run.holds("zoe", 8, -1, saved=(4,))
+    run.refuses(GoBack(to=0), "version 8, 4 is here: farflung go-back goes to that")
+
+
 def test_before_anything_was_learned_there_is_nothing_to_go_back_from() -> None:
     run = Hosted(versions=0)
     run.refuses(GoBack(to=0), "the run has not learned anything yet")

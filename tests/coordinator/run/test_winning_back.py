@@ -209,6 +209,17 @@ def test_a_fragment_that_stayed_where_the_eras_part_belongs_to_both() -> None:
     assert (run.versions, told.era) == ([8, 4], 2)
 
 
+def test_a_fragment_that_nobody_holds_keeps_a_run_that_is_founded_anew_from_being_won_back() -> None:
+    run = Split(was=3, now=0, fragments=2)
+    for name in ("ann", "bob"):
+        run.comes(name, 0, -1, era=1)
+    run.comes("cat", 3, -1)
+    assert run.versions == [0, 0], "version 3 of fragment 0 is no model without fragment 1"
+    run.comes("ann", -1, 0, era=1)
+    run.comes("cat", 3, -1)
+    assert run.versions == [3, 0]
+
+
 def test_a_member_that_only_missed_the_news_is_told_of_the_era_at_once() -> None:
     run = Split(was=8, now=4)
     _, told = run.comes("cat", 3)
