@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.screening import Screening, screened
 from farflung.coordinator.rounds.weighting import Believed, Claim, MergeRules, believed, weighted
@@ -78,6 +79,7 @@ class Failed:
     cause: AbortCause
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
     dropped: bool = False  # the guard: what was contributed must not come again
+    silent: frozenset[str] = frozenset()  # asked to merge something again, they said nothing
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
+    audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
+    void: bool = False  # who is out has a part in what is decided: it is decided anew
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
@@ -174,6 +178,13 @@ class InFlight:
                     if chunk not in self.merged:
                         self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
 
+    def on_found_out(self, peer: str, why: Excluded) -> None:
+        """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
+        self.barred[peer] = why
+        for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
+            del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it
+        self.void = self.decision is not None
+
     def accusers_of(self, peer: str) -> set[str]:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
 
@@ -207,9 +218,14 @@ class InFlight:
             return moved
         if now - self.opened_at >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
-            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
+            silent = self.audits.silent(self.merged, now) if self.audits is not None else frozenset()
+            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable), silent=silent)
         if self.decision is None:
             return self._decide(now, alive)
+        if self.void:
+            self.void = False
+            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
+            return self._settle(kept, alive, "whoever is left merges everything anew")
         lost = self._unobtainable(alive, self.decision)
         if lost:
             return self._settle(
@@ -346,6 +362,11 @@ class InFlight:
         missing = chunks - len(self.merged)
         if missing:
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
+        if self.audits is not None and (orphans := self.audits.orphans(self.merged)):
+            told = (
+                f"too few are left who could merge {len(orphans)} of {chunks} chunks again before the commit"
+            )
+            return Failed(told, AbortCause.TOO_FEW)
         here = [m for m in self.plan.members if m in alive]
         needed = min(2, len(here))
         once = twice = 0  # chunks that one living peer, or two, proved to hold
@@ -355,6 +376,8 @@ class InFlight:
         thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
         if thin or not here:
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
+        if self.audits is not None and (lacking := self.audits.lacking(self.merged)):
+            return Waiting(f"audit: {len(lacking)} of {chunks} results not yet merged again by others")
         hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
         return Done(
             Commit(
@@ -412,7 +435,9 @@ class InFlight:
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
         mute = f"; no dot products from {self._names(sorted(self._uncompared))}" if self._uncompared else ""
-        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}"
+        lacking = self.audits.lacking(self.merged) if self.audits is not None else ()
+        again = f"; {len(lacking)} results not merged again by others" if lacking else ""
+        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}{again}"
 
     def done_by(self, member: str) -> tuple[float, float]:
         """(how much of its contribution owners hold, how many of the results it holds) for the status."""

@@ -8,7 +8,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from statistics import median
 
@@ -18,11 +18,12 @@ from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
 from farflung.coordinator.rounds.shares import codecs_by_member
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
+from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import found_useless
+from farflung.coordinator.run.discipline import LEAST_ACCUSERS, found_useless
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.settling import Settling
-from farflung.coordinator.run.witness import CommittedSums, Witness
+from farflung.coordinator.run.witness import Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
 from farflung.protocol.codec_names import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.fragments import fragments_of
@@ -47,12 +48,11 @@ FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust b
 
 
 class Conductor:
-    def __init__(
-        self, core: Core, fragment: int, on_sums: Callable[[CommittedSums], None] = lambda sums: None
-    ) -> None:
-        """`on_sums` is told of each commit, after it was written, with what proves whose sums it is made of."""
+    def __init__(self, core: Core, fragment: int, auditing: Auditing | None = None) -> None:
+        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of; before
+        it, where nothing is committed that was not merged again."""
         self.core = core
-        self._on_sums = on_sums
+        self._auditing = auditing
         self.fragment = fragment
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
@@ -139,8 +139,14 @@ class Conductor:
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        if not here & self.core.members.can_own(self.core.now):
+        owners = here & self.core.members.can_own(self.core.now)
+        if not owners:
             return "no ready peer can be dialled, so nobody can own a chunk"
+        first = min(self.core.manifest.merge.audit_first, len(here) - 1)
+        if len(owners) <= first and len(here) >= len(owners) + 2:
+            # Two that can't be dialled get nothing of each other: neither could do a sum again.
+            told = "peers that others can dial, to merge everything again before the commit"
+            return f"{len(owners)} of at least {first + 1} {told}"
         return ""
 
     @property
@@ -179,6 +185,8 @@ class Conductor:
         rules = replace(rules_for(manifest, self.book, peers), min_peers=min(self._least, len(peers)))
         core.write(Opened(plan=plan))
         self.round = flight = InFlight(plan, rules, core.now, core.name)
+        if self._auditing is not None and len(peers) > 1:  # alone, nobody else can
+            flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}"
@@ -271,6 +279,7 @@ class Conductor:
             self.abort(AbortCause.COMPLETE, "the run is complete")
         while (flight := self.round) is not None:
             alive = {member.peer for member in self.holders if self.counts_on(member)}
+            self._audit_first(flight, alive)
             step = flight.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
@@ -287,7 +296,11 @@ class Conductor:
                     self._tell_members(flight, OpenRound, plan=plan)
                 case Settled():
                     self._announce(flight, step)
-                case Failed(reason, cause, unfit, dropped):
+                case Failed(reason, cause, unfit, dropped, silent):
+                    for peer in sorted(silent):
+                        self.core.strike(
+                            peer, "asked to merge results again, it said nothing for a whole round"
+                        )
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(
@@ -296,6 +309,25 @@ class Conductor:
                     self.abort(cause, reason, dropped)
                 case Done():
                     self._commit(flight, step)
+
+    def _audit_first(self, flight: InFlight, alive: set[str]) -> None:
+        """Where nothing is committed that was not merged again: whoever was found out has no part in it any more, and
+        auditors hear of new results."""
+        auditing, audits = self._auditing, flight.audits
+        if auditing is None or audits is None or flight.decision is None:
+            return
+        for maker in sorted({made.peer for made in flight.makers.values()}):
+            if auditing.cases.is_out(maker):
+                told = "it is banned, and what it made with it"
+                flight.on_found_out(maker, Excluded(ExclusionCause.UNUSABLE, told))
+        for author, count in sorted(audits.withholding().items()):
+            told = "most of those who are to merge results again do not get its contribution"
+            flight.on_found_out(author, Excluded(ExclusionCause.NOT_WHOLE, told))
+            if count >= LEAST_ACCUSERS:
+                self.core.strike(author, told)
+        if not flight.void:
+            sums = self._witness.before_commit(flight, flight.decision, self.processes)
+            auditing.look_first(audits, sums, alive)
 
     def _announce(self, flight: InFlight, step: Settled) -> None:
         core, decision, screening = self.core, step.decision, flight.screening
@@ -335,6 +367,8 @@ class Conductor:
         self.core.write(told)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(flight)
+        if self._auditing is not None:
+            self._auditing.end_first(number)
         self._tell_members(flight, Aborted, round_no=number, reason=reason)
         self.round = None
         self._aborts += 1
@@ -391,7 +425,8 @@ class Conductor:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 core.tell(member, Committed, commit=commit, nonce=self.settling.nonce(commit.version))
-        self._on_sums(sums)
+        if self._auditing is not None:
+            self._auditing.on_commit(sums)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:

@@ -79,7 +79,7 @@ class RunMachine:
         )
         self.auditing = Auditing(self.core, random, self.discipline)
         fragments = range(ledger.fragments)
-        self.conductors = [Conductor(self.core, each, self.auditing.on_commit) for each in fragments]
+        self.conductors = [Conductor(self.core, each, self.auditing) for each in fragments]
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back)

@@ -202,8 +202,8 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.ChunkVerdict: "chunk wrong missing",
-    m.DrawnChunk: "chunk result hashes",
+    m.ChunkVerdict: "chunk wrong missing question",
+    m.DrawnChunk: "chunk result hashes question",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
