@@ -11,7 +11,9 @@ comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -109,18 +111,66 @@ def build(config: GPTConfig, seed: int) -> TinyGPT:
     """First values depend on `config` and `seed` alone; the caller's random state is left as it was."""
     with torch.random.fork_rng(devices=[]):  # the layers' own constructors draw from it
         model = TinyGPT(config)
-    generator = torch.Generator().manual_seed(seed)
-    # Each block adds to the residual stream twice; scaled down so that its variance does not grow with depth.
-    residual_std = _INIT_STD / math.sqrt(2 * config.layers)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                is_residual = name.endswith(("mixed.weight", "down.weight"))
-                _fill(parameter, residual_std if is_residual else _INIT_STD, generator)
+    _fill_all(model, config.layers, torch.Generator().manual_seed(seed))
     return model
 
 
-def _fill(parameter: Tensor, std: float, generator: torch.Generator) -> None:
+class Embed(nn.Module):
+    """The first part of an untied TinyGPT: [B, T] int64 -> [B, T, C]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCAB, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        _fill_all(self, config.layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return x
+
+
+class Block(_Block):
+    """A part between them, drawn from torch's own generator, which whoever builds parts has seeded."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        _fill_all(self, config.layers)
+
+
+class Head(nn.Module):
+    """The last part: [B, T, C] -> logits [B, T, V], by a matrix of its own."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.head = nn.Linear(config.width, VOCAB, bias=False)
+        _fill_all(self, config.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:
+    """A TinyGPT whose head has a matrix of its own, as parts for a pipeline: layers + 2 of them."""
+    return [
+        partial(Embed, config),
+        *(partial(Block, config) for _ in range(config.layers)),
+        partial(Head, config),
+    ]
+
+
+def _fill_all(module: nn.Module, layers: int, generator: torch.Generator | None = None) -> None:
+    # Each block adds to the residual stream twice; scaled down so that its variance does not grow with depth.
+    residual_std = _INIT_STD / math.sqrt(2 * layers)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 2:
+                is_residual = name.endswith(("mixed.weight", "down.weight"))
+                _fill(parameter, residual_std if is_residual else _INIT_STD, generator)
+
+
+def _fill(parameter: Tensor, std: float, generator: torch.Generator | None) -> None:
     """Uniform values of the given deviation, with the same bits on every machine.
 
     Torch's normal_ takes different paths on different CPUs.  Integers are exact, and so is centring them; the

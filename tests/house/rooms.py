@@ -90,7 +90,8 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "peer/trainer": Room(("peer", "peer/local", "optim", *PROTOCOL)),
-    "peer/builtin": Room(("peer/trainer", "optim", *PROTOCOL)),
+    "peer/pipeline": Room(("peer", "peer/local", "peer/trainer", "compression", "optim", *PROTOCOL)),
+    "peer/builtin": Room(("peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
         (
             "peer",

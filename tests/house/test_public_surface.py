@@ -21,14 +21,19 @@ def test_the_public_names_are_exactly_these() -> None:
         "Run",
         "TextLines",
         "muon",
+        "parts_of",
+        "hf_parts",
         "Refused",
         "UserError",
         "__version__",
     }
-    assert len(farflung.__all__) == 7
+    assert len(farflung.__all__) == 9
 
 
-@pytest.mark.parametrize("name", ["join", "Run", "TextLines", "muon", "Refused", "UserError", "__version__"])
+@pytest.mark.parametrize(
+    "name",
+    ["join", "Run", "TextLines", "muon", "parts_of", "hf_parts", "Refused", "UserError", "__version__"],
+)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(farflung, name) is not None
     assert name in dir(farflung)

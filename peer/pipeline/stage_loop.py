@@ -1,0 +1,210 @@
+"""The work of one stage on its device: forward, backward, the sums of gradients.
+
+Owns: what is kept of a microbatch between its way there and its way back, randomness, buffers, the sums.
+Called by: the local pipeline and the batch loop.
+Must not know: how activations travel, which microbatches come, versions beyond a number, the optimizer.
+
+On the way there no graph is made and only the input is kept; on the way back the forward pass runs again, with the same
+random numbers, and then backwards.  The last stage does all at once.  A gradient is d(loss x tokens), summed over
+microbatches in fp32, so that the sum over all stages' peers, divided by the tokens of the batch, is the gradient of the
+mean loss of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from farflung.peer.pipeline.part_checks import Loss, check_scalar
+from farflung.peer.pipeline.parts import Riders, Stage, Tensors, as_output, run_part, seed_of_chance
+from farflung.protocol.errors import UserError
+
+_NARROW = (torch.bfloat16, torch.float16)  # sums of these would lose what single microbatches say
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One microbatch: which one of the batch that makes the version after `version`, and what rides along."""
+
+    version: int
+    number: int
+    tokens: int
+    riders: Riders
+
+
+class NotFinite(Exception):
+    """The loss of a microbatch, or a gradient of it, is no number.  Nothing of it is in the sums of this stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    micro: Micro
+    given: Tensors
+    buffers: dict[str, Tensor]  # as they were before the forward pass, those that it changed
+
+
+class StageLoop:
+    """`loss` of all but the last stage is None."""
+
+    def __init__(self, stage: Stage, run_seed: int, loss: Loss | None) -> None:
+        self.stage = stage
+        self.sums = Sums(stage)
+        self._run_seed = run_seed
+        self._loss = loss
+        self._kept: dict[int, _Kept] = {}
+        self._cuda = sorted({p.device for p in stage.parameters() if p.device.type == "cuda"}, key=str)
+
+    @property
+    def open_count(self) -> int:
+        """Microbatches that went forward and have not come back."""
+        return len(self._kept)
+
+    @torch.no_grad()
+    def forward(self, micro: Micro, given: Tensors) -> Tensors:
+        """What goes to the next stage.  `given` is kept as it is, so nobody may write into it afterwards."""
+        before = self._buffers()
+        gives = self._run(micro, tuple(t.clone() for t in given))
+        self._kept[micro.number] = _Kept(micro, given, self._changed(before))
+        return gives
+
+    def backward(self, number: int, gradients: Tensors) -> Tensors:
+        """`gradients`: one for each floating tensor that `forward` gave.  What goes to the stage before, likewise.
+
+        NotFinite if one of this stage is no number.
+        """
+        kept = self._kept.pop(number)
+        after = self._buffers()
+        self._put_back(kept.buffers)
+        try:
+            with torch.enable_grad():
+                leaves = self._leaves(kept.given)
+                # A part may work in place, which torch allows on no leaf.
+                gave = self._run(kept.micro, tuple(leaf.clone() for leaf in leaves))
+                self._go_back([t for t in gave if t.is_floating_point()], gradients)
+        finally:
+            self._put_back(after)  # it was counted on the way there
+        self._add_gradients(kept.micro)
+        return _gradients_of(leaves)
+
+    def last(self, micro: Micro, given: Tensors) -> tuple[Tensors, float]:
+        """The last stage's way there and back: what goes to the stage before, and the mean loss of a token.
+
+        NotFinite if it, or a gradient, is no number.
+        """
+        assert self._loss is not None, "the last stage has the loss"
+        before = self._buffers()
+        with torch.enable_grad():
+            leaves = self._leaves(given)
+            gave = self._run(micro, tuple(leaf.clone() for leaf in leaves))
+            loss = self._loss(as_output(gave), micro.riders)
+            check_scalar(loss)
+            mean = float(loss.detach())
+            if not torch.isfinite(loss.detach()).all():
+                self._put_back(before)
+                raise NotFinite(f"the loss of microbatch {micro.number} of version {micro.version} is {mean}")
+            if not loss.requires_grad:
+                raise UserError(
+                    "the loss depends on no parameter that trains: is it detached, or everything frozen?"
+                )
+            (loss.reshape(()) * micro.tokens).backward()  # type: ignore[no-untyped-call]
+        try:
+            self._add_gradients(micro)
+        except NotFinite:
+            self._put_back(before)
+            raise
+        return _gradients_of(leaves), mean
+
+    def drop(self) -> None:
+        """Forget all microbatches and all sums."""
+        self._kept.clear()
+        self.sums.clear()
+
+    # ---- helpers
+
+    def _leaves(self, given: Tensors) -> Tensors:
+        wanted = self.stage.first > 0  # nobody asks for the gradient of the run's data
+        return tuple(t.detach().requires_grad_(wanted and t.is_floating_point()) for t in given)
+
+    def _run(self, micro: Micro, given: Tensors) -> Tensors:
+        with torch.random.fork_rng(devices=[d.index for d in self._cuda]):
+            for number, module in self.stage.numbered():
+                seed = seed_of_chance(self._run_seed, micro.version, micro.number, number)
+                torch.default_generator.manual_seed(seed)
+                for device in self._cuda:
+                    torch.cuda.default_generators[device.index].manual_seed(seed)
+                given = run_part(number, module, given, micro.riders)
+        return given
+
+    def _go_back(self, gave: list[Tensor], gradients: Tensors) -> None:
+        if len(gave) != len(gradients):
+            raise ValueError(f"{len(gradients)} gradients for {len(gave)} floating tensors")
+        pairs = [(out, g.to(out.dtype)) for out, g in zip(gave, gradients, strict=True) if out.requires_grad]
+        if pairs:  # else this stage, and all before it, are frozen
+            torch.autograd.backward([out for out, _ in pairs], [g for _, g in pairs])
+
+    def _add_gradients(self, micro: Micro) -> None:
+        if not self.sums.add_gradients():
+            raise NotFinite(
+                f"the gradient of microbatch {micro.number} of version {micro.version} is not finite"
+            )
+
+    @torch.no_grad()
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.clone() for name, buffer in self.stage.named_buffers()}
+
+    def _changed(self, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        now = dict(self.stage.named_buffers())
+        return {name: old for name, old in before.items() if name in now and not _same(old, now[name])}
+
+    @torch.no_grad()
+    def _put_back(self, then: Mapping[str, Tensor]) -> None:
+        for name, buffer in self.stage.named_buffers():
+            if name in then:
+                buffer.copy_(then[name])
+
+
+class Sums:
+    """What all microbatches since `clear` say of each parameter that trains: in fp32, or fp64 of one that is fp64."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._sums: dict[str, Tensor] = {}
+
+    def add_gradients(self) -> bool:
+        """After each backward pass: into the sums with what it left in the parameters.  False: it is not finite, and
+        the sums are as they were."""
+        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        if not all([bool(each) for each in [gradient.isfinite().all() for gradient in found.values()]]):
+            return False
+        for name, gradient in found.items():
+            if name in self._sums:
+                self._sums[name].add_(gradient)
+            else:
+                narrow = gradient.dtype in _NARROW
+                self._sums[name] = gradient.to(torch.float32) if narrow else gradient
+        return True
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """By name; zeros where no microbatch said anything."""
+        for name, parameter in self._parameters.items():
+            wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+            found = self._sums.get(name)
+            yield name, torch.zeros_like(parameter, dtype=wide).detach() if found is None else found
+
+    def clear(self) -> None:
+        self._sums.clear()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _gradients_of(leaves: Tensors) -> Tensors:
+    """Zeros where this stage made no use of a tensor."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return tuple(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in wanted)
