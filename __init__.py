@@ -15,13 +15,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung.optim.inner import muon
+    from farflung.peer.pipeline.api import pipeline
     from farflung.peer.pipeline.hf import hf_parts
     from farflung.peer.pipeline.parts import parts_of
     from farflung.peer.trainer.api import Run, join
     from farflung.peer.trainer.text_lines import TextLines
     from farflung.protocol.errors import Refused, UserError
 
-__all__ = ["join", "Run", "TextLines", "muon", "parts_of", "hf_parts", "Refused", "UserError", "__version__"]
+__all__ = [
+    "join",
+    "Run",
+    "TextLines",
+    "muon",
+    "pipeline",
+    "parts_of",
+    "hf_parts",
+    "Refused",
+    "UserError",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -30,6 +42,7 @@ _HOME_OF = {
     "Run": "farflung.peer.trainer.api",
     "TextLines": "farflung.peer.trainer.text_lines",
     "muon": "farflung.optim.inner",
+    "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",
     "hf_parts": "farflung.peer.pipeline.hf",
     "Refused": "farflung.protocol.errors",

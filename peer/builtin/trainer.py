@@ -13,13 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
-from farflung.peer.trainer.api import connect
+from farflung.peer.pipeline.api import best_device, end
+from farflung.peer.pipeline.batch_loop import BatchLoop
+from farflung.peer.pipeline.parts import Stage
+from farflung.peer.pipeline.samples import Samples
+from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.trainer.api import Connection, connect, save_weights
 from farflung.protocol.errors import FarflungError, Refused, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.exit_codes import OK, code_for
@@ -49,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(out: Path | None) -> None:
     connection = connect()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if connection.manifest.pipeline.batch:
+        train_in_batches(connection, out)
+        return
+    device = best_device()
     try:
         model = _model(connection.manifest).to(device)
         data = ByteWindows(load_corpus().train, connection.manifest.model.context)
@@ -70,6 +78,36 @@ def train(out: Path | None) -> None:
             warmup.step()
         if out is not None:
             run.save(out)
+
+
+class _WithLoss(nn.Module):
+    """The whole model as the only part of its pipeline."""
+
+    def __init__(self, model: TinyGPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, window: Tensor) -> Tensor:
+        loss: Tensor = self.model(window).loss
+        return loss
+
+
+def train_in_batches(connection: Connection, out: Path | None) -> None:
+    """The gradients are this peer's, the optimizer is the run's: there is no step to take here."""
+    manifest, agent = connection.manifest, connection.agent
+    try:
+        model = _model(manifest).to(best_device())
+        windows = ByteWindows(load_corpus().train, manifest.model.context)
+        samples = Samples(windows, inputs=("window",), riders=(), run_seed=manifest.run.seed)
+        stage = StageLoop(Stage(0, [_WithLoss(model)]), manifest.run.seed, lambda loss, riders: loss)
+        loop = BatchLoop(agent.channel, model, stage, samples, manifest, agent.problem)
+        loop.run()
+        if out is not None:
+            save_weights(loop.layout, loop.shared, out)
+    except BaseException as error:
+        end(connection, error)
+        raise
+    connection.close("finished")
 
 
 def _model(manifest: Manifest) -> TinyGPT:

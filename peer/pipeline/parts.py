@@ -91,6 +91,12 @@ class Stage(nn.Module):
         """Parts [first, stop) of the list; no other part is built."""
         return cls(first, [build(parts[number], number, run_seed) for number in range(first, stop)])
 
+    def forward(self, *given: Tensor, **riders: Tensor) -> Tensor | Tensors:
+        """All of its parts, one after the other: for looking at a model that is trained."""
+        for number, module in self.numbered():
+            given = run_part(number, module, given, riders)
+        return as_output(given)
+
     def numbered(self) -> Iterator[tuple[int, nn.Module]]:
         return enumerate(self.children(), self.first)
 

@@ -117,6 +117,15 @@ class StageLoop:
             raise
         return _gradients_of(leaves), mean
 
+    def trial(self, micro: Micro, given: Tensors) -> float:
+        """The loss of a microbatch of a model in one stage, of which nothing remains: no sums, no buffers."""
+        before = self._buffers()
+        try:
+            return self.last(micro, given)[1]
+        finally:
+            self._put_back(before)
+            self.drop()
+
     def drop(self) -> None:
         """Forget all microbatches and all sums."""
         self._kept.clear()
@@ -171,30 +180,36 @@ class Sums:
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[
+            Tensor, Tensor
+        ] = {}  # a parameter is found as itself, whatever it is called elsewhere
 
     def add_gradients(self) -> bool:
         """After each backward pass: into the sums with what it left in the parameters.  False: it is not finite, and
         the sums are as they were."""
-        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        for parameter in self._parameters.values():
+        found = {p: p.grad for p in self._parameters.values() if p.grad is not None}
+        for parameter in found:
             parameter.grad = None
         if not all([bool(each) for each in [gradient.isfinite().all() for gradient in found.values()]]):
             return False
-        for name, gradient in found.items():
-            if name in self._sums:
-                self._sums[name].add_(gradient)
+        for parameter, gradient in found.items():
+            if parameter in self._sums:
+                self._sums[parameter].add_(gradient)
             else:
                 narrow = gradient.dtype in _NARROW
-                self._sums[name] = gradient.to(torch.float32) if narrow else gradient
+                self._sums[parameter] = gradient.to(torch.float32) if narrow else gradient
         return True
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """By name; zeros where no microbatch said anything."""
+        """By name."""
         for name, parameter in self._parameters.items():
-            wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-            found = self._sums.get(name)
-            yield name, torch.zeros_like(parameter, dtype=wide).detach() if found is None else found
+            yield name, self.of(parameter)
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Zeros where no microbatch said anything."""
+        wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+        found = self._sums.get(parameter)
+        return torch.zeros_like(parameter, dtype=wide).detach() if found is None else found
 
     def clear(self) -> None:
         self._sums.clear()

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.reading import Source, source_of, tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
@@ -88,7 +90,18 @@ class Connection:
         self.name = name
         self._agent = agent
 
+    @property
+    def agent(self) -> AgentProcess:
+        """For the trainer of synchronous batches, which says other words to it."""
+        return self._agent
+
     def join(self, model: nn.Module, optimizer: Optimizer) -> Run:
+        if self.manifest.pipeline.batch:
+            self.abandon()
+            raise UserError(
+                f"run '{self.manifest.run.name}' makes its updates from synchronous batches ([pipeline] batch): join "
+                "it with farflung.pipeline, which computes gradients and takes no steps of its own"
+            )
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
             loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
@@ -194,22 +207,7 @@ class Run:
         Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  It may be called at any
         time: while the next version is arriving, it waits for that.  Frozen parameters are not in it.
         """
-        target = Path(path)
-        target = target / "model.safetensors" if target.is_dir() else target
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            # One key only: safetensors writes several in a random order, and equal weights should be equal files.
-            save_file(self._loop.shared.copy_whole(self._weights, SAVE_PATIENCE_S), part, {"format": "pt"})
-            part.replace(target)  # a reader never finds half a file
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot write {target}: {error}") from None
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """A copy: the agent may write the next version while the file is written."""
-        tensors = self._loop.layout.named_tensors(self._loop.shared.anchor)
-        return {name: tensor.clone() for name, tensor in tensors.items()}
+        save_weights(self._loop.layout, self._loop.shared, path)
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
@@ -229,6 +227,26 @@ class Run:
             self.close(str(error))
         else:
             self._agent.abandon()
+
+
+def save_weights(layout: ModelLayout, shared: SharedState, path: str | os.PathLike[str]) -> None:
+    """The anchor as a safetensors file, all of one version.  A folder gets a file model.safetensors."""
+
+    def weights() -> dict[str, Tensor]:
+        """A copy: the agent may write the next version while the file is written."""
+        return {name: tensor.clone() for name, tensor in layout.named_tensors(shared.anchor).items()}
+
+    target = Path(path)
+    target = target / "model.safetensors" if target.is_dir() else target
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        # One key only: safetensors writes several in a random order, and equal weights should be equal files.
+        save_file(shared.copy_whole(weights, SAVE_PATIENCE_S), part, {"format": "pt"})
+        part.replace(target)  # a reader never finds half a file
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {target}: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 __all__: Sequence[str] = ["Connection", "Run", "connect", "join"]

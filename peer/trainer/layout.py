@@ -14,7 +14,7 @@ local.  Frozen parameters are not sent, but must be equal everywhere: `frozen_ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,9 +140,19 @@ class ModelLayout:
 
     def write_anchor(self, model: nn.Module, flat: Tensor) -> None:
         """The model's values, rounded to fp32, into `flat` [total_elements]; padding becomes zero."""
+        self.write_each(model, flat, lambda entry, tensor: tensor.detach())
+
+    def write_each(self, model: nn.Module, flat: Tensor, value_of: Callable[[Entry, Tensor], Tensor]) -> None:
+        """What `value_of` gives for each of the model's tensors, of its shape, into `flat`; padding becomes zero."""
         for entry, tensor in zip(self.entries, self._tensors(model, self.entries), strict=True):
-            self._cells(flat, entry).copy_(tensor.detach())
+            self._cells(flat, entry).copy_(value_of(entry, tensor))
         self._zero_padding(flat, 0)
+
+    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """Copies of the exchanged ones, by name."""
+        wanted = [entry for entry in self.entries if entry.kind == "buffer"]
+        found = zip(wanted, self._tensors(model, wanted), strict=True)
+        return {entry.name: tensor.detach().clone() for entry, tensor in found}
 
     def load(self, model: nn.Module, flat: Tensor, start: int = 0) -> None:
         """`flat` into the model, in place: optimizers and compiled code hold its tensors."""

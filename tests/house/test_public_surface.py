@@ -21,18 +21,30 @@ def test_the_public_names_are_exactly_these() -> None:
         "Run",
         "TextLines",
         "muon",
+        "pipeline",
         "parts_of",
         "hf_parts",
         "Refused",
         "UserError",
         "__version__",
     }
-    assert len(farflung.__all__) == 9
+    assert len(farflung.__all__) == 10
 
 
 @pytest.mark.parametrize(
     "name",
-    ["join", "Run", "TextLines", "muon", "parts_of", "hf_parts", "Refused", "UserError", "__version__"],
+    [
+        "join",
+        "Run",
+        "TextLines",
+        "muon",
+        "pipeline",
+        "parts_of",
+        "hf_parts",
+        "Refused",
+        "UserError",
+        "__version__",
+    ],
 )
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(farflung, name) is not None

@@ -1,0 +1,93 @@
+"""The public API of pipelines: `farflung.pipeline`, which takes part in a run of synchronous batches until it ends.
+
+Called by users' scripts.  Starting, watching and ending the agent is in peer/trainer; what happens with each
+microbatch is in batch_loop.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farflung.peer.pipeline.batch_loop import BatchLoop
+from farflung.peer.pipeline.part_checks import Loss, survey_parts
+from farflung.peer.pipeline.parts import Part, Stage, checked_parts
+from farflung.peer.pipeline.samples import Samples
+from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.trainer.api import Connection, connect
+from farflung.protocol.errors import FarflungError, UserError
+
+
+def pipeline(
+    url: str | None,
+    parts: Sequence[Part],
+    *,
+    data: Any,
+    inputs: Sequence[str],
+    riders: Sequence[str] = (),
+    loss: Loss,
+    identity: str | None = None,
+) -> Stage:
+    """Take part in a run of synchronous batches (`[pipeline] batch` of run.toml) until it ends; gives the final model.
+
+    One update of the run is the exact gradient of one batch, whoever computed which part of it and whoever was lost
+    meanwhile; the optimizer is the run's (`[outer]`), so the script has none.  `parts`: the model (docs/pipelines.md),
+    or a list with one module in it.  `data`: a data set with a length, the same on every peer, or what makes one when
+    it is called.  Its items are mappings with the names in `inputs` and `riders`, or tuples in that order.  `inputs`:
+    what the first part takes.  `riders`: integers that travel along to the loss, such as labels.  `loss`: from what the
+    last part gives, and the riders by name, to the mean loss of a token.  `url` and `identity`: as for `join`.
+
+    What comes back is a module: calling it with the inputs runs all parts.
+    """
+    parts = checked_parts(parts)
+    connection = connect(url, {"identity": identity})
+    try:
+        loop, stage = _ready(
+            connection, parts, Samples(data, inputs, riders, connection.manifest.run.seed), loss
+        )
+        loop.run()
+    except BaseException as error:
+        end(connection, error)
+        raise
+    connection.close("finished" if loop.machine.finished else "the training script ended")
+    return stage
+
+
+def _ready(
+    connection: Connection, parts: Sequence[Part], samples: Samples, loss: Loss
+) -> tuple[BatchLoop, Stage]:
+    """All that can be wrong is found here, before the run hears of this peer."""
+    refuse_local_steps(connection)
+    survey_parts(parts, samples.one_item(), samples.inputs, loss)
+    seed = connection.manifest.run.seed
+    stage = Stage.build(parts, 0, len(parts), seed).to(best_device())
+    agent = connection.agent
+    loop = BatchLoop(
+        agent.channel, stage, StageLoop(stage, seed, loss), samples, connection.manifest, agent.problem
+    )
+    loop.try_out()
+    return loop, stage
+
+
+def refuse_local_steps(connection: Connection) -> None:
+    if not connection.manifest.pipeline.batch:
+        raise UserError(
+            f"run '{connection.manifest.run.name}' has no synchronous batches: join it with farflung.join, or set "
+            "[pipeline] batch in its run.toml"
+        )
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def end(connection: Connection, error: BaseException) -> None:
+    """Leave as the error asks for."""
+    if isinstance(error, KeyboardInterrupt):
+        connection.close("interrupted")
+    elif isinstance(error, FarflungError) and not isinstance(error, UserError):
+        connection.close(str(error))
+    else:
+        connection.abandon()  # an agent that started this script ends with its exit code, or starts it again
