@@ -1,0 +1,158 @@
+"""Synchronous batches of real processes: whoever computed what, and whoever was killed, the update is the batch's.
+
+What a run must come to is computed here, in one process, from the run's first values, its order of samples and its
+outer step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from farflung.console.history.audit import audit
+from farflung.console.history.history import read_folder
+from farflung.peer.builtin.corpus import ByteWindows, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.trainer.sampling import permuted_range
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+BATCH, MICRO, ROUNDS, LR = 16, 2, 5, 0.5
+RUN = """
+[run]
+name = "small"
+rounds = {rounds}
+min_peers = {min_peers}
+[model]
+layers = 1
+width = 32
+heads = 2
+context = 32
+[data]
+batch = 1
+[outer]
+step = "mean"
+lr = 0.5
+[merge]
+policy = "mean"
+[round]
+chunk_kb = 16
+deadline_s = 300.0
+scatter_grace_s = 300.0
+round_timeout_s = 600.0
+[net]
+heartbeat_s = 0.2
+dead_after_s = {dead_after_s}
+[pipeline]
+batch = 16
+micro = 2
+"""
+
+
+def is_finished(status: dict[str, Any]) -> bool:
+    return bool(status["phase"] == "finished")
+
+
+def by_one_process(rounds: int) -> dict[str, Tensor]:
+    """The same model, batches and step; one microbatch after the other, added up in fp32."""
+    torch.set_num_threads(1)
+    model = build(GPTConfig(1, 32, 2, 32), seed=0)
+    windows = ByteWindows(load_corpus().train, 32)
+    parameters = dict(model.named_parameters())
+    for version in range(rounds):
+        start, tokens = version * BATCH * MICRO, 0
+        sums: dict[str, Tensor] = {}
+        for micro in range(BATCH):
+            first = start + micro * MICRO
+            places = permuted_range(0, 0, len(windows), first, first + MICRO)
+            rows = torch.stack([windows[place] for place in places])
+            loss = model(rows).loss
+            assert loss is not None
+            (loss * rows.numel()).backward()
+            tokens += rows.numel()
+            for name, parameter in parameters.items():
+                assert parameter.grad is not None
+                sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
+                parameter.grad = None
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.sub_(sums[name] / tokens * LR)
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def differences(path: Path, expected: dict[str, Tensor]) -> float:
+    found = load_file(path)
+    assert set(found) == set(expected)
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+def finish(stage: Any, *names: str) -> None:
+    stage.until(is_finished, "the run is finished")
+    assert [stage.wait(name) for name in names] == [0] * len(names)
+    stage.processes["coordinator"].send_signal(signal.SIGTERM)
+    assert stage.wait("coordinator") == 0
+    report = audit(read_folder(stage.folder))
+    assert report.kept, "\n".join(report.lines())
+
+
+def test_one_peer_has_the_bits_of_one_process(stage: Any) -> None:
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=1)
+    stage.coordinate()
+    stage.join("ann")
+    finish(stage, "ann")
+    expected, found = by_one_process(ROUNDS), load_file(stage.model("ann"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def check_update(stage: Any, name: str) -> None:
+    """Two peers' sums are added in another order than one peer's: that changes some last bits of fp32, no sample."""
+    first = build(GPTConfig(1, 32, 2, 32), seed=0).state_dict()
+    expected = by_one_process(ROUNDS)
+    moved = max(float((expected[name] - first[name]).abs().max()) for name in expected)
+    assert differences(stage.model(name), expected) < 1e-5 * moved
+
+
+@pytest.mark.forked_peers
+def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any) -> None:
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=1)
+    stage.coordinate()
+    # It founds the run alone, and stops in the first batch, with six microbatches in its sums.
+    stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=stop@7"}
+    stage.join("bob")
+    stage.environ = {}
+    stage.eventually(lambda: is_stopped(stage, "bob"), "bob's trainer stops")
+    stage.join("ann")
+    stage.until_log("ann", "version 0 is here")
+    os.kill(stage.trainer_of("bob"), signal.SIGKILL)
+    stage.processes["bob"].kill()
+    finish(stage, "ann")
+    assert "had counted 6 microbatches, which are computed again" in stage.log("coordinator")
+    check_update(stage, "ann")
+
+
+@pytest.mark.forked_peers
+def test_two_peers_make_the_update_of_one_also_when_a_trainer_is_killed(stage: Any) -> None:
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=2)
+    stage.coordinate()
+    stage.join("ann")
+    stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=kill@5"}
+    stage.join("bob")
+    stage.environ = {}
+    finish(stage, "ann", "bob")
+    assert "the trainer ended with signal 9; it starts again" in stage.log("bob")
+    check_update(stage, "ann")
+
+
+def is_stopped(stage: Any, name: str) -> bool:
+    """Its trainer stands at its failpoint."""
+    if not any("trainer_pid" in each for each in stage.events(name)):
+        return False
+    status = Path(f"/proc/{stage.trainer_of(name)}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "T"
