@@ -7,6 +7,7 @@ outer step.
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.pipeline.parts import build as build_part
+from farflung.peer.pipeline.parts import seed_of_chance
 from farflung.peer.trainer.sampling import permuted_range
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -149,6 +152,70 @@ def test_two_peers_make_the_update_of_one_also_when_a_trainer_is_killed(stage: A
     finish(stage, "ann", "bob")
     assert "the trainer ended with signal 9; it starts again" in stage.log("bob")
     check_update(stage, "ann")
+
+
+SCRIPT = """
+from functools import partial
+from pathlib import Path
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import TensorDataset
+import farflung
+
+dice = torch.Generator().manual_seed(9)
+DATA = TensorDataset(torch.randn(512, 6, generator=dice), torch.randint(3, (512,), generator=dice))
+PARTS = [partial(nn.Linear, 6, 8), nn.Tanh, partial(nn.Dropout, 0.2), partial(nn.Linear, 8, 3)]
+
+
+def loss(logits, riders):
+    return F.cross_entropy(logits, riders["kind"])
+
+
+if __name__ == "__main__":
+    model = farflung.pipeline(None, PARTS, data=DATA, inputs=("x",), riders=("kind",), loss=loss)
+    assert model(DATA.tensors[0]).shape == (512, 3)
+    save_file(model.state_dict(), Path(__file__).with_suffix(".safetensors"))
+"""
+
+
+def by_the_scripts_parts(path: Path, rounds: int) -> dict[str, Tensor]:
+    """As one process would train them, with a graph through all parts."""
+    script = runpy.run_path(str(path), run_name="script")
+    modules = [build_part(part, number, 0) for number, part in enumerate(script["PARTS"])]
+    parameters = dict(nn.ModuleList(modules).named_parameters())
+    for version in range(rounds):
+        sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        for micro in range(BATCH):
+            first = (version * BATCH + micro) * MICRO
+            items = [script["DATA"][place] for place in permuted_range(0, 0, 512, first, first + MICRO)]
+            x = torch.stack([item[0] for item in items])
+            for number, module in enumerate(modules):
+                torch.manual_seed(seed_of_chance(0, version, micro, number))
+                x = module(x)
+            (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
+            for name, parameter in parameters.items():
+                sums[name] += parameter.grad if parameter.grad is not None else 0
+                parameter.grad = None
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.sub_(sums[name] / (BATCH * MICRO) * LR)
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+@pytest.mark.forked_peers
+def test_a_script_with_parts_of_its_own_has_the_bits_of_one_process(stage: Any) -> None:
+    script = stage.folder / "train.py"
+    script.write_text(SCRIPT)
+    own = RUN.replace("[model]", '[model]\nbuiltin = ""').replace("[data]", '[data]\nsource = ""')
+    stage.write_run(own, rounds=ROUNDS, min_peers=1)
+    stage.coordinate()
+    stage.join("ann", "--script", str(script))
+    finish(stage, "ann")
+    found, expected = load_file(script.with_suffix(".safetensors")), by_the_scripts_parts(script, ROUNDS)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def is_stopped(stage: Any, name: str) -> bool:

@@ -283,3 +283,41 @@ def test_without_a_run_or_an_agent_there_is_a_way_out(
 )
 def test_every_error_has_its_exit_code(error: Exception, code: int) -> None:
     assert code_for(error) == code
+
+
+PIPELINE = """
+import torch, farflung
+from torch import nn
+rows = [(torch.ones(2), 1)] * 64
+loss = lambda logits, riders: nn.functional.cross_entropy(logits, riders["kind"])
+parts = {parts}
+farflung.pipeline(None, parts, data=rows, inputs=("x",), riders=("kind",), loss=loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "code", "words"),
+    [
+        (4, SCRIPT.format(end="pass"), "join it with farflung.pipeline"),
+        (
+            0,
+            PIPELINE.format(parts="[nn.Linear(2, 2)]"),
+            "has no synchronous batches: join it with farflung.join",
+        ),
+        (4, PIPELINE.format(parts="[nn.Linear(2, 2), nn.Linear(3, 2)]"), "does not take what part 0 gives"),
+        (4, PIPELINE.format(parts="[nn.Linear(2, 2).requires_grad_(False)]"), "no trainable parameter"),
+    ],
+)
+def test_what_cannot_take_part_in_batches_is_refused_before_the_run_hears_of_it(
+    batch: int, code: str, words: str
+) -> None:
+    agent = LonelyAgent(manifest(pipeline={"batch": batch}, merge={"policy": "mean"}), rounds=1)
+    process = trainer(agent.folder, code=code)
+    agent.serve(process)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    heard = list(agent.heard)
+    agent.close()
+    assert process.returncode == 1
+    assert words in said.splitlines()[-1], said
+    assert heard == []
