@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
-from farflung.peer.pipeline.api import best_device, end
+from farflung.peer.pipeline.api import TakesPart, best_device
 from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
@@ -95,7 +95,7 @@ class _WithLoss(nn.Module):
 def train_in_batches(connection: Connection, out: Path | None) -> None:
     """The gradients are this peer's, the optimizer is the run's: there is no step to take here."""
     manifest, agent = connection.manifest, connection.agent
-    try:
+    with TakesPart(connection):
         model = _model(manifest).to(best_device())
         windows = ByteWindows(load_corpus().train, manifest.model.context)
         samples = Samples(windows, inputs=("window",), riders=(), run_seed=manifest.run.seed)
@@ -104,10 +104,6 @@ def train_in_batches(connection: Connection, out: Path | None) -> None:
         loop.run()
         if out is not None:
             save_weights(loop.layout, loop.shared, out)
-    except BaseException as error:
-        end(connection, error)
-        raise
-    connection.close("finished")
 
 
 def _model(manifest: Manifest) -> TinyGPT:

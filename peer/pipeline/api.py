@@ -7,6 +7,7 @@ microbatch is in batch_loop.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.messages import FINISHED
 
 
 def pipeline(
@@ -42,16 +44,11 @@ def pipeline(
     What comes back is a module: calling it with the inputs runs all parts.
     """
     parts = checked_parts(parts)
-    connection = connect(url, {"identity": identity})
-    try:
+    with TakesPart(connect(url, {"identity": identity})) as connection:
         loop, stage = _ready(
             connection, parts, Samples(data, inputs, riders, connection.manifest.run.seed), loss
         )
         loop.run()
-    except BaseException as error:
-        end(connection, error)
-        raise
-    connection.close("finished" if loop.machine.finished else "the training script ended")
     return stage
 
 
@@ -83,11 +80,23 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def end(connection: Connection, error: BaseException) -> None:
-    """Leave as the error asks for."""
-    if isinstance(error, KeyboardInterrupt):
-        connection.close("interrupted")
-    elif isinstance(error, FarflungError) and not isinstance(error, UserError):
-        connection.close(str(error))
-    else:
-        connection.abandon()  # an agent that started this script ends with its exit code, or starts it again
+class TakesPart:
+    """For a `with` block: leaves the run as what happened in it asks for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Connection:
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._connection.close(FINISHED)
+        elif isinstance(error, KeyboardInterrupt):
+            self._connection.close("interrupted")
+        elif isinstance(error, FarflungError) and not isinstance(error, UserError):
+            self._connection.close(str(error))
+        else:
+            self._connection.abandon()  # an agent that started this script ends too, or starts it again
