@@ -19,15 +19,19 @@ from torch import Tensor, nn
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
+from farflung.optim.adamw import AdamW
+from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 from farflung.peer.pipeline.parts import build as build_part
 from farflung.peer.pipeline.parts import seed_of_chance
 from farflung.peer.trainer.sampling import permuted_range
+from farflung.protocol.manifest import Manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 BATCH, MICRO, ROUNDS, LR = 16, 2, 5, 0.5
+PLAIN, ADAMW = 'step = "mean"\nlr = 0.5', 'step = "adamw"\nlr = 4e-3'
 RUN = """
 [run]
 name = "small"
@@ -41,8 +45,7 @@ context = 32
 [data]
 batch = 1
 [outer]
-step = "mean"
-lr = 0.5
+{outer}
 [merge]
 policy = "mean"
 [round]
@@ -63,13 +66,18 @@ def is_finished(status: dict[str, Any]) -> bool:
     return bool(status["phase"] == "finished")
 
 
-def by_one_process(rounds: int) -> dict[str, Tensor]:
+def by_one_process(outer: str) -> dict[str, Tensor]:
     """The same model, batches and step; one microbatch after the other, added up in fp32."""
     torch.set_num_threads(1)
+    manifest = Manifest.from_toml(
+        RUN.format(rounds=ROUNDS, min_peers=1, dead_after_s=9, outer=outer), "run.toml"
+    )
+    exact = outer_of(manifest)
     model = build(GPTConfig(1, 32, 2, 32), seed=0)
     windows = ByteWindows(load_corpus().train, 32)
     parameters = dict(model.named_parameters())
-    for version in range(rounds):
+    moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
+    for version in range(ROUNDS):
         start, tokens = version * BATCH * MICRO, 0
         sums: dict[str, Tensor] = {}
         for micro in range(BATCH):
@@ -86,7 +94,12 @@ def by_one_process(rounds: int) -> dict[str, Tensor]:
                 parameter.grad = None
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.sub_(sums[name] / tokens * LR)
+                d_n = (sums[name] / tokens).flatten()
+                (m_n, v_n), theta_n = moments[name], parameter.view(-1)
+                if isinstance(exact, AdamW):
+                    exact.step(theta_n, m_n, v_n, d_n, version + 1)
+                else:
+                    exact.step(theta_n, m_n, d_n)
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -105,26 +118,27 @@ def finish(stage: Any, *names: str) -> None:
     assert report.kept, "\n".join(report.lines())
 
 
-def test_one_peer_has_the_bits_of_one_process(stage: Any) -> None:
-    stage.write_run(RUN, rounds=ROUNDS, min_peers=1)
+@pytest.mark.parametrize("outer", [PLAIN, ADAMW], ids=["mean", "adamw"])
+def test_one_peer_has_the_bits_of_one_process(stage: Any, outer: str) -> None:
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=1, outer=outer)
     stage.coordinate()
     stage.join("ann")
     finish(stage, "ann")
-    expected, found = by_one_process(ROUNDS), load_file(stage.model("ann"))
+    expected, found = by_one_process(outer), load_file(stage.model("ann"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def check_update(stage: Any, name: str) -> None:
     """Two peers' sums are added in another order than one peer's: that changes some last bits of fp32, no sample."""
     first = build(GPTConfig(1, 32, 2, 32), seed=0).state_dict()
-    expected = by_one_process(ROUNDS)
+    expected = by_one_process(PLAIN)
     moved = max(float((expected[name] - first[name]).abs().max()) for name in expected)
     assert differences(stage.model(name), expected) < 1e-5 * moved
 
 
 @pytest.mark.forked_peers
 def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any) -> None:
-    stage.write_run(RUN, rounds=ROUNDS, min_peers=1)
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=1, outer=PLAIN)
     stage.coordinate()
     # It founds the run alone, and stops in the first batch, with six microbatches in its sums.
     stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=stop@7"}
@@ -143,7 +157,7 @@ def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any)
 
 @pytest.mark.forked_peers
 def test_two_peers_make_the_update_of_one_also_when_a_trainer_is_killed(stage: Any) -> None:
-    stage.write_run(RUN, rounds=ROUNDS, min_peers=2)
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=2, outer=PLAIN)
     stage.coordinate()
     stage.join("ann")
     stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=kill@5"}
@@ -209,7 +223,7 @@ def test_a_script_with_parts_of_its_own_has_the_bits_of_one_process(stage: Any) 
     script = stage.folder / "train.py"
     script.write_text(SCRIPT)
     own = RUN.replace("[model]", '[model]\nbuiltin = ""').replace("[data]", '[data]\nsource = ""')
-    stage.write_run(own, rounds=ROUNDS, min_peers=1)
+    stage.write_run(own, rounds=ROUNDS, min_peers=1, outer=PLAIN)
     stage.coordinate()
     stage.join("ann", "--script", str(script))
     finish(stage, "ann")
