@@ -293,7 +293,7 @@ class Batches:
                     self.desk.write(TakenBack(seat=number, first=micro, stop=micro + 1, reason=why))
             if (
                 self.book.batch is batch
-                and (len(by) >= 2 or len(by) == len(heard))
+                and (len(by) >= 2 or not self._has_others(self.book.seats[by[0]]))
                 and self.book.free >> micro & 1
             ):
                 self._skip(batch, micro, [self.book.seats[number].peer for number in by])
