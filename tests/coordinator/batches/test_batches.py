@@ -138,6 +138,9 @@ def test_P11_what_a_gone_seat_had_counted_is_granted_again_and_its_word_counts_n
     assert not hall.batches.complete and hall.batches.book.free == mask_of(mine["ann"])
     assert f"ann had counted {len(mine['ann'])} microbatches" in hall.desk.notes[-1]
     hall.workers["ann"] = gone
+    tick = hall.says("ann", *mine["ann"], seat=1)
+    assert tick is not None and tick.seat == 0, "a peer that changes seats all the time fills no journal"
+    hall.desk.now += 1.0
     old = hall.says("ann", *mine["ann"], seat=1)  # the same process, which has not heard of it
     assert old is not None and old.seat == 3, "another seat: its sums are void"
     assert not hall.batches.complete
@@ -217,6 +220,8 @@ def test_a_microbatch_without_a_gradient_is_tried_by_another_and_then_left_out()
     assert [type(r) for r in hall.desk.written[-1:]] == [TakenBack]
     assert 0 not in [m for a, b in hall.says("ann", 1, unusable=bad).granted for m in range(a, b)]  # type: ignore[union-attr]
     assert 0 in hall.granted("bob")
+    hall.says("ann", 1)
+    assert 0 not in hall.granted("ann"), "whatever it says later"
     hall.says("bob", unusable=bad)
     hall.batches.advance()
     skipped = [record for record in hall.desk.written if isinstance(record, MicroSkipped)]
