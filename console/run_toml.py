@@ -83,7 +83,7 @@ keep = 3                  # so many of the newest stay; older ones are removed
 go_back_after_s = 300.0   # nobody here holds the newest version: after so long the run goes on from the newest state
                           # that somebody brings, if those who may hold more said good-bye or are here; 0: it waits
 
-[pipeline]                # exact large batches instead of steps of each peer's own: see docs/pipelines.md
+[pipeline]                # exact large batches instead of steps of each peer's own: see docs/batches.md
 batch = 0                 # microbatches in one update of the model, up to 4096; 0: every peer takes steps of its own;
                           # else write policy = "mean" in [merge]
 micro = 1                 # samples in a microbatch

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from farflung.console.history.audit_batches import check_batches, has_batches
 from farflung.console.history.audit_work import check_samples, check_work
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History, Process
@@ -37,7 +38,8 @@ class Report:
 
 
 def audit(history: History) -> Report:
-    report = Report([check(history) for check in CHECKS])
+    checks = (*CHECKS, check_batches) if has_batches(history) else CHECKS
+    report = Report([check(history) for check in checks])
     lives = len(history.lives)
     killed = sum(process.ended is None for _, process in history.lives)
     commits = sum(map(len, history.by_round.values()))
@@ -236,7 +238,8 @@ def check_weights(history: History) -> Finding:
             number = each["round"]
             finite = all(math.isfinite(weight) and weight >= 0 for weight in each["weights"])
             finding.expect(finite and bool(counted), f"round {number} has a weight that is none")
-            most = cap * statistics.median(counted or [0.0])
+            # Of a synchronous batch each token counts for one: there is no cap.
+            most = math.inf if each.get("counted") else cap * statistics.median(counted or [0.0])
             finding.expect(
                 max(counted, default=0.0) <= most * 1.001, f"round {number}: a weight above its cap"
             )

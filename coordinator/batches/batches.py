@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, spans_of_mask
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
@@ -37,6 +37,7 @@ from farflung.protocol.messages import UNKNOWN_LENGTH, BatchBeat, BatchTick, Bea
 AWAIT_DEAD = 2.0
 PATIENCE_UNITS = 10.0  # a seat may take so many times its usual for one microbatch
 PATIENCE_FIRST = 5.0  # and so many times the deadline for its first one, before which a trainer may compile
+SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
 NAMED_MOST = 4  # peers in one sentence
 NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member that is not at the run's state
 
@@ -95,7 +96,6 @@ class Heard:
     """What a seat has said."""
 
     counted: int = 0  # mask
-    unusable: int = 0
     unit_s: float = 0.0
     since: float = 0.0  # it has counted nothing since then, while it could
     at_all: bool = False  # by this coordinator
@@ -110,6 +110,9 @@ class Batches:
     _idle: set[tuple[str, int]] = field(
         default_factory=set
     )  # trainers that held work for long and did nothing
+    # By peer: when it got its last seat, and what it got no gradient out of in this batch, whatever it says later.
+    _seated_at: dict[str, float] = field(default_factory=dict)
+    _unusable: dict[str, int] = field(default_factory=dict)
     _was: object = None  # what members were told of last
 
     @property
@@ -147,6 +150,7 @@ class Batches:
                 Seated(number=number, peer=worker.peer, process=worker.process, trainer=said.trainer)
             )
             seat = self.book.seats[number]
+            self._seated_at[worker.peer] = self.desk.now
         if seat is None or not _is_of(seat, worker, said):
             return _tick(batch, None, False)
         self._hear(seat, said if worker.verified else NOTHING, beat)
@@ -155,34 +159,36 @@ class Batches:
         return _tick(batch, seat, self.complete and self._of(seat.number).counted != 0)
 
     def _may_sit(self, worker: Worker, said: BatchBeat) -> bool:
+        rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
         room = len(self.book.seats) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
         able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
-        return room and able and not self.complete and self.house.fits(worker.peer)
+        return rested and room and able and not self.complete and self.house.fits(worker.peer)
 
     def _hear(self, seat: Seat, said: BatchBeat, beat: Beat) -> None:
         heard, batch = self._of(seat.number), self.book.batch
         heard.at_all = True
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
-            heard.counted = heard.unusable = 0
+            heard.counted = 0
             heard.ready = False
             return
         counted = mask_from_bytes(said.counted) & seat.mask
         if counted != heard.counted:
             heard.since = self.desk.now
         heard.counted, heard.unit_s = counted, said.unit_s
-        heard.unusable = mask_from_bytes(said.unusable) & batch.whole & ~counted
+        unusable = mask_from_bytes(said.unusable) & batch.whole & seat.mask & ~counted
+        self._unusable[seat.peer] = self._unusable.get(seat.peer, 0) | unusable
         heard.ready = any(
             each.ready and each.version == batch.version and each.round_no == 0 for each in beat.fragments
         )
 
     def _grant(self, seat: Seat) -> None:
-        free = self.book.free & ~self._of(seat.number).unusable
+        free = self.book.free & ~self._unusable.get(seat.peer, 0)
         living = self.house.living()
         busy = [
             each
             for each in self.book.seats.values()
             if each.number == seat.number
-            or (_wants(living.get(each.peer), each) and free & ~self._of(each.number).unusable)
+            or (_wants(living.get(each.peer), each) and free & ~self._unusable.get(each.peer, 0))
         ]
         paces = {
             each.number: Pace(self._open(each).bit_count(), self._of(each.number).unit_s) for each in busy
@@ -239,12 +245,12 @@ class Batches:
         patience_s = (
             max(deadline_s, PATIENCE_UNITS * heard.unit_s) if heard.unit_s else PATIENCE_FIRST * deadline_s
         )
-        if self.desk.now - heard.since < patience_s or not self._has_others(seat):
+        if self.desk.now - heard.since < patience_s or not self._has_others(seat.peer):
             return ""
         self._idle.add((seat.peer, seat.trainer))
         return f"it holds microbatches and has counted none for {patience_s:.0f} s"
 
-    def _has_others(self, seat: Seat) -> bool:
+    def _has_others(self, than: str) -> bool:
         """Somebody else could do its share."""
         return any(
             worker.verified
@@ -253,7 +259,7 @@ class Batches:
             and worker.beat.batch.want
             and (peer, worker.beat.batch.trainer) not in self._idle
             for peer, worker in self.house.living().items()
-            if peer != seat.peer
+            if peer != than
         )
 
     def _unseat(self, seat: Seat, why: str) -> None:
@@ -273,6 +279,8 @@ class Batches:
         if desk.finished or desk.held or not known or len(able) < manifest.run.min_peers:
             return
         self._idle.clear()
+        self._unusable.clear()
+        self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
         due = self.book.next_batch(ledger.version, samples, manifest.pipeline.batch, manifest.pipeline.micro)
         desk.write(
             BatchBegun(version=due.version, epoch=due.epoch, start=due.start, stop=due.stop, count=due.count)
@@ -281,22 +289,17 @@ class Batches:
     def _look_at_unusable(self, batch: Batch) -> None:
         """What one trainer gets no gradient out of another one tries; after two, or where there is no other, the batch
         goes without it."""
-        heard = {number: self._of(number) for number in self.book.seats}
-        said = 0
-        for each in heard.values():
-            said |= each.unusable
-        for micro in bits(said & batch.whole):
-            by = [number for number, each in heard.items() if each.unusable >> micro & 1]
-            for number in by:
-                if self.book.seats[number].mask >> micro & 1:
-                    why = f"{self.desk.name(self.book.seats[number].peer)} gets no finite gradient out of it"
-                    self.desk.write(TakenBack(seat=number, first=micro, stop=micro + 1, reason=why))
-            if (
-                self.book.batch is batch
-                and (len(by) >= 2 or len(by) == len(heard))
-                and self.book.free >> micro & 1
-            ):
-                self._skip(batch, micro, [self.book.seats[number].peer for number in by])
+        for seat in list(self.book.seats.values()):
+            for first, stop in spans_of_mask(seat.mask & self._unusable.get(seat.peer, 0)):
+                why = f"{self.desk.name(seat.peer)} gets no finite gradient out of it"
+                self.desk.write(TakenBack(seat=seat.number, first=first, stop=stop, reason=why))
+        tried = 0
+        for mask in self._unusable.values():
+            tried |= mask
+        for micro in bits(tried & self.book.free):
+            by = [peer for peer, mask in self._unusable.items() if mask >> micro & 1]
+            if self.book.batch is batch and (len(by) >= 2 or not self._has_others(by[0])):
+                self._skip(batch, micro, by)
 
     def _skip(self, batch: Batch, micro: int, peers: list[str]) -> None:
         size = self.desk.manifest.pipeline.micro

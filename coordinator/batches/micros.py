@@ -14,6 +14,7 @@ from farflung.coordinator.ledger.batch_book import spans_of_mask
 
 BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
 AHEAD_LEAST = 2  # microbatches
+UNIT_LEAST_S = 1e-6  # nobody is believed to be faster
 SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
 
 
@@ -24,9 +25,11 @@ class Pace:
     open: int  # granted and not counted
     unit_s: float  # busy seconds for one microbatch; 0: not known
 
+    def unit(self, usual_s: float) -> float:
+        return max(UNIT_LEAST_S, self.unit_s or usual_s)
+
     def ahead(self, heartbeat_s: float, usual_s: float) -> int:
-        unit_s = self.unit_s or usual_s
-        return max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / unit_s)) if unit_s else AHEAD_LEAST
+        return max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / self.unit(usual_s)))
 
 
 def first_of(free: int, count: int) -> list[tuple[int, int]]:
@@ -56,14 +59,12 @@ def to_grant(asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: flo
     }
     if sum(room.values()) <= free:
         return room[asking]
-    ends = [
-        ((pace.open + 1) * (pace.unit_s or usual_s), number, pace.open + 1) for number, pace in paces.items()
-    ]
+    ends = [((pace.open + 1) * pace.unit(usual_s), number, pace.open + 1) for number, pace in paces.items()]
     heapq.heapify(ends)
     mine = 0
     for _ in range(free):
         _, number, done = ends[0]
-        unit_s = paces[number].unit_s or usual_s
+        unit_s = paces[number].unit(usual_s)
         heapq.heapreplace(ends, ((done + 1) * unit_s, number, done + 1))
         mine += number == asking
     return min(mine, room[asking])

@@ -191,6 +191,8 @@ class Conductor:
         """For the status: after so long the next round opens without those that are not ready."""
         since = [standing.ready_since for standing in map(self.standing, self.able)]
         ready = [at for at in since if at is not None]
+        if self.batches is not None:
+            return None  # it waits for everybody
         if self.round is not None or len(ready) < self.core.manifest.run.min_peers:
             return None
         return max(0.0, min(ready) + self.core.manifest.round.deadline_s - self.core.now)

@@ -146,6 +146,7 @@ class Scenario:
             overlap_steps=0,
             mix=0.0,
             policy="mean",
+            step=draw.choice(("nesterov", "adamw")),
             codec=draw.choice(("fp32", "fp32", "fp32", "int8")),
             cut_per_s=draw.choice((0.0, 0.1, 0.3)),
             trainer_crash_per_s=draw.choice((0.0, 0.02, 0.1)),

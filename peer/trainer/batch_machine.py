@@ -125,7 +125,7 @@ class BatchMachine:
             case Provide():
                 return [WriteAnchor(), Say(Provided())]
             case Load():
-                return self._load(load=word)
+                return self._load(word)
             case Grants(version=version) if version == self.version:
                 self._grants = word
             case Freeze(version=version, slot=slot) if version == self.version and self.sums.counted:

@@ -545,3 +545,80 @@ def test_people_hear_of_members_by_their_names() -> None:
         few = room.step()
     assert isinstance(few, Failed) and few.cause is AbortCause.TOO_FEW
     assert few.reason.endswith("; BOB is out: the bytes that CYD holds are not the bytes it says it sent")
+
+
+# ---- a synchronous batch: nobody may be left out -------------------------------------------------------------
+
+WHOLE = RoundRules(1, 10.0, 60.0, 4.0, "fp32", whole=frozenset(ALL))
+
+
+def test_P11_shares_of_a_batch_weigh_exactly_by_their_tokens() -> None:
+    room = Room(WHOLE)
+    room.scatter((1, 1000, 3))
+    settled = room.step()
+    assert isinstance(settled, Settled)
+    assert settled.decision.weights == tuple(
+        struct.unpack("<f", struct.pack("<f", tokens / 1004))[0] for tokens in (1, 1000, 3)
+    ), "no cap, no ramp"
+
+
+def test_P11_a_batch_waits_for_every_share_whatever_the_grace_is() -> None:
+    room = Room(WHOLE)
+    for member in ALL:
+        room.sent(member)
+    for owner in ALL:
+        room.holds(owner, ANN, BOB)
+    assert room.step(50.0) == Waiting("scatter: waiting for cyd")
+
+
+def test_P11_a_share_that_is_lost_before_it_is_safe_fails_the_round_and_names_it() -> None:
+    room = Room(WHOLE)
+    room.scatter()
+    room.holds(BOB, ANN, BOB)  # chunk 1 of what cyd sent has not arrived
+    room.alive.discard(CYD)
+    moved = room.step()
+    assert isinstance(moved, Moved)
+    failed = room.step()
+    assert isinstance(failed, Failed) and failed.cause is AbortCause.SHARE_LOST
+    assert failed.lost == {CYD} and not failed.unfit
+
+
+def test_P11_a_share_that_is_of_no_use_is_computed_again() -> None:
+    room = Room(WHOLE)
+    room.sent(ANN, chunks=2)
+    failed = room.step()
+    assert isinstance(failed, Failed) and failed.lost == {ANN}
+    assert "names 2 of 3 chunks" in failed.reason
+
+
+def test_P3_who_dies_when_its_share_is_safe_costs_nothing() -> None:
+    room = Room(WHOLE)
+    room.flight.plan = replace(room.flight.plan, owners=(0, 0, 1))
+    for member in ALL:
+        room.sent(member)
+    for owner in (ANN, BOB):
+        room.holds(owner, *ALL)
+    room.alive.discard(CYD)
+    settled = room.step()
+    assert isinstance(settled, Settled) and settled.decision.weights[2] > 0.0
+
+
+def test_a_few_shares_that_do_not_come_across_in_time_are_for_others_and_owners_that_hear_nobody_own_nothing() -> (
+    None
+):
+    late = Room(WHOLE)
+    for member in ALL:
+        late.sent(member)
+    for owner in ALL:
+        late.holds(owner, ANN, BOB)
+    few = late.step(60.0)
+    assert isinstance(few, Failed) and (few.cause, few.lost) == (AbortCause.TIMED_OUT, {CYD})
+    deaf = Room(WHOLE)
+    for member in ALL:
+        deaf.sent(member)
+    for owner in (ANN, BOB):
+        deaf.holds(owner, *ALL)
+    moved = deaf.step(60.0)
+    assert isinstance(moved, Moved) and moved.unfit == {CYD}, (
+        "nobody's share is lost for one that hears nobody"
+    )

@@ -1,0 +1,257 @@
+"""Synchronous batches at the coordinator: who is seated, what is granted, when a round may open, who is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from farflung.coordinator.batches.batches import Batches, House, Share
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Record, TakenBack, Unseated
+from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import BatchBeat, BatchTick, Beat, FragmentBeat, Sent
+from rig.made_run import BARE_BEAT
+
+MANIFEST = Manifest.from_toml(
+    '[pipeline]\nbatch = 8\nmicro = 2\n[merge]\npolicy = "mean"\n[round]\ndeadline_s = 10.0', "run.toml"
+)
+NOTHING_YET = BatchBeat(0, 0, 0, b"", b"", True, 1.0)
+
+
+def at(version: int, ready: bool = False) -> FragmentBeat:
+    return FragmentBeat(0, version, bytes(32), 0, 0, 0, ready, ())
+
+
+@dataclass
+class Worker:
+    peer: str
+    process: bytes = b"first"
+    verified: bool = True
+    leaving: bool = False
+    beat: Beat | None = None
+
+
+@dataclass
+class Desk:
+    ledger: Ledger
+    manifest: Manifest = MANIFEST
+    now: float = 100.0
+    began_at: float = 0.0
+    held: str = ""
+    finished: bool = False
+    written: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        self.ledger.apply(record)
+        self.written.append(record)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def name(self, peer: str) -> str:
+        return peer
+
+
+class Hall:
+    """Peers that count microbatches, and what they are told."""
+
+    def __init__(self, *peers: str) -> None:
+        self.workers = {peer: Worker(peer) for peer in peers}
+        self.in_round: set[str] = set()
+        self.desk = Desk(Ledger(8, 3))
+        self.desk.ledger.apply(DataFixed(samples=100, peer="ann"))
+        self.restart()
+        for peer in peers:
+            self.says(peer)
+        self.batches.advance()
+
+    def restart(self) -> None:
+        house = House(lambda: self.workers, lambda peer: True, lambda peer: peer in self.in_round)
+        self.batches = Batches(self.desk, house)
+
+    def says(self, peer: str, *counted: int, ready: bool = False, **changes: object) -> BatchTick | None:
+        worker = self.workers[peer]
+        seat = self.desk.ledger.batches.seat_of(peer)
+        said = replace(
+            NOTHING_YET,
+            seat=seat.number if seat is not None else 0,
+            counted=mask_to_bytes(mask_of(counted)),
+        )
+        said = replace(said, **changes)
+        worker.beat = replace(BARE_BEAT, fragments=(at(0, ready),), batch=said)
+        return self.batches.on_beat(worker, worker.beat)
+
+    def granted(self, peer: str) -> list[int]:
+        tick = self.says(peer)
+        return [m for first, stop in tick.granted for m in range(first, stop)] if tick is not None else []
+
+    @property
+    def unseated(self) -> list[str]:
+        return [record.peer for record in self.desk.written if isinstance(record, Unseated)]
+
+
+def full(hall: Hall) -> dict[str, list[int]]:
+    """Everything is granted and counted, and the sums stand frozen."""
+    mine: dict[str, list[int]] = {peer: [] for peer in hall.workers}
+    for _ in range(9):
+        for peer in hall.workers:
+            tick = hall.says(peer, *mine[peer])
+            assert tick is not None
+            mine[peer] = [m for first, stop in tick.granted for m in range(first, stop)]
+    for peer in hall.workers:
+        hall.says(peer, *mine[peer], ready=True)
+    return mine
+
+
+def test_a_batch_begins_and_its_microbatches_are_granted_to_one_seat_each() -> None:
+    hall = Hall("ann", "bob")
+    assert hall.batches.book.batch is not None
+    assert (hall.granted("ann"), hall.granted("bob")) == ([0, 1], [2, 3])
+    ann = hall.says("ann", 0, 1)
+    assert ann is not None and ann.granted == ((0, 2), (4, 6)) and not ann.freeze
+
+
+def test_P11_a_round_opens_with_every_microbatch_and_whoever_counted_any() -> None:
+    hall = Hall("ann", "bob", "cyd")
+    hall.says("ann")
+    hall.says("bob")
+    assert hall.batches.shares() == ({}, "waiting for microbatches: 0 of 8 counted")
+    del hall.workers["cyd"]
+    mine = full(hall)
+    shares, waits = hall.batches.shares()
+    assert not waits and shares.keys() == {"ann", "bob"}
+    assert sorted(mine["ann"] + mine["bob"]) == list(range(8))
+    tick = hall.says("ann", *mine["ann"])
+    assert tick is not None and tick.freeze
+    assert hall.batches.shares()[1] == "every microbatch is counted: waiting for the sums of ann"
+
+
+def test_P11_what_a_gone_seat_had_counted_is_granted_again_and_its_word_counts_no_more() -> None:
+    hall = Hall("ann", "bob")
+    mine = full(hall)
+    gone = hall.workers.pop("ann")
+    assert hall.batches.advance() and hall.unseated == ["ann"]
+    assert not hall.batches.complete and hall.batches.book.free == mask_of(mine["ann"])
+    assert f"ann had counted {len(mine['ann'])} microbatches" in hall.desk.notes[-1]
+    hall.workers["ann"] = gone
+    tick = hall.says("ann", *mine["ann"], seat=1)
+    assert tick is not None and tick.seat == 0, "a peer that changes seats all the time fills no journal"
+    hall.desk.now += 1.0
+    old = hall.says("ann", *mine["ann"], seat=1)  # the same process, which has not heard of it
+    assert old is not None and old.seat == 3, "another seat: its sums are void"
+    assert not hall.batches.complete
+
+
+def test_a_seat_whose_sums_a_round_may_use_is_not_given_up_before_the_round_is_over() -> None:
+    hall = Hall("ann", "bob")
+    full(hall)
+    del hall.workers["ann"]
+    hall.in_round = {"ann", "bob"}
+    hall.batches.advance()
+    assert not hall.unseated
+    hall.in_round = set()
+    hall.batches.advance()
+    assert hall.unseated == ["ann"]
+
+
+@pytest.mark.parametrize("change", ["process", "trainer"])
+def test_another_process_or_trainer_is_another_seat(change: str) -> None:
+    hall = Hall("ann", "bob")
+    full(hall)
+    if change == "process":
+        hall.workers["ann"].process = b"second"
+        hall.says("ann")
+    else:
+        hall.says("ann", trainer=1)
+    hall.batches.advance()
+    assert hall.unseated == ["ann"]
+
+
+def test_P5_a_restarted_coordinator_waits_for_those_who_hold_seats() -> None:
+    hall = Hall("ann", "bob")
+    full(hall)
+    away = hall.workers.pop("ann")
+    hall.desk.began_at = hall.desk.now
+    hall.restart()
+    hall.batches.advance()
+    assert not hall.unseated
+    hall.workers["ann"] = away
+    tick = hall.says("ann", 0, 1)
+    assert tick is not None and tick.seat == 1, "it keeps its seat and its sums"
+    del hall.workers["ann"]
+    hall.batches.advance()
+    assert hall.unseated == ["ann"], "it was here, and is gone now"
+
+
+def test_who_holds_work_and_counts_none_loses_it_to_others_and_gets_none_back_in_this_batch() -> None:
+    hall = Hall("ann", "bob")
+    for peer in ("ann", "bob", "ann", "bob"):  # once it knows its seat, it says how long one takes it
+        hall.granted(peer)
+    hall.desk.now += 9.0
+    hall.says("bob", 2)
+    hall.batches.advance()
+    assert not hall.unseated
+    hall.desk.now += 2.0
+    hall.batches.advance()
+    assert hall.unseated == ["ann"]
+    tick = hall.says("ann")
+    assert tick is not None and tick.seat == 0
+    assert hall.granted("ann") == []
+
+
+def test_whoever_is_alone_is_waited_for() -> None:
+    hall = Hall("ann")
+    hall.granted("ann")
+    hall.desk.now += 1000.0
+    hall.batches.advance()
+    assert not hall.unseated, "nobody else could do it"
+
+
+def test_a_microbatch_without_a_gradient_is_tried_by_another_and_then_left_out() -> None:
+    hall = Hall("ann", "bob")
+    hall.granted("ann")
+    bad = mask_to_bytes(0b01)
+    hall.says("ann", 1, unusable=bad)
+    hall.batches.advance()
+    assert [type(r) for r in hall.desk.written[-1:]] == [TakenBack]
+    assert 0 not in [m for a, b in hall.says("ann", 1, unusable=bad).granted for m in range(a, b)]  # type: ignore[union-attr]
+    assert 0 in hall.granted("bob")
+    hall.says("ann", 1)
+    assert 0 not in hall.granted("ann"), "whatever it says later"
+    hall.says("bob", unusable=bad)
+    hall.batches.advance()
+    skipped = [record for record in hall.desk.written if isinstance(record, MicroSkipped)]
+    assert [(each.micro, each.samples) for each in skipped] == [(0, 2)]
+    assert "ann, bob got no finite gradient" in skipped[0].reason
+
+
+def test_who_is_not_at_the_runs_state_or_leaves_gets_no_work() -> None:
+    hall = Hall("ann", "bob")
+    hall.workers["bob"].verified = False
+    assert hall.granted("bob") == []
+    hall.workers["bob"].verified, hall.workers["bob"].leaving = True, True
+    assert hall.granted("bob") == []
+
+
+def test_P11_a_word_that_names_other_microbatches_than_were_counted_is_none() -> None:
+    hall = Hall("ann")
+    share = Share(1, mask_to_bytes(0b11))
+    sent = Sent(
+        session=bytes(16), seq=1, round_no=1, hashes=bytes(32), tokens=1, steps=1, loss=None, used=(),
+        seat=1, counted=mask_to_bytes(0b11), signature=b"",
+    )  # fmt: skip
+    assert not hall.batches.problem(share, sent)
+    other = hall.batches.problem(share, replace(sent, counted=mask_to_bytes(0b111)))
+    assert other == "seat 1 names 3 microbatches, seat 1 had counted 2"
+    assert hall.batches.problem(share, replace(sent, seat=2))
+
+
+def test_what_is_not_granted_is_not_counted() -> None:
+    hall = Hall("ann", "bob")
+    hall.granted("ann")
+    hall.says("ann", 0, 1, 2, 3, 4, 5, 6, 7)
+    assert hall.batches.counted == 0b11

@@ -1,0 +1,47 @@
+"""How many microbatches a seat is granted: busy for two heartbeats, and at the end all end together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.coordinator.batches.micros import AHEAD_LEAST, Pace, first_of, to_grant
+
+
+def test_a_seat_has_work_for_two_heartbeats() -> None:
+    paces = {1: Pace(0, 0.25), 2: Pace(0, 4.0), 3: Pace(0, 0.0)}
+    assert to_grant(1, paces, free=1000, heartbeat_s=1.0) == 8
+    assert to_grant(2, paces, free=1000, heartbeat_s=1.0) == AHEAD_LEAST
+    assert to_grant(1, {**paces, 1: Pace(6, 0.25)}, free=1000, heartbeat_s=1.0) == 2
+
+
+def test_the_last_ones_go_to_whoever_ends_them_first() -> None:
+    fast_and_slow = {1: Pace(0, 0.5), 2: Pace(0, 10.0)}
+    assert (to_grant(1, fast_and_slow, 3, 5.0), to_grant(2, fast_and_slow, 3, 5.0)) == (3, 0)
+    busy_and_idle = {1: Pace(8, 1.0), 2: Pace(0, 1.0)}
+    assert (to_grant(1, busy_and_idle, 2, 5.0), to_grant(2, busy_and_idle, 2, 5.0)) == (0, 2)
+
+
+def test_who_says_that_it_is_infinitely_fast_gets_four_shares_at_most() -> None:
+    paces = {1: Pace(0, 1e-9), **{number: Pace(0, 1.0) for number in range(2, 9)}}
+    assert to_grant(1, paces, free=800, heartbeat_s=1.0) == 400
+
+
+@given(
+    paces=st.dictionaries(
+        st.integers(1, 9),
+        st.builds(Pace, st.integers(0, 9), st.floats(0, 100)),
+        min_size=1,
+        max_size=5,
+    ),
+    free=st.integers(1, 40),
+)
+def test_P15_whoever_is_idle_together_gets_something(paces: dict[int, Pace], free: int) -> None:
+    idle = {number: Pace(0, pace.unit_s) for number, pace in paces.items()}
+    granted = [to_grant(number, idle, free, 1.0) for number in idle]
+    assert sum(granted) >= 1 and all(each <= free for each in granted)
+
+
+def test_the_first_of_a_mask_as_ranges() -> None:
+    assert first_of(0b1110_0110, 4) == [(1, 3), (5, 7)]
+    assert first_of(0b1110_0110, 9) == [(1, 3), (5, 8)] and first_of(0b1, 0) == []

@@ -1,0 +1,106 @@
+"""The book of batches: one cursor, each microbatch one seat's at most, and what becomes of it over a snapshot."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
+    BatchBegun,
+    DataFixed,
+    Folded,
+    GrantedMicros,
+    MicroSkipped,
+    Record,
+    Seated,
+    TakenBack,
+    Unseated,
+)
+from farflung.protocol.digests import mask_to_bytes
+
+TEN = BatchBegun(version=0, epoch=0, start=0, stop=10, count=10)
+
+
+def a_ledger(*records: Record) -> Ledger:
+    ledger = Ledger(8, 3)
+    for record in (DataFixed(samples=25, peer="ann"), *records):
+        ledger.apply(record)
+    return ledger
+
+
+def seated(number: int, peer: str) -> Seated:
+    return Seated(number=number, peer=peer, process=peer.encode(), trainer=0)
+
+
+@pytest.mark.parametrize("mask", [0, 1, 0b1011, 0b1110_0111, 1 << 4095, (1 << 4096) - 1])
+def test_masks_and_ranges_are_two_ways_to_say_it(mask: int) -> None:
+    spans = spans_of_mask(mask)
+    assert mask_of_spans(spans) == mask
+    assert all(stop < first for (_, stop), (first, _) in pairwise(spans))
+
+
+def test_what_a_seat_held_is_free_again_when_it_is_gone_the_counted_too() -> None:
+    ledger = a_ledger(TEN, seated(1, "ann"), seated(2, "bob"))
+    ledger.apply(GrantedMicros(seat=1, first=0, stop=4))
+    ledger.apply(GrantedMicros(seat=2, first=4, stop=6))
+    assert ledger.batches.free == 0b11_1100_0000
+    ledger.apply(Unseated(number=1, peer="ann", reason="it is gone"))
+    assert ledger.batches.free == 0b11_1100_1111
+    ledger.apply(seated(3, "ann"))
+    assert ledger.batches.last_seat == 3 and not ledger.batches.seats[3].granted, (
+        "numbers are never used again"
+    )
+
+
+def test_batches_follow_each_other_and_the_last_of_an_epoch_may_be_short() -> None:
+    book = BatchBook()
+    found = []
+    for version in range(4):
+        batch = book.next_batch(version, samples=25, most=4, micro=3)
+        found.append((batch.epoch, batch.start, batch.stop, batch.count))
+        book.begin(batch)
+        book.commit({"ann": mask_to_bytes(batch.whole)}, 25)
+    assert found == [(0, 0, 12, 4), (0, 12, 24, 4), (0, 24, 25, 1), (1, 0, 12, 4)]
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [{"ann": 0b0111, "bob": 0b1100}, {"ann": 0b0111}, {"ann": 0b1_1111}],
+    ids=["twice", "too few", "beyond"],
+)
+def test_P11_a_commit_that_is_not_its_batch_is_none(counted: dict[str, int]) -> None:
+    book = BatchBook()
+    book.begin(Batch(0, 0, 0, 4, 4))
+    with pytest.raises(ValueError, match="a commit"):
+        book.commit({peer: mask_to_bytes(mask) for peer, mask in counted.items()}, 25)
+
+
+def test_what_nobody_gets_a_gradient_out_of_is_left_out_and_a_batch_of_nothing_is_passed_over() -> None:
+    ledger = a_ledger(BatchBegun(version=0, epoch=0, start=20, stop=25, count=2), seated(1, "ann"))
+    ledger.apply(GrantedMicros(seat=1, first=0, stop=2))
+    ledger.apply(TakenBack(seat=1, first=1, stop=2, reason="nan"))
+    ledger.apply(MicroSkipped(version=0, micro=1, samples=2, reason="nan"))
+    batch = ledger.batches.batch
+    assert batch is not None and batch.whole == 0b01 and not ledger.batches.free
+    ledger.apply(MicroSkipped(version=0, micro=0, samples=3, reason="nan"))
+    assert (ledger.batches.batch, ledger.batches.cursor) == (None, (1, 0))
+    assert not ledger.batches.seats, "what is said of the one batch is not taken for the next"
+    assert ledger.batches.skipped_samples == 5
+
+
+def test_P5_a_folded_ledger_has_the_same_seats_and_grants() -> None:
+    ledger = a_ledger(TEN, seated(1, "ann"), GrantedMicros(seat=1, first=2, stop=5))
+    folded = ledger.folded(4)
+    again = Ledger(8, 3)
+    again.apply(Folded(position=4, ledger=folded.ledger, digest=folded.digest))
+    assert again.batches == ledger.batches
+    assert again.batches.seats[1] == Seat(1, "ann", b"ann", 0, [(2, 5)])
+
+
+def test_another_data_set_makes_the_batch_void() -> None:
+    ledger = a_ledger(TEN, seated(1, "ann"))
+    ledger.apply(DataFixed(samples=30, peer="bob"))
+    assert ledger.batches.batch is None and not ledger.batches.seats and ledger.batches.last_seat == 1

@@ -1,0 +1,113 @@
+"""Synchronous batches in bad worlds: P11, P15 and all that holds for other runs; and proof that a broken rule shows.
+
+More seeds: FARFLUNG_BATCH_SEEDS=2000 pytest tests/whole/test_batches.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.ledger.batch_book import Seat
+from farflung.peer.local.words import Load
+from farflung.peer.machine.batch_work import BatchWork
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.world import Report, Scenario, World
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.batch_machine import BatchMachine
+from farflung.protocol.messages import BatchTick
+
+SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "120"))
+SLICES = 6
+MUTANT_SEEDS = 100
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+
+
+def run_seed(seed: int) -> Report:
+    try:
+        return World(seed, Scenario.of_batches(seed)).run()
+    except Exception as error:
+        error.add_note(f"batches of seed {seed}")
+        raise
+
+
+# A batch that was skipped to its last microbatch, and whose stale masks made the next one of the same version look
+# skipped as well; the end of an epoch within a run.
+REGRESSIONS = (249, 311, 484)
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
+    run_seed(seed)
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_P11_every_microbatch_counts_once_whoever_dies(part: int) -> None:
+    reports = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
+    finished = sum(report.outcome == "finished" for report in reports)
+    assert finished >= 0.8 * len(reports), f"only {finished} of {len(reports)} runs came to their end"
+    assert sum(report.kills for report in reports) > len(reports), "nobody died: this shows nothing"
+
+
+def test_P15_in_calm_every_batch_commits() -> None:
+    for seed in range(3, 63, 4):
+        report = run_seed(seed)
+        assert report.outcome == "finished" and report.kills == 0
+
+
+# ---- mutations that must be seen ---------------------------------------------------------------------------------
+
+
+def seeds_that_see_it() -> Iterator[int]:
+    for seed in range(MUTANT_SEEDS):
+        try:
+            World(seed, Scenario.of_batches(seed)).run()
+        except (Broken, ValueError):  # the ledger itself refuses a commit that is not its batch
+            yield seed
+
+
+def test_a_gone_seats_work_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseat, counted = Batches._unseat, Batches.counted
+    assert isinstance(counted, property) and counted.fget is not None
+    real, ghosts = counted.fget, {}
+
+    def keep(self: Batches, seat: Seat, why: str) -> None:
+        version = self.book.batch.version if self.book.batch is not None else -1
+        ghosts[id(self), version] = ghosts.get((id(self), version), 0) | self._of(seat.number).counted
+        unseat(self, seat, why)
+
+    def with_ghosts(self: Batches) -> int:
+        version = self.book.batch.version if self.book.batch is not None else -1
+        return int(real(self)) | ghosts.get((id(self), version), 0)
+
+    monkeypatch.setattr(Batches, "_unseat", keep)
+    monkeypatch.setattr(Batches, "counted", property(with_ghosts))
+    assert next(seeds_that_see_it(), None) is not None
+
+
+def test_sums_that_a_returning_seat_does_not_drop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: BatchWork, due: BatchTick | None) -> bool:
+        if due is not None:
+            self._due, self.seat = due, due.seat
+        return False
+
+    monkeypatch.setattr(BatchWork, "on_tick", keep)
+    assert next(seeds_that_see_it(), None) is not None
+
+
+def test_sums_that_a_trainer_does_not_drop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = BatchMachine._load
+
+    def keep(self: BatchMachine, word: Load) -> list[do.Effect]:
+        return [effect for effect in load(self, word) if not isinstance(effect, do.DropSums)]
+
+    monkeypatch.setattr(BatchMachine, "_load", keep)
+    assert next(seeds_that_see_it(), None) is not None
