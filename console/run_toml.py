@@ -38,8 +38,11 @@ rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its 
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
 [outer]                   # what is done with the merged result of a round
-step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2"
-lr = "auto"               # 0.7 for nesterov, else 1.0; lower it if the loss rises right after rounds
+step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2";
+                          # "adamw": each round is a step of AdamW with betas, weight_decay and warmup_steps of
+                          # [inner], each of them counted in rounds; costs 4 bytes more for each parameter
+lr = "auto"               # 0.7 for nesterov, lr of [inner] for adamw, else 1.0; lower it if the loss rises after rounds
+last_lr = "auto"          # adamw: the rate goes down to this at the last round, in a straight line; "auto": it stays
 momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds on, less with fewer
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]

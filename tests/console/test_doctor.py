@@ -25,7 +25,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection, RunSection
 from farflung.protocol.messages import Message, Probe, Probed, Refuse
 from farflung.protocol.process import exit_codes
 from rig.waiting import PATIENCE_S
@@ -65,6 +65,13 @@ def test_a_good_machine_gets_ok_on_every_line() -> None:
     assert {verdict for verdict, _, _ in verdicts().values()} == {OK}
     assert "about 36 s with 4 peers" not in verdicts()["a round here"][1]  # 2 x 113 MB at 12.5 MB/s
     assert "about 18 s with 4 peers" in verdicts()["a round here"][1]
+
+
+def test_a_second_moment_needs_memory_too() -> None:
+    assert "3.0GB needed" in verdicts()["shared memory"][1]
+    adamw = Manifest(outer=OuterSection(step="adamw"))
+    assert "3.6GB needed" in verdicts(manifest=adamw)["shared memory"][1]
+    assert "(9 copies" in verdicts(manifest=adamw)["memory"][1]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
+@pytest.mark.parametrize("batch", range(4))
+def test_no_promise_is_broken_where_the_step_depends_on_the_version(batch: int) -> None:
+    """AdamW: disputes, rejoining, going back and checkpoints, with a second moment in every state."""
+    seeds = range(batch * max(10, SEEDS // 30), (batch + 1) * max(10, SEEDS // 30))
+    outcomes = [World(seed, Scenario.of_adamw(seed)).run().outcome for seed in seeds]
+    assert 10 * outcomes.count("finished") >= 8 * len(outcomes)
+
+
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_promise_is_broken(batch: int) -> None:
     outcomes = [run_seed(seed) for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)]

@@ -82,6 +82,16 @@ def test_both_processes_see_the_same_memory(folder: Path) -> None:
         assert other.stdout.readline() == "42.0\n"
 
 
+def test_there_is_a_place_for_each_part_of_the_outer_state(folder: Path) -> None:
+    state = SharedState.create(folder, 10, ("params", "momentum", "second_moment"))
+    assert sorted(path.name for path in state.place.iterdir() if path.stat().st_size == 40) == sorted(
+        ("anchor", "momentum", "second_moment", "slot0", "slot1", "slot2")
+    )
+    state.moments[1].fill_(2.0)
+    other = SharedState.open(state.as_message())
+    assert len(other.moments) == 2 and other.moments[1].all() and not other.moments[0].any()
+
+
 def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: Path) -> None:
     state = SharedState.create(folder, 1 << 20)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
