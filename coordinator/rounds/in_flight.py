@@ -10,7 +10,8 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -131,7 +132,11 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
-    censors: set[str] = field(default_factory=set)  # owners that say they lack what most others sent
+    censors: set[str] = field(
+        default_factory=set
+    )  # owners that say they lack what most sent, or keep what they made
+    # Owner of results that too few hold -> how often they are held, and since when that does not grow.
+    _spread: dict[str, tuple[int, float]] = field(default_factory=dict)
     _contradicted: dict[str, set[str]] = field(
         default_factory=dict
     )  # member -> owners that hold other bytes of it
@@ -236,6 +241,7 @@ class InFlight:
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
         if self.decision is None and self._grace_is_over(now):
             self.censors |= self._who_lacks_what_most_sent(alive)
+        self.censors |= self._who_keeps_results(now, alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
             self._scatter_since = now if self.censors else self._scatter_since
@@ -472,13 +478,9 @@ class InFlight:
         if missing:
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
         here = [m for m in self.plan.members if m in alive]
-        needed = min(2, len(here))
-        once = twice = 0  # chunks that one living peer, or two, proved to hold
-        for member in here:
-            got = self._got(member)
-            once, twice = once | got, twice | (once & got)
-        thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
+        thin = len(self._thin(alive))
         if thin or not here:
+            needed = self._holders_needed(here)
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
         hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
         return Done(
@@ -493,6 +495,40 @@ class InFlight:
             ),
             self.norm,
         )
+
+    def _holders_needed(self, here: Sequence[str]) -> int:
+        """Most of the living, and as many as a round needs: else a few could commit what they alone hold, give it to
+        nobody, and go on without all others."""
+        return min(len(here), max(len(here) // 2 + 1, self.rules.min_peers))
+
+    def _thin(self, alive: set[str]) -> list[int]:
+        """Chunks whose results too few living members hold."""
+        here = [member for member in self.plan.members if member in alive]
+        needed = self._holders_needed(here)
+        held = [0] * len(self.plan.owners)
+        for member in here:
+            for chunk in bits(self._got(member)):
+                held[chunk] += 1
+        return [chunk for chunk, count in enumerate(held) if count < needed]
+
+    def _who_keeps_results(self, now: float, alive: set[str]) -> set[str]:
+        """Living owners that have merged chunks which too few hold, and of which nobody got another one for as long as
+        stragglers are waited for: what they do not give away others merge again."""
+        if self.decision is None:
+            return set()
+        spread: Counter[str] = Counter()
+        for member in self.plan.members:
+            for chunk in bits(self._got(member)):
+                spread[self.plan.owner_of(chunk)] += 1
+        owing = {self.plan.owner_of(chunk) for chunk in self._thin(alive) if chunk in self.merged} & alive
+        before, self._spread = self._spread, {}
+        for owner in owing:
+            count, since = before.get(owner, (-1, now))
+            self._spread[owner] = (count, since) if count == spread[owner] else (spread[owner], now)
+        patience_s = max(
+            self.rules.scatter_grace_s, self.rules.round_timeout_s / 4
+        )  # a chunk may take its time
+        return {owner for owner, (_, since) in self._spread.items() if now - since >= patience_s}
 
     # ---- questions -------------------------------------------------------------------------------------
 
