@@ -27,6 +27,7 @@ from farflung.coordinator.rounds.weighting import (
     token_weights,
     weighted,
 )
+from farflung.coordinator.rounds.withholding import Spread, are_most, lacking_alone, lacks_most
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -132,14 +133,11 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
-    censors: set[str] = field(
-        default_factory=set
-    )  # owners that say they lack what most sent, or keep what they made
-    # Owner of results that too few hold -> how often they are held, and since when that does not grow.
-    _spread: dict[str, tuple[int, float]] = field(default_factory=dict)
-    _contradicted: dict[str, set[str]] = field(
-        default_factory=dict
-    )  # member -> owners that hold other bytes of it
+    # Owners that say they lack what most sent, or keep what they merged: they own nothing.
+    censors: set[str] = field(default_factory=set)
+    _spread: Spread = field(default_factory=Spread)
+    # Member -> owners that hold other bytes of it than it says it sent.
+    _contradicted: dict[str, set[str]] = field(default_factory=dict)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
@@ -209,12 +207,7 @@ class InFlight:
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
     def _is_most_owners(self, accusers: set[str], member: str) -> bool:
-        """The word of a few may keep nobody's work out of a round: a member is barred when most who had to get
-        something of it say so, and two at least of three.  What only a few lack is waited for, and then it may be they
-        who lose their chunks."""
-        owners = self._shares.keys() - {member}
-        count = len(accusers & owners)
-        return 2 * count > len(owners) and count >= min(2, len(self.plan.members) - 1)
+        return are_most(accusers, self._shares.keys() - {member}, len(self.plan.members))
 
     def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
         """Count only chunks that hash to what their sender says it sent."""
@@ -240,7 +233,7 @@ class InFlight:
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
         if self.decision is None and self._grace_is_over(now):
-            self.censors |= self._who_lacks_what_most_sent(alive)
+            self.censors |= lacks_most(self.lacking_alone(alive), self._senders(alive))
         self.censors |= self._who_keeps_results(now, alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
@@ -280,31 +273,17 @@ class InFlight:
         return now - since >= self.rules.scatter_grace_s
 
     def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
-        """Owner -> members whose contribution it says it lacks, though all others hold their part of it."""
-        senders = {m for m in self.sent.keys() & alive if m not in self.barred}
-        owners = self._shares.keys() & alive
+        """Owner -> members whose contribution it alone says it lacks."""
+        senders = self._senders(alive)
         lacks = {
-            owner: {m for m in senders - {owner} if self._shares[owner] & ~self._held(owner, m)}
-            for owner in owners
+            owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
+            for owner, share in self._shares.items()
+            if owner in alive
         }
-        most = {owner for owner in owners if 2 * len(lacks[owner]) > len(senders - {owner})}
-        judges = owners - most or owners
-        return {
-            owner: {m for m in lacking if not any(m in lacks[judge] for judge in judges - {owner})}
-            for owner, lacking in lacks.items()
-            if judges - {owner}
-        }
+        return lacking_alone(lacks, senders)
 
-    def _who_lacks_what_most_sent(self, alive: set[str]) -> set[str]:
-        """Living owners that say of most others, and of two at least, that their contributions did not come, while all
-        other owners have them: their line is cut, or they keep the others' work out of the round.  Either way they
-        own nothing."""
-        senders = self.sent.keys() & alive
-        return {
-            owner
-            for owner, lacking in self.lacking_alone(alive).items()
-            if len(lacking) >= 2 and 2 * len(lacking) > len(senders - {owner})
-        }
+    def _senders(self, alive: set[str]) -> set[str]:
+        return {m for m in self.sent.keys() & alive if m not in self.barred}
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
@@ -512,23 +491,17 @@ class InFlight:
         return [chunk for chunk, count in enumerate(held) if count < needed]
 
     def _who_keeps_results(self, now: float, alive: set[str]) -> set[str]:
-        """Living owners that have merged chunks which too few hold, and of which nobody got another one for as long as
-        stragglers are waited for: what they do not give away others merge again."""
+        """Living owners that do not give away what they merged: others merge it again."""
         if self.decision is None:
             return set()
-        spread: Counter[str] = Counter()
+        held: Counter[str] = Counter()
         for member in self.plan.members:
-            for chunk in bits(self._got(member)):
-                spread[self.plan.owner_of(chunk)] += 1
+            held.update(self.plan.owner_of(chunk) for chunk in bits(self._got(member)))
         owing = {self.plan.owner_of(chunk) for chunk in self._thin(alive) if chunk in self.merged} & alive
-        before, self._spread = self._spread, {}
-        for owner in owing:
-            count, since = before.get(owner, (-1, now))
-            self._spread[owner] = (count, since) if count == spread[owner] else (spread[owner], now)
         patience_s = max(
             self.rules.scatter_grace_s, self.rules.round_timeout_s / 4
         )  # a chunk may take its time
-        return {owner for owner, (_, since) in self._spread.items() if now - since >= patience_s}
+        return self._spread.stuck(owing, held, now, patience_s)
 
     # ---- questions -------------------------------------------------------------------------------------
 

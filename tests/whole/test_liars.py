@@ -11,6 +11,7 @@ from statistics import mean
 
 import pytest
 
+from farflung.coordinator.rounds import in_flight
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.run import conductor
 from farflung.peer.simulator.invariants import Broken
@@ -65,7 +66,7 @@ def test_P9_fewer_than_half_do_not_keep_the_work_of_the_others_out(way: str) -> 
 
 
 def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InFlight, "_who_lacks_what_most_sent", lambda self, alive: set())
+    monkeypatch.setattr(in_flight, "lacks_most", lambda alone, senders: set())
     monkeypatch.setattr(conductor, "WITHHELD_MOST", 10**9)
     assert mean(shares_counted("censor")) < 0.6
     assert mean(shares_counted("pick")) < 0.8
