@@ -68,6 +68,8 @@ guard = 10.0              # an update over so many times the usual size is not t
                           # "robust" only
 audit = 0.037             # share of each version's chunks that peers other than their owners merge again, to find
                           # wrong sums; costs about half of that in bytes; 1.0: all; 0: none
+audit_first = 0           # so many others merge every chunk again BEFORE the commit, instead: no wrong sum gets in
+                          # while one of them is honest; each costs half a round's bytes more; for small, wary runs
 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import FRAGMENTS_MAX, MICROS_PER_BATCH
+from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.outer_numbers import AdamWNumbers, StateForm, StepNumbers, outer_numbers
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -115,6 +115,7 @@ class MergeSection(_Section):
     clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
     guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     audit: Annotated[float, Field(ge=0, le=1)] = 0.037
+    audit_first: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0
 
 
 class NetSection(_Section):

@@ -28,7 +28,8 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import Done, InFlight, Moved, Settled
-from farflung.coordinator.run.conductor import FAR_TOO_LONG, rules_for
+from farflung.coordinator.rounds.opening import rules_for
+from farflung.coordinator.run.conductor import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate

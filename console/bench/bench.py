@@ -67,6 +67,7 @@ keep_results = 1
 policy = "{policy}"
 clip = 1000.0
 guard = 0
+audit_first = {audit_first}
 [net]
 heartbeat_s = 0.5
 dead_after_s = 10.0
@@ -81,6 +82,7 @@ class BenchOptions:
     codec: str = "fp32"
     gather_codec: str = ""
     policy: str = "robust"
+    audit_first: int = 0
     fragments: int = 1
     chunk_kb: int = 1024
     serve: str | None = None
@@ -126,6 +128,7 @@ def check(asked: BenchOptions) -> Manifest:
         chunk_kb=asked.chunk_kb,
         fragments=asked.fragments,
         policy=asked.policy,
+        audit_first=asked.audit_first,
     )
     try:
         return Manifest.from_toml(text, "bench")

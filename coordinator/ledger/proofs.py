@@ -33,6 +33,7 @@ from farflung.protocol.signing import peer_id_of, verify
 
 SUFFIX = ".proof"
 FORMAT = 1
+SUM_IS_RIGHT = "the sum is right"
 HEAD_BYTES = 16  # of a payload; the number of its values stands in bytes 8 to 12
 
 
@@ -139,7 +140,7 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
             made = merged(results.codec, elements, self.contributions, weights)
         except FrameError:
             return ""  # an owner that does as it should refuses these bytes, and has no result
-        return "the sum is right" if hash_bytes(made) == split_hashes(results.hashes)[place] else ""
+        return SUM_IS_RIGHT if hash_bytes(made) == split_hashes(results.hashes)[place] else ""
 
 
 class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_claim"):

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.comparing import Comparing
+from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.screening import Screening, screened
 from farflung.coordinator.rounds.weighting import (
     Believed,
     Claim,
-    MergeRules,
     believed,
     token_weights,
     weighted,
@@ -48,18 +49,6 @@ UNUSABLE = {
     Verdict.UNAUTHORISED: "frames of another run",
     Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
 }
-
-
-@dataclass(frozen=True)
-class RoundRules:
-    min_peers: int
-    scatter_grace_s: float
-    round_timeout_s: float
-    weight_cap: float
-    gather_codec: str
-    merge: MergeRules = field(default_factory=MergeRules)
-    # Of a synchronous batch: those who must all be in the commit, by their tokens exactly; each has counted a share.
-    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -91,6 +80,7 @@ class Failed:
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
     dropped: bool = False  # the guard: what was contributed must not come again
     lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
+    silent: frozenset[str] = frozenset()  # asked to merge something again, they said nothing
 
 
 @dataclass(frozen=True)
@@ -139,6 +129,8 @@ class InFlight:
     # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
+    audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
+    void: bool = False  # who is out has a part in what is decided: it is decided anew
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
@@ -197,6 +189,13 @@ class InFlight:
                     if chunk not in self.merged:
                         self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
 
+    def on_found_out(self, peer: str, why: Excluded) -> None:
+        """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
+        self.barred[peer] = why
+        for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
+            del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it
+        self.void = self.decision is not None
+
     def accusers_of(self, peer: str) -> set[str]:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
 
@@ -245,9 +244,14 @@ class InFlight:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
             if self.rules.whole and self.decision is None:
                 return self._not_whole_in_time(late)
-            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
+            silent = self.audits.silent(self.merged, now) if self.audits is not None else frozenset()
+            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable), silent=silent)
         if self.decision is None:
             return self._decide(now, alive)
+        if self.void:
+            self.void = False
+            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
+            return self._settle(kept, alive, "whoever is left merges everything anew")
         lost = self._unobtainable(alive, self.decision)
         if lost:
             return self._settle(
@@ -404,6 +408,8 @@ class InFlight:
             }
         else:
             lost = self._unobtainable(alive, self.decision)
+            if self.void:  # what is decided has a part of somebody who is out
+                lost |= self.rules.whole & self.barred.keys()
         if not lost:
             return None
         why = "; ".join(
@@ -456,11 +462,18 @@ class InFlight:
         missing = chunks - len(self.merged)
         if missing:
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
+        if self.audits is not None and (orphans := self.audits.orphans(self.merged)):
+            told = (
+                f"too few are left who could merge {len(orphans)} of {chunks} chunks again before the commit"
+            )
+            return Failed(told, AbortCause.TOO_FEW)
         here = [m for m in self.plan.members if m in alive]
         thin = len(self._thin(alive))
         if thin or not here:
             needed = self._holders_needed(here)
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
+        if self.audits is not None and (lacking := self.audits.lacking(self.merged)):
+            return Waiting(f"audit: {len(lacking)} of {chunks} results not yet merged again by others")
         hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
         return Done(
             Commit(
@@ -546,7 +559,9 @@ class InFlight:
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
         mute = f"; no dot products from {self._names(sorted(self._uncompared))}" if self._uncompared else ""
-        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}"
+        lacking = self.audits.lacking(self.merged) if self.audits is not None else ()
+        again = f"; {len(lacking)} results not merged again by others" if lacking else ""
+        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}{again}"
 
     def done_by(self, member: str) -> tuple[float, float]:
         """(how much of its contribution owners hold, how many of the results it holds) for the status."""

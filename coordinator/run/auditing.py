@@ -4,13 +4,18 @@ Part of the run machine, told of every commit after it was written: who made wha
 looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
 (another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and whoever is said
 not to give its contribution is asked here.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
+
+Where the run wants it (`[merge] audit_first`) every result is merged again BEFORE the commit, and none after it: then
+this part tells auditors what the round's own audits (coordinator/rounds/audits_first.py) draw, and these what is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
+from farflung.coordinator.rounds.audits_first import Able, AuditsFirst
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.membership import Member
@@ -22,6 +27,7 @@ from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, Drawn
 from farflung.protocol.verdicts import Verdict
 
 TELL_AGAIN_S = 5.0
+FIRST_PATIENCE_SHARE = 4  # of a round's time limit: then others than the drawn auditors are asked as well
 AUDITORS_MOST = 3  # of one chunk, one after the other: they are lost, or can't get what they need
 NAMED_LEAST = 2  # auditors that name a member which does not give its contribution, before it is asked here
 
@@ -37,6 +43,7 @@ class Task:
     told_at: float = 0.0
     tried: set[str] = field(default_factory=set)
     named: list[str] = field(default_factory=list)  # who did not give its contribution, by each auditor
+    question: int = 0  # before the commit
 
     @property
     def key(self) -> tuple[int, int]:
@@ -48,6 +55,7 @@ class Auditing:
         self._core = core
         self._dice = Dice(random)
         self._tasks: dict[tuple[int, int], Task] = {}  # by round and chunk
+        self._first: dict[int, tuple[AuditsFirst, CommittedSums]] = {}  # by round in flight
         self.cases = SumCases(core, discipline)
 
     @property
@@ -59,6 +67,8 @@ class Auditing:
     def on_commit(self, sums: CommittedSums) -> None:
         self._forget_the_old()
         count, share = len(sums.plan.owners), self._core.manifest.merge.audit
+        if self._first.pop(sums.plan.round_no, None) is not None:
+            return  # all of it was merged again
         for chunk in self._dice.draw(count, share) if share else ():
             task = Task(sums, chunk)
             if chunk in sums.makers and self._assign(task):
@@ -107,16 +117,68 @@ class Auditing:
             task.told_at = self._core.now
             of.setdefault((task.auditor, task.sums.plan.round_no), []).append(task)
         for (auditor, _), mine in of.items():
-            member = self._core.members.alive.get(auditor)
-            for at in range(0, len(mine), AUDITED_AT_ONCE):
-                if member is not None:
-                    self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
+            self._tell_one(auditor, mine)
+
+    def _tell_one(self, auditor: str, mine: list[Task]) -> None:
+        member = self._core.members.alive.get(auditor)
+        for at in range(0, len(mine), AUDITED_AT_ONCE):
+            if member is not None:
+                self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
+
+    # ---- before a commit -----------------------------------------------------------------------------------
+
+    def first_of_a_round(self, others: int) -> AuditsFirst | None:
+        """The audits of a round that opens, where nothing is committed without them."""
+        rules = self._core.manifest
+        if not rules.merge.audit_first:
+            return None
+        patience_s = rules.round.round_timeout_s / FIRST_PATIENCE_SHARE
+        return AuditsFirst(rules.merge.audit_first, others, patience_s, self._dice.below)
+
+    def look_first(self, audits: AuditsFirst, sums: CommittedSums, alive: set[str]) -> None:
+        """Tell whoever is to merge a result of this round again.  `alive`: its members that are here."""
+        self._first[sums.plan.round_no] = audits, sums
+        included = alive & set(sums.commit.included)
+        dialable = alive & self._core.members.can_own(self._core.now)
+        able = Able(frozenset(included), frozenset(alive - included), frozenset(dialable))
+        made = {chunk: (maker.peer, _of(sums.commit.hashes, chunk)) for chunk, maker in sums.makers.items()}
+        now, decision_no = self._core.now, sums.decision.decision_no
+        tasks: dict[str, list[Task]] = {}
+        for auditor, chunk in audits.look(decision_no, made, able, now):
+            tasks.setdefault(auditor, []).append(Task(sums, chunk, question=audits.question_of(chunk)))
+        for auditor, mine in tasks.items():
+            self._tell_one(auditor, mine)
+
+    def end_first(self, round_no: int) -> None:
+        """It was aborted.  Open cases go on: what was signed stays signed."""
+        self._first.pop(round_no, None)
+
+    def _on_first(
+        self, audits: AuditsFirst, sums: CommittedSums, member: Member, verdict: ChunkVerdict
+    ) -> bool:
+        """False: it was not asked that."""
+        chunk, auditor = verdict.chunk, member.peer
+        if not audits.hears(auditor, chunk, verdict.question):
+            return False
+        if verdict.wrong:
+            refuted = partial(audits.on_refuted, auditor, chunk, verdict.question)
+            if self.cases.accuse(sums, chunk, member, refuted):
+                audits.on_wrong(auditor, chunk)
+        elif verdict.missing:
+            audits.on_missing(auditor, chunk, verdict.missing)
+        else:
+            audits.on_right(auditor, chunk)
+        return True
 
     # ---- what came of it -------------------------------------------------------------------------------
 
     def on_audited(self, member: Member, said: Audited) -> Verdict:
         known = False
+        audits, sums = self._first.get(said.round_no, (None, None))
         for verdict in said.chunks:
+            if audits is not None and sums is not None:
+                known |= self._on_first(audits, sums, member, verdict)
+                continue
             task = self._tasks.get((said.round_no, verdict.chunk))
             if task is None or task.auditor != member.peer:
                 continue  # it was not asked, or not any more
@@ -181,6 +243,7 @@ def _fields(tasks: list[Task]) -> dict[str, object]:
             task.chunk,
             _of(commit.hashes, task.chunk),
             b"".join(_of(hashes, task.chunk) for hashes in lists),
+            task.question,
         )
         for task in tasks
     ]

@@ -9,27 +9,23 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 
 from farflung.coordinator.batches.batches import Batches, Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, RoundRules, Settled, Waiting
-from farflung.coordinator.rounds.shares import codecs_by_member
+from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, Settled, Waiting
+from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for
 from farflung.coordinator.rounds.steadiness import Steadiness
-from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
+from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import found_useless
+from farflung.coordinator.run.discipline import LEAST_ACCUSERS, found_useless
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.settling import Settling
-from farflung.coordinator.run.witness import CommittedSums, Witness
+from farflung.coordinator.run.witness import Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import AMOUNT_MAX, MEMBERS_PER_ROUND
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     Aborted,
     Committed,
@@ -39,8 +35,7 @@ from farflung.protocol.messages import (
     ProgressReport,
     Sent,
 )
-from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Plan
+from farflung.protocol.round_words import Plan
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -55,15 +50,16 @@ class Conductor:
         self,
         core: Core,
         fragment: int,
-        on_sums: Callable[[CommittedSums], None] = lambda sums: None,
+        auditing: Auditing | None = None,
         batches: Batches | None = None,
     ) -> None:
-        """`on_sums` is told of each commit, after it was written, with what proves whose sums it is made of.
+        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of; before
+        it, where nothing is committed that was not merged again.
 
         `batches` says who must be in a round, where updates are synchronous batches.
         """
         self.core = core
-        self._on_sums = on_sums
+        self._auditing = auditing
         self.fragment = fragment
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
@@ -180,8 +176,14 @@ class Conductor:
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        if not here & self.core.members.can_own(self.core.now):
+        owners = here & self.core.members.can_own(self.core.now)
+        if not owners:
             return "no ready peer can be dialled, so nobody can own a chunk"
+        first = min(self.core.manifest.merge.audit_first, len(here) - 1)
+        if len(owners) <= first and len(here) >= len(owners) + 2:
+            # Two that can't be dialled get nothing of each other: neither could do a sum again.
+            told = "peers that others can dial, to merge everything again before the commit"
+            return f"{len(owners)} of at least {first + 1} {told}"
         return ""
 
     @property
@@ -207,14 +209,16 @@ class Conductor:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
             return  # the first member brings it, and nobody is ready before
-        codecs = self._codecs_for(peers, model)
+        beats = {peer: core.members.members[peer].beat for peer in peers}
+        codecs = codecs_for(beats, manifest, model, self._codecs)
+        self._codecs |= codecs
         plan = Plan(
             round_no=core.ledger.round_no + 1,
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=self._owners(peers, codecs, model),
-            codecs=codecs,
+            owners=owners_for(beats, codecs, core.members.can_own(core.now), self.fragment, manifest, model),
+            codecs=tuple(codecs.values()),
             fragment=self.fragment,
         )
         rules = replace(
@@ -224,6 +228,8 @@ class Conductor:
         )
         core.write(Opened(plan=plan))
         self.round = flight = InFlight(plan, rules, core.now, core.name)
+        if self._auditing is not None and len(peers) > 1:  # alone, nobody else can
+            flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}"
@@ -242,40 +248,6 @@ class Conductor:
                 f"{'1 more round' if rounds == 1 else f'{rounds} more rounds'}"
             )
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
-
-    def _codecs_for(self, peers: list[str], model: ModelSchema) -> tuple[str, ...]:
-        """The codec of each one's contribution: the run's, or what its line can carry in time."""
-        rules = self.core.manifest.round
-        if rules.codec != AUTO:
-            return (rules.codec,) * len(peers)
-        # All fragments may be on their way at once: what counts is the whole model.
-        values = model.chunk_count * model.chunk_elements
-        sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
-        lines = shares.smoothed([self._rates(peer, LADDER[0]) for peer in peers])
-        up = {peer: line.up_bytes_per_s for peer, line in zip(peers, lines, strict=True)}
-        chosen = codecs_by_member(sizes, up, rules.scatter_grace_s, self._codecs)
-        self._codecs |= chosen
-        return tuple(chosen[peer] for peer in peers)
-
-    def _owners(self, peers: list[str], codecs: tuple[str, ...], model: ModelSchema) -> tuple[int, ...]:
-        """Each fragment begins with another peer: small fragments must not all end up with the first one."""
-        core, turn = self.core, self.fragment % len(peers)
-        rates = shares.smoothed([self._rates(peer, codec) for peer, codec in zip(peers, codecs, strict=True)])
-        owners = shares.assign(
-            fragments_of(model.chunk_count, core.ledger.fragments)[self.fragment].count,
-            peers[turn:] + peers[:turn],
-            core.members.can_own(core.now),
-            rates[turn:] + rates[:turn],
-            BITS_PER_VALUE[core.manifest.round.gather_codec],
-        )
-        return tuple((owner + turn) % len(peers) for owner in owners)
-
-    def _rates(self, peer: str, codec: str) -> shares.Rates:
-        beat = self.core.members.members[peer].beat
-        if beat is None:
-            return shares.Rates(None, None, BITS_PER_VALUE[codec], True)
-        up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
-        return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
 
     # ---- moving on -----------------------------------------------------------------------------------
 
@@ -334,6 +306,7 @@ class Conductor:
             self.abort(AbortCause.COMPLETE, "the run is complete")
         while (flight := self.round) is not None:
             alive = {member.peer for member in self.holders if self.counts_on(member)}
+            self._audit_first(flight, alive)
             step = flight.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
             match step:
                 case Waiting(reason):
@@ -352,7 +325,10 @@ class Conductor:
                     self._tell_members(flight, OpenRound, plan=plan)
                 case Settled():
                     self._announce(flight, step)
-                case Failed(reason, cause, unfit, dropped, lost):
+                case Failed(reason, cause, unfit, dropped, lost, silent):
+                    for peer in sorted(silent):
+                        told = "asked to merge results again, it said nothing for a whole round"
+                        self.core.strike(peer, told)
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(
@@ -363,6 +339,25 @@ class Conductor:
                         self.batches.give_up(lost, reason)
                 case Done():
                     self._commit(flight, step)
+
+    def _audit_first(self, flight: InFlight, alive: set[str]) -> None:
+        """Where nothing is committed that was not merged again: whoever was found out has no part in it any more, and
+        auditors hear of new results."""
+        auditing, audits = self._auditing, flight.audits
+        if auditing is None or audits is None or flight.decision is None:
+            return
+        for maker in sorted({made.peer for made in flight.makers.values()}):
+            if auditing.cases.is_out(maker):
+                told = "it is banned, and what it made with it"
+                flight.on_found_out(maker, Excluded(ExclusionCause.UNUSABLE, told))
+        for author, count in sorted(audits.withholding().items()):
+            told = "most of those who are to merge results again do not get its contribution"
+            flight.on_found_out(author, Excluded(ExclusionCause.NOT_WHOLE, told))
+            if count >= LEAST_ACCUSERS:
+                self.core.strike(author, told)
+        if not flight.void:
+            sums = self._witness.before_commit(flight, flight.decision, self.processes)
+            auditing.look_first(audits, sums, alive)
 
     def _announce(self, flight: InFlight, step: Settled) -> None:
         core, decision, screening = self.core, step.decision, flight.screening
@@ -421,6 +416,8 @@ class Conductor:
         self.core.write(told)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(flight)
+        if self._auditing is not None:
+            self._auditing.end_first(number)
         self._tell_members(flight, Aborted, round_no=number, reason=reason)
         self.round = None
         if cause is AbortCause.SHARE_LOST:
@@ -482,7 +479,8 @@ class Conductor:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 core.tell(member, Committed, commit=commit, nonce=self.settling.nonce(commit.version))
-        self._on_sums(sums)
+        if self._auditing is not None:
+            self._auditing.on_commit(sums)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:
@@ -521,53 +519,3 @@ def _clipped(flight: InFlight, included: Sequence[str]) -> dict[str, str]:
 
 def _peers(count: int) -> str:
     return "1 peer" if count == 1 else f"{count} peers"
-
-
-# ---- the rules of one round ---------------------------------------------------------------------------
-
-
-OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
-PROBATION_WEIGHT = 0.1
-NEW_ROUNDS = 3  # that a member may have trained before its work goes in for the first time
-
-
-def rules_for(manifest: Manifest, book: FragmentBook, peers: Sequence[str]) -> RoundRules:
-    merge = MergeRules(
-        robust=manifest.merge.policy == "robust",
-        clip=manifest.merge.clip,
-        guard=manifest.merge.guard,
-        trust={peer: _trust(manifest, book.trust[peer]) for peer in peers},
-        norms=tuple(norm for norm, _ in book.norms.values()),
-        trusted=frozenset(manifest.admission.trusted),
-        usual_rate=median(book.rates.values()) if len(book.rates) >= NORMS_LEAST else 0.0,
-        rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
-        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
-        refused=book.dropped_at == book.version,
-    )
-    return RoundRules(
-        manifest.run.min_peers,
-        manifest.round.scatter_grace_s,
-        manifest.round.round_timeout_s,
-        manifest.round.weight_cap,
-        manifest.round.gather_codec,
-        merge,
-    )
-
-
-def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
-    """Who takes part where not all fit into one round: the first ones, and at least a few that can own chunks."""
-    taken, rest = list(ready[:most]), list(ready[most:])
-    owners = sum(peer in can_own for peer in taken)
-    for peer in [peer for peer in rest if peer in can_own][: max(0, OWNERS_LEAST - owners)]:
-        last = next((at for at in reversed(range(len(taken))) if taken[at] not in can_own), None)
-        if last is not None:
-            taken[last] = peer
-    return taken
-
-
-def _trust(manifest: Manifest, commits: int) -> float:
-    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
-    the ramp."""
-    served = commits - manifest.admission.probation_rounds
-    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
-    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp

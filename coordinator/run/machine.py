@@ -81,9 +81,7 @@ class RunMachine:
         self.auditing = Auditing(self.core, random, self.discipline)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
-        self.conductors = [
-            Conductor(self.core, each, self.auditing.on_commit, self.batches) for each in fragments
-        ]
+        self.conductors = [Conductor(self.core, each, self.auditing, self.batches) for each in fragments]
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)

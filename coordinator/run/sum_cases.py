@@ -8,10 +8,11 @@ anybody, or it gets a strike.  The only bytes of a model that a coordinator ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.coordinator.court.questions import Answer, Wanted
-from farflung.coordinator.ledger.proofs import WrongSum
+from farflung.coordinator.ledger.proofs import SUM_IS_RIGHT, WrongSum
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
@@ -32,6 +33,8 @@ class Case:
     sums: CommittedSums
     chunk: int
     accuser: str
+    # The accuser has not shown what it said.  True: the sum was done here, and it is right.
+    on_refuted: Callable[[bool], None] = lambda computed: None
     asked: dict[int, str] = field(default_factory=dict)  # question -> whose contribution
     shown: dict[str, bytes] = field(default_factory=dict)
 
@@ -54,10 +57,16 @@ class SumCases:
 
     # ---- what is asked -------------------------------------------------------------------------------
 
-    def accuse(self, sums: CommittedSums, chunk: int, accuser: Member) -> bool:
+    def accuse(
+        self,
+        sums: CommittedSums,
+        chunk: int,
+        accuser: Member,
+        on_refuted: Callable[[bool], None] = lambda computed: None,
+    ) -> bool:
         """False: not now; it will say so again."""
         maker = sums.makers[chunk].peer
-        if self._is_out(maker):
+        if self.is_out(maker):
             return True
         busy = any(case.accuser == accuser.peer for case in self._cases)
         if busy or len(self._cases) >= OPEN_MOST or len(sums.commit.included) * self._most > PROOF_BYTES_MOST:
@@ -66,7 +75,7 @@ class SumCases:
         what = f"chunk {chunk} of version {sums.commit.version}"
         told = f"{name(accuser.peer)} says that {name(maker)} summed {what} wrongly"
         self._core.note(f"{told}; the contributions are asked for")
-        case = Case(sums, chunk, accuser.peer)
+        case = Case(sums, chunk, accuser.peer, on_refuted)
         self._cases.append(case)
         for author in case.authors:
             case.asked[self._ask(case, accuser.peer, author)] = author
@@ -85,7 +94,13 @@ class SumCases:
         self.struck.append(peer)
         self._core.strike(peer, why)
 
-    def _is_out(self, peer: str) -> bool:
+    def _refute(self, case: Case, why: str, computed: bool) -> None:
+        if self.is_out(case.sums.makers[case.chunk].peer):
+            return  # for another sum, and whoever accused it has nothing left to show
+        self._strike(case.accuser, why)
+        case.on_refuted(computed)
+
+    def is_out(self, peer: str) -> bool:
         return self._core.ledger.register.ban_of(peer, "", self._core.clock_s) is not None
 
     @property
@@ -133,7 +148,7 @@ class SumCases:
                 if answer.raw is None
                 else "shows other bytes"
             )
-            self._strike(case.accuser, f"it said that a sum is wrong, and {what}")
+            self._refute(case, f"it said that a sum is wrong, and {what}", computed=False)
             return
         case.shown[author] = answer.raw
         if not case.asked:
@@ -159,7 +174,7 @@ class SumCases:
     def _judge(self, case: Case) -> None:
         core, sums = self._core, case.sums
         made = sums.makers[case.chunk]
-        if self._is_out(made.peer):
+        if self.is_out(made.peer):
             return  # for another chunk, while this one was shown
         proof = WrongSum(
             core.run_id,
@@ -174,7 +189,8 @@ class SumCases:
         )
         problem = proof.problem()
         if problem:
-            self._strike(case.accuser, f"it said that a sum is wrong which is right: {problem}"[:200])
+            why = f"it said that a sum is wrong which is right: {problem}"[:200]
+            self._refute(case, why, computed=problem == SUM_IS_RIGHT)
             return
         name = core.name
         why = f"it summed chunk {case.chunk} of version {sums.commit.version}{core.of(sums.plan.fragment)} wrongly"

@@ -26,7 +26,7 @@ from farflung.protocol.signing import verify
 
 @dataclass(frozen=True)
 class CommittedSums:
-    """A commit, and who signed for what it is made of."""
+    """A commit, or what is to be one, and who signed for what it is made of."""
 
     plan: Plan
     decision: Decision
@@ -86,21 +86,29 @@ class Witness:
         return ""
 
     def on_commit(self, commit: Commit, flight: InFlight, processes: Mapping[str, bytes]) -> CommittedSums:
-        said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
         assert flight.decision is not None  # or there were nothing to commit
-        made = CommittedSums(
-            flight.plan,
-            flight.decision,
-            commit,
-            said,
-            dict(flight.makers),
-            dict(self._identities),
-            dict(processes),
-        )
+        made = self._sums(commit, flight, flight.decision, processes)
         for known in (self._said, self._proven, self._identities):
             known.clear()
-        self._core.do(KeepEvidence(commit, tuple(said.values())))
+        self._core.do(KeepEvidence(commit, tuple(made.said.values())))
         return made
+
+    def before_commit(
+        self, flight: InFlight, decision: Decision, processes: Mapping[str, bytes]
+    ) -> CommittedSums:
+        """As it would be committed: what is not merged yet has no hash."""
+        plan = flight.plan
+        hashes = b"".join(flight.merged.get(chunk, bytes(HASH_BYTES)) for chunk in range(len(plan.owners)))
+        codec, weights = flight.rules.gather_codec, decision.weights
+        commit = Commit(plan.version + 1, plan.round_no, plan.members, weights, hashes, codec, plan.fragment)
+        return self._sums(commit, flight, decision, processes)
+
+    def _sums(
+        self, commit: Commit, flight: InFlight, decision: Decision, processes: Mapping[str, bytes]
+    ) -> CommittedSums:
+        said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
+        known = dict(self._identities), dict(processes)
+        return CommittedSums(flight.plan, decision, commit, said, dict(flight.makers), *known)
 
 
 def _place(chunk: int) -> int:

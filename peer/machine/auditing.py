@@ -3,6 +3,7 @@
 Part of the peer machine.  The coordinator names the chunks, the weights, and the hashes of all contributions, as their
 authors signed them; the authors keep their bytes for two more commits.  An audit waits for rounds, takes one chunk at a
 time and asks few authors at once, so that it costs a line little.  What it found is said again whenever it is asked.
+Chunks of the round in flight go first, a few at a time: nothing is committed before they are merged again.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
 done the sum itself.
@@ -27,6 +28,9 @@ from farflung.protocol.verdicts import Verdict
 ASK_AT_ONCE = 8  # authors
 ASK_AGAIN_S = 1.0
 PATIENCE_S = 12.0  # without a byte of those that are asked: they do not give it
+FIRST_PATIENCE_S = 5.0  # the same, where a round waits for it
+FIRST_AT_ONCE = 4  # chunks of rounds in flight
+SEEN_LATELY_S = 10.0  # an accusation of which nothing was asked for so long makes room for the next one
 BUSY_EVERY_S = 5.0  # a chunk now and then in a run whose rounds never end
 ACCUSED_KEPT_S = 60.0  # contributions behind an accusation wait so long to be seen
 VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
@@ -35,7 +39,7 @@ VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
 Tell = Callable[[int, tuple[ChunkVerdict, ...]], Effect]
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One drawn chunk."""
 
@@ -53,6 +57,11 @@ class Task:
         return self.audit.round_no, self.number
 
     @property
+    def name(self) -> tuple[int, int, int]:
+        """Before a commit another result may come in the same place."""
+        return self.audit.round_no, self.number, self.drawn.question
+
+    @property
     def missing(self) -> list[str]:
         return [peer for peer in self.audit.members if peer not in self.shelf]
 
@@ -64,13 +73,22 @@ class Task:
         return split_hashes(self.drawn.hashes)[self.audit.members.index(peer)]
 
 
+@dataclass
+class Accused:
+    """What I called wrong, with the contributions that show it."""
+
+    task: Task
+    until: float  # they are kept
+    seen_at: float  # when something of it was asked for last
+
+
 class Auditing:
     def __init__(self, me: str, run_tag: bytes, part: Participation, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
         self._queue: deque[Task] = deque()
-        self._now_at: Task | None = None
-        self._accused: tuple[Task, float] | None = None  # and until when its contributions are kept
-        self._verdicts: OrderedDict[tuple[int, int], ChunkVerdict] = OrderedDict()
+        self._at_work: dict[tuple[int, int], Task] = {}  # by round and chunk
+        self._accused: Accused | None = None
+        self._verdicts: OrderedDict[tuple[int, int, int], ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
 
     # ---- the coordinator's words ----------------------------------------------------------------------------
@@ -85,55 +103,89 @@ class Auditing:
             if drawn.chunk >= lane.fragment.count or len(drawn.hashes) != count * HASH_BYTES:
                 continue
             task = Task(audit, drawn, lane.fragment.first + drawn.chunk)
-            known = self._verdicts.get(task.key)
-            accused = self._accused[0].key if self._accused is not None else None
-            if known is not None and (not known.wrong or task.key == accused):
-                again.append(
-                    known
-                )  # an accusation that can't be shown any more is not repeated: it is made anew
-            elif len(self._queue) < CHUNKS_PER_FRAGMENT and not self._is_known(task):
-                self._queue.append(task)
+            known = self._verdicts.get(task.name)
+            if known is not None and self._stands(task, known):
+                again.append(known)
+            elif len(self._queue) < CHUNKS_PER_FRAGMENT:
+                self._take_up(task)
         told = [self._tell(audit.round_no, tuple(again))] if again else []
         return [*told, *self.on_timer(now)]
 
-    def _is_known(self, task: Task) -> bool:
-        at_work = [self._now_at] if self._now_at is not None else []
-        return any(each.key == task.key for each in [*at_work, *self._queue])
+    def _stands(self, task: Task, known: ChunkVerdict) -> bool:
+        """An accusation that can't be shown any more is not repeated: it is made anew.  And whoever did not give its
+        contribution to a round in flight may give it now."""
+        if known.wrong:
+            return self._accused is not None and self._accused.task.name == task.name
+        return not (known.missing and self._is_first(task))
+
+    def _take_up(self, task: Task) -> None:
+        """Of a chunk of one round the newest word counts."""
+        if any(each.name == task.name for each in [*self._at_work.values(), *self._queue]):
+            return
+        self._queue = deque(each for each in self._queue if each.key != task.key)
+        self._at_work.pop(task.key, None)
+        self._queue.append(task)
+
+    def _is_first(self, task: Task) -> bool:
+        """Its round is in flight, and waits for it."""
+        return self._part.lanes[task.audit.fragment].is_in_flight(task.audit.round_no)
 
     def contribution(self, show: Show, now: float) -> Payload | None:
         """Of a peer to a chunk, for the coordinator: mine, or one behind my accusation."""
         lane = self._part.lane_of_chunk(show.chunk)
-        mine = (
-            lane.kept.piece(show.round_no, show.chunk) if lane is not None and show.peer == self._me else None
-        )
-        if mine is not None:
-            return mine.payload
-        if self._accused is None or self._accused[0].key != (show.round_no, show.chunk):
+        if lane is not None and show.peer == self._me:
+            if (mine := lane.my_piece(show.round_no, show.chunk)) is not None:
+                return mine.payload
+        accused = self._accused
+        if accused is None or accused.task.key != (show.round_no, show.chunk):
             return None
-        task = self._accused[0]
-        self._accused = (task, now + ACCUSED_KEPT_S)  # it takes its time over a thin line
-        return task.shelf.get(show.peer)
+        accused.until, accused.seen_at = now + ACCUSED_KEPT_S, now  # it takes its time over a thin line
+        return accused.task.shelf.get(show.peer)
 
     # ---- time ------------------------------------------------------------------------------------------------
 
     def on_timer(self, now: float) -> list[Effect]:
-        if self._accused is not None and now >= self._accused[1]:
+        if self._accused is not None and now >= self._accused.until:
             self._accused = None
-        task = self._now_at
-        if task is None:
-            if not self._queue or self._accused is not None:
-                return []
-            if self._part.expects_bytes and now - self._begun_at < BUSY_EVERY_S:
-                return []
-            self._now_at = task = self._queue.popleft()
-            self._begun_at = task.news_at = now
-            self._take_my_own(task)
-        if task.merging:
+        self._drop_the_void()
+        self._begin_some(now)
+        return [effect for task in list(self._at_work.values()) for effect in self._go_on(task, now)]
+
+    def _drop_the_void(self) -> None:
+        """Rounds that waited for it and are over."""
+        over = [each for each in [*self._queue, *self._at_work.values()] if each.drawn.question]
+        for task in [each for each in over if not self._is_first(each)]:
+            self._at_work.pop(task.key, None)
+            if task in self._queue:
+                self._queue.remove(task)
+
+    def _begin_some(self, now: float) -> None:
+        for task in [each for each in self._queue if self._is_first(each)]:
+            if sum(map(self._is_first, self._at_work.values())) < FIRST_AT_ONCE:
+                self._queue.remove(task)
+                self._begin(task, now)
+        if not self._queue or self._at_work or self._accused is not None:
+            return
+        if self._part.expects_bytes and now - self._begun_at < BUSY_EVERY_S:
+            return
+        if not self._is_first(self._queue[0]):
+            self._begun_at = now
+        self._begin(self._queue.popleft(), now)
+
+    def _begin(self, task: Task, now: float) -> None:
+        self._at_work[task.key] = task
+        task.news_at = now
+        self._take_my_own(task)
+
+    def _go_on(self, task: Task, now: float) -> list[Effect]:
+        """Ask for what is missing, merge what is here, or give up."""
+        if task.merging or task.key not in self._at_work:
             return []
         lacking = task.missing
         if not lacking:
             return self._merge(task, now)
-        if task.refused or now - task.news_at >= PATIENCE_S:
+        patience_s = FIRST_PATIENCE_S if self._is_first(task) else PATIENCE_S
+        if task.refused or now - task.news_at >= patience_s:
             silent = [peer for peer in lacking if peer in task.asked_at]
             return self._end(task, False, tuple(sorted(task.refused)) or tuple(silent))
         due = [
@@ -147,14 +199,12 @@ class Auditing:
 
     def on_arriving(self, peers: set[str], now: float) -> None:
         """Bytes of them come in: what is asked for may be among them, and is not asked for again."""
-        task = self._now_at
-        for peer in peers.intersection(task.missing) if task is not None else ():
-            assert task is not None
-            task.news_at = task.asked_at[peer] = now
+        for task in self._at_work.values():
+            for peer in peers.intersection(task.missing):
+                task.news_at = task.asked_at[peer] = now
 
     def _take_my_own(self, task: Task) -> None:
-        lane = self._part.lanes[task.audit.fragment]
-        mine = lane.kept.piece(task.audit.round_no, task.number)
+        mine = self._part.lanes[task.audit.fragment].my_piece(task.audit.round_no, task.number)
         if self._me not in task.audit.members:
             return
         if mine is not None and mine.hash == task.hash_of(self._me):
@@ -165,9 +215,10 @@ class Auditing:
     # ---- what arrives -------------------------------------------------------------------------------------------
 
     def takes(self, sender: str, frame: Frame, now: float) -> bool:
-        """A frame for the chunk in hand; its payload matched its own hash."""
-        task, header = self._now_at, frame.header
-        if task is None or (header.round_no, header.chunk) != task.key or task.merging:
+        """A frame for a chunk in hand; its payload matched its own hash."""
+        header = frame.header
+        task = self._at_work.get((header.round_no, header.chunk))
+        if task is None or task.merging:
             return False
         if header.kind != Kind.CONTRIBUTION or sender not in task.audit.members:
             return False
@@ -185,28 +236,33 @@ class Auditing:
         audit = task.audit
         for codec, payload in zip(audit.codecs, task.payloads, strict=True):
             if not self._part.is_payload(codec, payload):
-                return self._accuse(
-                    task, now
-                )  # an honest owner refuses it: nothing that holds it is a right sum
+                # An honest owner refuses it: nothing that holds it is a right sum.
+                return self._accuse(task, now)
         task.merging = True
-        return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights)]
+        number = task.drawn.question
+        return [MergeAgain(audit.round_no, number, task.number, task.payloads, audit.weights)]
 
     def on_merged(self, effect: MergeAgain, made: object, now: float) -> list[Effect]:
-        task = self._now_at
-        if task is None or task.key != (effect.round_no, effect.chunk) or not isinstance(made, bytes):
+        task = self._at_work.get((effect.round_no, effect.chunk))
+        if task is None or task.drawn.question != effect.decision_no or not isinstance(made, bytes):
             return []
         if hash_bytes(made) == task.drawn.result:
-            return self._end(task, False)
-        return self._accuse(task, now)
+            return [*self._end(task, False), *self.on_timer(now)]
+        return [*self._accuse(task, now), *self.on_timer(now)]
 
     def _accuse(self, task: Task, now: float) -> list[Effect]:
-        self._accused = (task, now + ACCUSED_KEPT_S)
+        if self._accused is not None and now - self._accused.seen_at < SEEN_LATELY_S:
+            del self._at_work[
+                task.key
+            ]  # one accusation at a time is kept to be shown; it is asked of me again
+            return []
+        self._accused = Accused(task, now + ACCUSED_KEPT_S, now)
         return self._end(task, True)
 
     def _end(self, task: Task, wrong: bool, missing: tuple[str, ...] = ()) -> list[Effect]:
-        self._now_at = None
-        verdict = ChunkVerdict(task.drawn.chunk, wrong, missing)
-        self._verdicts[task.key] = verdict
+        self._at_work.pop(task.key, None)
+        verdict = ChunkVerdict(task.drawn.chunk, wrong, missing, task.drawn.question)
+        self._verdicts[task.name] = verdict
         while len(self._verdicts) > VERDICTS_KEPT:
             self._verdicts.popitem(last=False)
         return [self._tell(task.audit.round_no, (verdict,))]

@@ -17,7 +17,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.round.kept import KeptContributions
-from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.member import MemberRound, Piece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import (
     Effect,
@@ -203,6 +203,15 @@ class Lane:
     def made_by_round(self) -> int:
         """The round that made my version, 0 if I do not know."""
         return self._last_commit.round_no if self._last_commit.version == self.version else 0
+
+    def is_in_flight(self, round_no: int) -> bool:
+        return self.round is not None and self.round.plan.round_no == round_no
+
+    def my_piece(self, round_no: int, chunk: int) -> Piece | None:
+        """What I sent of this chunk of the model in that round, as far as I still have it."""
+        if self.round is not None and self.round.plan.round_no == round_no:
+            return self.round.mine.get(chunk - self.fragment.first)
+        return self.kept.piece(round_no, chunk)
 
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class VirtualBatchTrainer(VirtualTrainer):
                 self.host.from_trainer(word)
             case do.WriteAnchor():
                 self.host.anchor.copy_(self.first_values())
-                self.host.state.restart_momentum()
+                self.host.state.restart_moments()
             case do.LoadAnchor():
                 self.world.observe("loaded", (self.host, self, effect))
             case do.DropSums():

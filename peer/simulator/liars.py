@@ -1,5 +1,5 @@
-"""Members of the simulator that lie to the coordinator about the state that they hold, or about the work of others, alone
-or in league.
+"""Members of the simulator that lie to the coordinator, alone or in league: about the state that they hold, or about
+the work of others.
 
 Called by the simulator with every message that such a member is about to send; what comes back is sent instead.  A
 liar's machine is an honest one underneath: it has the run's true state and was believed before it lies, so its lies

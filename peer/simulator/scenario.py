@@ -87,12 +87,15 @@ class Scenario:
     work_lies_early: bool = False  # from the start on
     believed_most: float = 8.0  # times the tokens that such a liar has, so many may be believed
     audit: float = 0.037  # share of chunks that are merged again
+    audit_first: int = 0  # so many merge each chunk again before the commit
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     league: int = 0  # so many of the others audit for it, and find nothing
     restarts: bool = (
         False  # these others restart instead after every commit that they are in, with what they sent
     )
     accuses: bool = False  # the last peer calls every sum wrong that it audits
+    mutes: bool = False  # it says nothing of what it audits
+    withholds: bool = False  # it gives what it contributed to owners, and not to auditors
     # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
     cut_off: int = 0
     cut_off_at_s: float = 0.0
@@ -294,6 +297,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [merge]
         policy = "{scenario.policy}"
         audit = {scenario.audit}
+        audit_first = {scenario.audit_first}
         [net]
         heartbeat_s = 1.0
         dead_after_s = 3.0

@@ -48,7 +48,7 @@ from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Frame, Payload, Spoiled, check_payload, claimed, parse
+from farflung.protocol.frames import Frame, Kind, Payload, Spoiled, check_payload, claimed, parse
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Audited, FromMember, Message
 from farflung.protocol.moments import tag_of
@@ -107,7 +107,9 @@ class World:
         self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
         self.cheated: dict[int, int] = {}  # by round, the chunk that is made wrong
         self.told_by_auditors: list[Audited] = []
-        about_sums = scenario.league + (scenario.cheats or scenario.accuses)
+        self.invariants.nothing_wrong = scenario.audit_first > scenario.league
+        lies_itself = scenario.cheats or scenario.accuses or scenario.mutes or scenario.withholds
+        about_sums = scenario.league + lies_itself
         self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
         by_peer = {_peer_of(key): key for key in self._keys}
         self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
@@ -254,7 +256,7 @@ class World:
             after=self.after,
             delay=self._local_delay,
             to_door=lambda peer, effect: self._deliver(peer, COORDINATOR, effect.message, _DOOR[0], me.key),
-            to_coordinator=lambda peer, effect: self._say(peer, self._told(peer, effect.message), me.key),
+            to_coordinator=lambda peer, effect: self._say(peer, effect.message, me.key),
             to_peer=self._send_frame,
             survives=self.survives,
             observe=self._observe,
@@ -281,7 +283,8 @@ class World:
         return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
-        said = self.league.says(self.peers[peer], message) if peer in self.league.members else message
+        told = self._told(peer, message)
+        said = self.league.says(self.peers[peer], told) if told and peer in self.league.members else told
         if said is not None:
             self._deliver(peer, COORDINATOR, self.work_league.said(peer, said), _MEMBERS[0], key)
 
@@ -341,6 +344,8 @@ class World:
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         if not (self._dialable(source) or self._dialable(effect.to)):
             return  # nobody can open a connection between the two
+        if self._withholds(source, effect):
+            return
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
             header, payload = spoil(header, payload, self.random)
@@ -379,12 +384,25 @@ class World:
         self.invariants.cheated.add(hash_bytes(wrong))
         return wrong
 
-    def _told(self, peer: str, message: FromMember) -> FromMember:
+    def _told(self, peer: str, message: FromMember) -> FromMember | None:
         if isinstance(message, Audited) and peer in self.invariants.liars:
+            if self.scenario.mutes:
+                return None
             message = lied(message, wrong=self.scenario.accuses)
         if isinstance(message, Audited):
             self.told_by_auditors.append(message)
         return message
+
+    def _withholds(self, source: str, effect: SendFrame) -> bool:
+        """Owners get its contribution, and auditors do not."""
+        if not self.scenario.withholds or source != _peer_of(self._keys[-1]):
+            return False
+        header, part = effect.frame.header, self.peers[source].machine.part
+        lane = part.lane_of_chunk(header.chunk) if part is not None else None
+        if header.kind != Kind.CONTRIBUTION or lane is None:
+            return False
+        flight = lane.round if lane.is_in_flight(header.round_no) else None
+        return flight is None or flight.plan.owner_of(header.chunk - lane.fragment.first) != effect.to
 
     def _is_hostile(self, peer: str) -> bool:
         # Else a seed keeps its course.

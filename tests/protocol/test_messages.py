@@ -207,8 +207,8 @@ FROZEN_FIELDS = {
     "gone": "session seq reason final",
 }
 FROZEN_PARTS = {
-    m.ChunkVerdict: "chunk wrong missing",
-    m.DrawnChunk: "chunk result hashes",
+    m.ChunkVerdict: "chunk wrong missing question",
+    m.DrawnChunk: "chunk result hashes question",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
     m.BatchBeat: "version seat trainer counted unusable want unit_s",
     m.BatchTick: "version epoch start stop count seat granted freeze",

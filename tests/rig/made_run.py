@@ -19,7 +19,8 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.run.conductor import Conductor, rules_for
+from farflung.coordinator.rounds.opening import rules_for
+from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member

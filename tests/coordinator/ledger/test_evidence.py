@@ -16,7 +16,7 @@ from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.evidence import Evidence, Said, is_signed
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.run.conductor import rules_for
+from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Membership

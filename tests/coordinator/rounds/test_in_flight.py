@@ -17,11 +17,11 @@ from farflung.coordinator.rounds.in_flight import (
     Failed,
     InFlight,
     Moved,
-    RoundRules,
     Settled,
     Step,
     Waiting,
 )
+from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes

@@ -16,8 +16,8 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Admitted, Record, Started
 from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
 from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run.admission import COMES_PER_MINUTE, Admission
-from farflung.coordinator.run.conductor import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine

@@ -20,16 +20,9 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, chosen, rules_for
 from farflung.coordinator.rounds.steadiness import FORGIVEN
-from farflung.coordinator.run.conductor import (
-    PROBATION_WEIGHT,
-    RETRY_S,
-    WITHHELD_MOST,
-    Conductor,
-    Witness,
-    chosen,
-    rules_for,
-)
+from farflung.coordinator.run.conductor import RETRY_S, WITHHELD_MOST, Conductor, Witness
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
 from farflung.coordinator.run.membership import Member

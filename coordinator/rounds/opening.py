@@ -1,0 +1,141 @@
+"""How a round begins: by which rules, with whom, who owns which chunk, and in which codec contributions travel.  Pure.
+
+Called by the conductor, which knows who is ready.  Must not know members, sessions or what was said of a round in
+flight: it is given the peers, their last beats, and what the books know of the fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds.shares import codecs_by_member
+from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
+from farflung.protocol.fragments import fragments_of
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Beat
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
+
+OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
+PROBATION_WEIGHT = 0.1
+NEW_ROUNDS = 3  # that a member may have trained before its work goes in for the first time
+
+Beats = Mapping[str, Beat | None]  # of each peer that takes part, in order
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    min_peers: int
+    scatter_grace_s: float
+    round_timeout_s: float
+    weight_cap: float
+    gather_codec: str
+    merge: MergeRules = field(default_factory=MergeRules)
+    # Of a synchronous batch: those who must all be in the commit, by their tokens exactly; each has counted a share.
+    whole: frozenset[str] = frozenset()
+
+
+class Book(Protocol):
+    """What is known of the fragment from the rounds before."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def trust(self) -> Mapping[str, int]: ...
+    @property
+    def norms(self) -> Mapping[int, tuple[float, float]]: ...
+    @property
+    def rates(self) -> Mapping[int, float]: ...
+    @property
+    def last_in(self) -> Mapping[str, int]: ...
+    @property
+    def dropped_at(self) -> int: ...
+
+
+def rules_for(manifest: Manifest, book: Book, peers: Sequence[str]) -> RoundRules:
+    merge = MergeRules(
+        robust=manifest.merge.policy == "robust",
+        clip=manifest.merge.clip,
+        guard=manifest.merge.guard,
+        trust={peer: _trust(manifest, book.trust.get(peer, 0)) for peer in peers},
+        norms=tuple(norm for norm, _ in book.norms.values()),
+        trusted=frozenset(manifest.admission.trusted),
+        usual_rate=median(book.rates.values()) if len(book.rates) >= NORMS_LEAST else 0.0,
+        rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
+        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
+        refused=book.dropped_at == book.version,
+    )
+    return RoundRules(
+        manifest.run.min_peers,
+        manifest.round.scatter_grace_s,
+        manifest.round.round_timeout_s,
+        manifest.round.weight_cap,
+        manifest.round.gather_codec,
+        merge,
+    )
+
+
+def _trust(manifest: Manifest, commits: int) -> float:
+    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
+    the ramp."""
+    served = commits - manifest.admission.probation_rounds
+    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
+    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
+
+
+def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
+    """Who takes part where not all fit into one round: the first ones, and at least a few that can own chunks."""
+    taken, rest = list(ready[:most]), list(ready[most:])
+    owners = sum(peer in can_own for peer in taken)
+    for peer in [peer for peer in rest if peer in can_own][: max(0, OWNERS_LEAST - owners)]:
+        last = next((at for at in reversed(range(len(taken))) if taken[at] not in can_own), None)
+        if last is not None:
+            taken[last] = peer
+    return taken
+
+
+def codecs_for(
+    beats: Beats, manifest: Manifest, model: ModelSchema, given_last: Mapping[str, str]
+) -> dict[str, str]:
+    """The codec of each one's contribution: the run's, or what its line can carry in time."""
+    rules = manifest.round
+    if rules.codec != AUTO:
+        return dict.fromkeys(beats, rules.codec)
+    # All fragments may be on their way at once: what counts is the whole model.
+    values = model.chunk_count * model.chunk_elements
+    sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
+    lines = shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()])
+    up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines, strict=True)}
+    return codecs_by_member(sizes, up, rules.scatter_grace_s, given_last)
+
+
+def owners_for(
+    beats: Beats,
+    codecs: Mapping[str, str],
+    can_own: Set[str],
+    fragment: int,
+    manifest: Manifest,
+    model: ModelSchema,
+) -> tuple[int, ...]:
+    """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+    peers, turn = list(beats), fragment % len(beats)
+    rates = shares.smoothed([_rates(beat, codecs[peer]) for peer, beat in beats.items()])
+    owners = shares.assign(
+        fragments_of(model.chunk_count, manifest.round.fragments)[fragment].count,
+        peers[turn:] + peers[:turn],
+        set(can_own),
+        rates[turn:] + rates[:turn],
+        BITS_PER_VALUE[manifest.round.gather_codec],
+    )
+    return tuple((owner + turn) % len(peers) for owner in owners)
+
+
+def _rates(beat: Beat | None, codec: str) -> shares.Rates:
+    if beat is None:
+        return shares.Rates(None, None, BITS_PER_VALUE[codec], True)
+    up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
+    return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
