@@ -37,6 +37,18 @@ def test_the_seeds_have_every_way_to_lie_and_leagues_of_nearly_all() -> None:
     assert max(each.liars for each in drawn if each.peers == 10) == 9
 
 
+def test_P18_a_liar_that_speaks_up_when_nobody_can_prove_anything_any_more_is_out_as_soon() -> None:
+    """Seed 1154, in which one that showed a list and was silent then told its lie for three rounds: the others had
+    dropped what chunks were before, since the digest was settled."""
+    world = World(1154, Scenario.of_liars(1154))
+    assert world.scenario.lies == "hush"
+    assert world.run().outcome == "finished"
+    assert world.coordinator is not None
+    [liar] = world.league.members
+    register = world.coordinator.core.ledger.register
+    assert register.ban_of(liar, "", world.coordinator.core.clock_s) is not None
+
+
 # ---- the work of others ----------------------------------------------------------------------------------------
 
 
