@@ -163,14 +163,8 @@ class Ledger:
                 self.model, self.abandoned = model, None
                 for book in self.books:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
-            case DataFixed(samples=samples, data=data):
-                # Named again only before anything that was leased is committed, and while no round is in flight.
-                number, stream = self.leases.next_id, samples == UNKNOWN_LENGTH
-                self.leases = Leases(
-                    self.lease_samples, samples, self.fragments, next_id=number, data=data, stream=stream
-                )
-                self.abandoned = None  # it had learned from other data
-                self.batches.start_at((0, 0))
+            case DataFixed():
+                self._fix_data(record)
             case StreamEnded(samples=samples):
                 self.leases.end_stream(samples)
             case CutShort(leases=lease_ids, samples=samples):
@@ -213,6 +207,19 @@ class Ledger:
                 pass  # kept for the audit; nothing durable follows from them
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
+
+    def _fix_data(self, record: DataFixed) -> None:
+        """Named again only before anything that was leased is committed, and while no round is in flight."""
+        self.leases = Leases(
+            self.lease_samples,
+            record.samples,
+            self.fragments,
+            next_id=self.leases.next_id,
+            data=record.data,
+            stream=record.samples == UNKNOWN_LENGTH,
+        )
+        self.abandoned = None  # it had learned from other data
+        self.batches.start_at((0, 0))
 
     def _on_batch(
         self, record: BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped

@@ -40,7 +40,7 @@ from farflung.protocol.round_words import Plan
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
-# Contributions that an owner alone lacks, in rounds in a row, before it owns nothing for a while.
+# Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
 WITHHELD_MOST = 3
 FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
