@@ -10,7 +10,8 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from farflung.coordinator.rounds.weighting import (
     token_weights,
     weighted,
 )
+from farflung.coordinator.rounds.withholding import Spread, are_most, lacking_alone, lacks_most
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -121,8 +123,10 @@ class InFlight:
     comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
-    censors: set[str] = field(default_factory=set)  # owners that say they lack what most others sent
-    # Member -> owners that hold other bytes of it.
+    # Owners that say they lack what most sent, or keep what they merged: they own nothing.
+    censors: set[str] = field(default_factory=set)
+    _spread: Spread = field(default_factory=Spread)
+    # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
@@ -202,12 +206,7 @@ class InFlight:
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
 
     def _is_most_owners(self, accusers: set[str], member: str) -> bool:
-        """The word of a few may keep nobody's work out of a round: a member is barred when most who had to get
-        something of it say so, and two at least of three.  What only a few lack is waited for, and then it may be they
-        who lose their chunks."""
-        owners = self._shares.keys() - {member}
-        count = len(accusers & owners)
-        return 2 * count > len(owners) and count >= min(2, len(self.plan.members) - 1)
+        return are_most(accusers, self._shares.keys() - {member}, len(self.plan.members))
 
     def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
         """Count only chunks that hash to what their sender says it sent."""
@@ -233,7 +232,8 @@ class InFlight:
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
         if self.decision is None and self._grace_is_over(now):
-            self.censors |= self._who_lacks_what_most_sent(alive)
+            self.censors |= lacks_most(self.lacking_alone(alive), self._senders(alive))
+        self.censors |= self._who_keeps_results(now, alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
             self._scatter_since = now if self.censors else self._scatter_since
@@ -277,31 +277,17 @@ class InFlight:
         return now - since >= self.rules.scatter_grace_s
 
     def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
-        """Owner -> members whose contribution it says it lacks, though all others hold their part of it."""
-        senders = {m for m in self.sent.keys() & alive if m not in self.barred}
-        owners = self._shares.keys() & alive
+        """Owner -> members whose contribution it alone says it lacks."""
+        senders = self._senders(alive)
         lacks = {
-            owner: {m for m in senders - {owner} if self._shares[owner] & ~self._held(owner, m)}
-            for owner in owners
+            owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
+            for owner, share in self._shares.items()
+            if owner in alive
         }
-        most = {owner for owner in owners if 2 * len(lacks[owner]) > len(senders - {owner})}
-        judges = owners - most or owners
-        return {
-            owner: {m for m in lacking if not any(m in lacks[judge] for judge in judges - {owner})}
-            for owner, lacking in lacks.items()
-            if judges - {owner}
-        }
+        return lacking_alone(lacks, senders)
 
-    def _who_lacks_what_most_sent(self, alive: set[str]) -> set[str]:
-        """Living owners that say of most others, and of two at least, that their contributions did not come, while all
-        other owners have them: their line is cut, or they keep the others' work out of the round.  Either way they
-        own nothing."""
-        senders = self.sent.keys() & alive
-        return {
-            owner
-            for owner, lacking in self.lacking_alone(alive).items()
-            if len(lacking) >= 2 and 2 * len(lacking) > len(senders - {owner})
-        }
+    def _senders(self, alive: set[str]) -> set[str]:
+        return {m for m in self.sent.keys() & alive if m not in self.barred}
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
@@ -482,13 +468,9 @@ class InFlight:
             )
             return Failed(told, AbortCause.TOO_FEW)
         here = [m for m in self.plan.members if m in alive]
-        needed = min(2, len(here))
-        once = twice = 0  # chunks that one living peer, or two, proved to hold
-        for member in here:
-            got = self._got(member)
-            once, twice = once | got, twice | (once & got)
-        thin = (self._every_chunk & ~(twice if needed == 2 else once)).bit_count()
+        thin = len(self._thin(alive))
         if thin or not here:
+            needed = self._holders_needed(here)
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
         if self.audits is not None and (lacking := self.audits.lacking(self.merged)):
             return Waiting(f"audit: {len(lacking)} of {chunks} results not yet merged again by others")
@@ -505,6 +487,34 @@ class InFlight:
             ),
             self.norm,
         )
+
+    def _holders_needed(self, here: Sequence[str]) -> int:
+        """Most of the living, and as many as a round needs: else a few could commit what they alone hold, give it to
+        nobody, and go on without all others."""
+        return min(len(here), max(len(here) // 2 + 1, self.rules.min_peers))
+
+    def _thin(self, alive: set[str]) -> list[int]:
+        """Chunks whose results too few living members hold."""
+        here = [member for member in self.plan.members if member in alive]
+        needed = self._holders_needed(here)
+        held = [0] * len(self.plan.owners)
+        for member in here:
+            for chunk in bits(self._got(member)):
+                held[chunk] += 1
+        return [chunk for chunk, count in enumerate(held) if count < needed]
+
+    def _who_keeps_results(self, now: float, alive: set[str]) -> set[str]:
+        """Living owners that do not give away what they merged: others merge it again."""
+        if self.decision is None:
+            return set()
+        held: Counter[str] = Counter()
+        for member in self.plan.members:
+            held.update(self.plan.owner_of(chunk) for chunk in bits(self._got(member)))
+        owing = {self.plan.owner_of(chunk) for chunk in self._thin(alive) if chunk in self.merged} & alive
+        patience_s = max(
+            self.rules.scatter_grace_s, self.rules.round_timeout_s / 4
+        )  # a chunk may take its time
+        return self._spread.stuck(owing, held, now, patience_s)
 
     # ---- questions -------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from farflung.protocol.states import Goal, state_after
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
+# Where not all are told, others are told after so long: ids can be chosen to come first.
+DONORS_TURN_S = 120.0
 DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
@@ -333,7 +335,10 @@ class Guidance:
     def _all_donors(self, conductor: Conductor) -> tuple[list[str], list[str]]:
         """The first ones of each sort: one more than is told, in case the asker is among them."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
-        stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
+        here = members.in_order
+        told = self._told(DONORS_TOLD, DONORS_LEAST)
+        turn = int(now // DONORS_TURN_S) if len(here) > told else 0
+        stamp = (members.roster_no, self._core.ledger.era, version, self._changes, turn)
         known = self._known_donors.get(conductor.fragment)
         if known is not None:
             fresh = known.stamp == stamp
@@ -343,7 +348,8 @@ class Guidance:
         makers = commit.members if commit is not None else ()
         found: list[str] = []
         dialable: list[str] = []
-        for peer in members.in_order:
+        for place in range(len(here)):
+            peer = here[(turn * told + place) % len(here)]
             other = members.alive[peer]
             if conductor.fragment not in other.standings:
                 continue

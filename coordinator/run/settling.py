@@ -56,6 +56,9 @@ class Settling:
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
+        self._kept_waiting: Counter[str] = (
+            Counter()
+        )  # disputes in which a member showed its list, and nothing else
         # Members behind the run that contradict it, by session: how often they did, and since when they do.
         self._behind: dict[bytes, tuple[int, float]] = {}
 
@@ -241,10 +244,17 @@ class Settling:
             for peer in by if digest != kept else ():
                 self._void[peer] = dispute.groundless.get(peer, "nobody can show how it came to that state")
                 self._core.note(f"{self._core.name(peer)} takes the run's state again: {self._void[peer]}")
-                if (
-                    peer in dispute.silent
-                ):  # whoever has fetched its state says at once that it can show nothing
-                    self._core.strike(peer, f"it kept everybody waiting: {self._void[peer]}")
+                if peer in dispute.silent:
+                    self._was_silent(peer)
+
+    def _was_silent(self, peer: str) -> None:
+        """Whoever has fetched its state says at once that it can show nothing.  Once it may be its line."""
+        self._kept_waiting[peer] += 1
+        told = f"it kept everybody waiting: {self._void[peer]}"
+        if self._kept_waiting[peer] > 1:
+            self._core.convict(peer, f"once more {told}")
+        else:
+            self._core.strike(peer, told)
 
     def _judge(self, dispute: Dispute, naming: set[str]) -> bool:
         """What follows from what the dispute has found so far.  `naming`: who still says so."""

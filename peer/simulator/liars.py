@@ -1,4 +1,5 @@
-"""Members of the simulator that lie to the coordinator about the state that they hold, alone or in league.
+"""Members of the simulator that lie to the coordinator, alone or in league: about the state that they hold, or about
+the work of others.
 
 Called by the simulator with every message that such a member is about to send; what comes back is sent instead.  A
 liar's machine is an honest one underneath: it has the run's true state and was believed before it lies, so its lies
@@ -17,6 +18,7 @@ Others tell the truth about their state, and lie about something else:
     censor   as owners they say that nobody's contribution has come but the league's
     pick     as owners each of them says so of fewer than half of the others
     slander  as owners they say that what came from others are other bytes than these say they sent
+    keep     what they merge, and all that follows from it, they give to nobody but to each other
     refuse   each says of as many others as it may be believed about that their frames are of no use
 """
 
@@ -56,7 +58,7 @@ class League:
     def says(self, peer: VirtualPeer, message: FromMember) -> FromMember | None:
         """What the liar says instead; None: nothing."""
         match message:
-            case ProgressReport() if self.way in ABOUT_OTHERS:
+            case ProgressReport() if self.way in ABOUT_OTHERS and self.way != "keep":
                 return self._report(peer, message)
             case _ if self.is_true_to_its_state:
                 return message
@@ -71,6 +73,10 @@ class League:
     @property
     def is_true_to_its_state(self) -> bool:
         return self.way == "serve" or self.way in ABOUT_OTHERS
+
+    def keeps(self, kind: Kind, target: str) -> bool:
+        """It gives nothing to that one."""
+        return self.way == "keep" and target not in self.members and kind in (Kind.RESULT, *SERVED)
 
     def serves(self, kind: Kind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""

@@ -12,9 +12,22 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # How members lie about their state: see liars.py.
-LIES = ("forge", "mute", "junk", "lone", "echo", "hush", "serve", "censor", "pick", "slander", "refuse")
+LIES = (
+    "forge",
+    "mute",
+    "junk",
+    "lone",
+    "echo",
+    "hush",
+    "serve",
+    "censor",
+    "pick",
+    "keep",
+    "slander",
+    "refuse",
+)
 # These need an honest majority: else it is their word against that of most.
-ABOUT_OTHERS = ("censor", "pick", "slander", "refuse")
+ABOUT_OTHERS = ("censor", "pick", "keep", "slander", "refuse")
 
 
 @dataclass
@@ -179,16 +192,17 @@ class Scenario:
         peers, chunks = draw.choice((3, 5, 10)), draw.choice((2, 3, 4))
         lies = draw.choice(LIES)
         most = peers - 2 if lies == "serve" else (peers - 1) // 2 if lies in ABOUT_OTHERS else peers - 1
+        liars = draw.randint(1, most)
         return Scenario(
             peers=peers,
-            liars=draw.randint(1, most),
+            liars=liars,
             lies=lies,
             late_joiners=1 if lies == "serve" else 0,
             chunks=2 * peers if lies in ABOUT_OTHERS else chunks,  # so that everybody owns some
             fragments=draw.choice((1, 2)),
             codec=draw.choice(("fp32", "int8")),
             rounds=8,
-            min_peers=1,
+            min_peers=liars + 1 if lies == "keep" else 1,  # else they make rounds among themselves
             kill_per_effect=0.0,
             cut_per_s=0.0,
             trainer_crash_per_s=0.0,

@@ -349,6 +349,8 @@ class World:
         header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
             header, payload = spoil(header, payload, self.random)
+        if source in self.league.members and self.league.keeps(effect.frame.header.kind, effect.to):
+            return
         if source in self.league.members:
             header, payload = self.league.serves(effect.frame.header.kind, header, payload)
         for delay_s in self._delays(source, effect.to):

@@ -26,6 +26,12 @@ ROUND = (
     "tests/coordinator/run/test_conductor.py",
     "tests/coordinator/run/test_machine.py",
 )
+WITHHOLDING = (
+    "tests/coordinator/rounds/test_withholding.py",
+    "tests/coordinator/rounds/test_in_flight.py",
+    "tests/whole/test_liars.py",
+)
+STEADINESS = ("tests/coordinator/rounds/test_steadiness.py", "tests/coordinator/run/test_conductor.py")
 WEIGHTS = ("tests/coordinator/rounds/test_screening.py", "tests/coordinator/rounds/test_in_flight.py")
 CONDUCTOR = (
     "tests/coordinator/run/test_conductor.py",
@@ -180,11 +186,74 @@ DOOR = (
 
 ROUNDS = (
     Mutant(
-        "P2 a result is held by two before it is committed",
+        "P2 P18 a result is held by most before it is committed",
         "coordinator/rounds/in_flight.py",
-        "needed = min(2, len(here))",
-        "needed = 1",
+        "max(len(here) // 2 + 1, self.rules.min_peers)",
+        "1",
         ROUND,
+    ),
+    Mutant(
+        "P9 the word of one owner bars nobody",
+        "coordinator/rounds/withholding.py",
+        "return 2 * count > len(owners) and count >= min(2, members - 1)",
+        "return count > 0",
+        WITHHOLDING,
+    ),
+    Mutant(
+        "P9 an owner that lacks what all others hold of most owns nothing",
+        "coordinator/rounds/withholding.py",
+        "if len(lacking) >= 2 and 2 * len(lacking) > len(senders - {owner})",
+        "if False",
+        WITHHOLDING,
+    ),
+    Mutant(
+        "P9 an owner that lacks what all others hold of a few, round after round, owns nothing",
+        "coordinator/run/conductor.py",
+        "unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]",
+        "unfit: list[str] = []",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P18 an owner that gives nobody what it merged loses its chunks",
+        "coordinator/rounds/in_flight.py",
+        "self.censors |= self._who_keeps_results(now, alive)",
+        "pass",
+        WITHHOLDING,
+    ),
+    Mutant(
+        "P19 who restarts again and again with what it owes is out of rounds",
+        "coordinator/rounds/steadiness.py",
+        "stays = min(WINDOW, 1 << (len(when) - FORGIVEN))",
+        "stays = 0",
+        STEADINESS,
+    ),
+    Mutant(
+        "P3 the first restarts cost nothing",
+        "coordinator/rounds/steadiness.py",
+        "if not when or len(when) <= FORGIVEN:",
+        "if not when:",
+        STEADINESS,
+    ),
+    Mutant(
+        "P8 what members tell of bytes fits into the journal",
+        "coordinator/run/conductor.py",
+        "tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)",
+        "tx_bytes = sum(amounts)",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P20 half a model wins no run back that is founded anew",
+        "coordinator/run/winning_back.py",
+        "if both and (book.forked or self._is_held(conductor)):",
+        "if both:",
+        ("tests/coordinator/run/test_winning_back.py",),
+    ),
+    Mutant(
+        "where not all donors are told, others are told later",
+        "coordinator/run/guidance.py",
+        "turn = int(now // DONORS_TURN_S) if len(here) > told else 0",
+        "turn = 0",
+        GUIDANCE,
     ),
     Mutant(
         "what an owner holds counts when it is what its sender says it sent",

@@ -1,4 +1,5 @@
-"""P18: members that lie about the run's state, alone and in league up to all but one, take it from nobody.
+"""P18: members that lie about the run's state, alone and in league up to all but one, take it from nobody; those that
+lie about the others' work, fewer than half, do not keep it out of the rounds.
 
 Each seed draws how many lie and how (Scenario.of_liars).  At every event: no honest peer gives up what it calculated,
 is banned, or has its digest refuted, and who lies is out within two rounds.  `python benchmarks/liars.py` runs more.
@@ -6,9 +7,15 @@ is banned, or has its digest refuted, and who lies is out within two rounds.  `p
 
 from __future__ import annotations
 
+from statistics import mean
+
 import pytest
 
-from farflung.peer.simulator.scenario import LIES, Scenario
+from farflung.coordinator.rounds import in_flight
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.run import conductor
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.scenario import ABOUT_OTHERS, LIES, Scenario
 from farflung.peer.simulator.world import World
 
 SEEDS = 60
@@ -28,3 +35,69 @@ def test_the_seeds_have_every_way_to_lie_and_leagues_of_nearly_all() -> None:
     drawn = [Scenario.of_liars(seed) for seed in range(SEEDS)]
     assert {each.lies for each in drawn} == set(LIES)
     assert max(each.liars for each in drawn if each.peers == 10) == 9
+
+
+def test_P18_a_liar_that_speaks_up_when_nobody_can_prove_anything_any_more_is_out_as_soon() -> None:
+    """Seed 1154, in which one that showed a list and was silent then told its lie for three rounds: the others had
+    dropped what chunks were before, since the digest was settled."""
+    world = World(1154, Scenario.of_liars(1154))
+    assert world.scenario.lies == "hush"
+    assert world.run().outcome == "finished"
+    assert world.coordinator is not None
+    [liar] = world.league.members
+    register = world.coordinator.core.ledger.register
+    assert register.ban_of(liar, "", world.coordinator.core.clock_s) is not None
+
+
+# ---- the work of others ----------------------------------------------------------------------------------------
+
+
+def seeds_about(way: str, count: int) -> list[int]:
+    return [seed for seed in range(400) if Scenario.of_liars(seed).lies == way][:count]
+
+
+def shares_counted(way: str, count: int = 3) -> list[float]:
+    """Of what honest members could contribute to commits with liars, how much is in them."""
+    shares = []
+    for seed in seeds_about(way, count):
+        world = World(seed, Scenario.of_liars(seed))
+        world.run()
+        liars = world.league.members
+        commits = [commit for era in world.invariants.eras for commit in era.commits.values()]
+        with_liars = [commit for commit in commits if liars & set(commit.members)]
+        could = sum(len(set(commit.members) - liars) for commit in with_liars)
+        did = sum(len(set(commit.included) - liars) for commit in with_liars)
+        shares.append(did / could if could else 1.0)
+    return shares
+
+
+@pytest.mark.parametrize("way", ABOUT_OTHERS)
+def test_P9_fewer_than_half_do_not_keep_the_work_of_the_others_out(way: str) -> None:
+    shares = shares_counted(way)
+    assert min(shares) >= 0.5 and mean(shares) >= 0.7
+
+
+def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "lacks_most", lambda alone, senders: set())
+    monkeypatch.setattr(conductor, "WITHHELD_MOST", 10**9)
+    assert mean(shares_counted("censor")) < 0.6
+    assert mean(shares_counted("pick")) < 0.8
+
+
+def test_the_word_of_one_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InFlight, "_is_most_owners", lambda self, accusers, member: bool(accusers))
+    assert mean(shares_counted("slander")) < 0.6
+
+
+@pytest.mark.parametrize("rule", ["_holders_needed", "_who_keeps_results"])
+def test_the_simulator_sees_a_run_that_a_few_could_keep_to_themselves(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = {
+        "_holders_needed": lambda self, here: min(2, len(here)),
+        "_who_keeps_results": lambda self, now, alive: set(),
+    }
+    monkeypatch.setattr(InFlight, rule, broken[rule])
+    with pytest.raises(Broken, match="P3"):
+        for seed in seeds_about("keep", 8):
+            World(seed, Scenario.of_liars(seed)).run()

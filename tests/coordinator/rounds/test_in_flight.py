@@ -26,7 +26,7 @@ from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
-from farflung.protocol.round_words import Plan
+from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
@@ -482,7 +482,7 @@ def test_results_of_an_earlier_decision_do_not_count() -> None:
     assert room.flight.merged == {}
 
 
-def test_two_must_hold_each_result_or_all_if_fewer_live() -> None:
+def test_of_three_two_must_hold_each_result_or_all_if_fewer_live() -> None:
     room = Room().decided()
     for chunk, owner in enumerate(ALL):
         room.has_results(owner, chunk)
@@ -491,6 +491,50 @@ def test_two_must_hold_each_result_or_all_if_fewer_live() -> None:
     room.alive = {ANN}
     assert isinstance(room.step(), Moved)
     assert isinstance(room.step(), Done), "the only one alive holds everything, of all three"
+
+
+def test_P18_of_five_three_must_hold_each_result_or_two_could_go_on_without_the_others() -> None:
+    members = ("ann", "bob", "cyd", "dan", "eve")
+    for least, needed in ((2, 3), (4, 4)):
+        rules = RoundRules(least, 10.0, 60.0, 4.0, "fp32")
+        flight = InFlight(Plan(1, 1, 0, members, (0,), ("fp32",) * 5), rules, 0.0)
+        flight.decision = Decision(1, 1, (0.2,) * 5, {})
+        made = {0: h("result", 0)}
+        flight.on_progress("ann", progress(1, {}, made, made))
+        for holder in members[1 : needed - 1]:
+            flight.on_progress(holder, progress(1, {}, {}, made))
+        told = f"gather: 1 of 1 results not yet held by {needed} peers"
+        assert flight.next_step(1.0, set(members), set(members)) == Waiting(told)
+        flight.on_progress(members[needed - 1], progress(1, {}, {}, made))
+        assert isinstance(flight.next_step(1.0, set(members), set(members)), Done)
+
+
+def test_P18_an_owner_that_gives_nobody_what_it_merged_loses_its_chunks() -> None:
+    room = Room().decided()
+    for owner in (ANN, CYD):
+        room.has_results(owner, 0, 2)
+    room.has_results(BOB, 1)
+    assert isinstance(room.step(after_s=1.0), Waiting)
+    patience_s = RULES.round_timeout_s / 4
+    assert isinstance(room.step(after_s=patience_s), Waiting), "it has only just been seen"
+    step = room.step(after_s=1.0 + patience_s)
+    assert isinstance(step, Moved) and step.unfit == {BOB}
+    assert room.flight.merged.keys() == {0, 2}, "somebody else merges it again"
+
+
+def test_an_owner_whose_results_arrive_one_by_one_keeps_its_chunks() -> None:
+    members = ("ann", "bob", "cyd", "dan", "eve")
+    flight = InFlight(Plan(1, 1, 0, members, (0,), ("fp32",) * 5), RULES, 0.0)
+    flight.decision = Decision(1, 1, (0.2,) * 5, {})
+    made = {0: h("result", 0)}
+    flight.on_progress("ann", progress(1, {}, made, made))
+    patience_s = RULES.round_timeout_s / 4
+    assert isinstance(flight.next_step(1.0, set(members), set(members)), Waiting)
+    assert isinstance(flight.next_step(patience_s, set(members), set(members)), Waiting)
+    flight.on_progress("bob", progress(1, {}, {}, made))
+    assert isinstance(flight.next_step(patience_s + 1.0, set(members), set(members)), Waiting)
+    assert isinstance(flight.next_step(2 * patience_s, set(members), set(members)), Waiting)
+    assert isinstance(flight.next_step(2 * patience_s + 1.0, set(members), set(members)), Moved)
 
 
 # ---- weights -------------------------------------------------------------------------------------------------------

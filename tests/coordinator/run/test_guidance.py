@@ -22,6 +22,7 @@ from farflung.coordinator.run.guidance import (
     DIGESTS_TOLD,
     DONORS_CROWD_S,
     DONORS_TOLD,
+    DONORS_TURN_S,
     FINISH_GRACE_S,
     ROSTER_ENTRIES_PER_S,
     SAVED_TOLD,
@@ -456,6 +457,33 @@ def test_no_more_donors_are_told_than_a_tick_has_room_for() -> None:
     asker = members[0]
     told = run.part(asker, 3).donors
     assert len(told) == DONORS_TOLD and asker.peer not in told
+
+
+def test_where_not_all_donors_are_told_others_are_told_later_or_ids_that_come_first_could_starve_a_joiner() -> (
+    None
+):
+    run = Guide(3)
+    members = [run.comes(f"m{number:02}") for number in range(2 * DONORS_TOLD + 5)]
+    for member in members:
+        run.hears(member, 3)
+    asker = run.comes("zoe")
+    named: set[str] = set()
+    for turn in range(4):
+        run.core.now = turn * DONORS_TURN_S
+        told = run.part(asker, -1).donors
+        assert len(told) == DONORS_TOLD
+        named |= set(told)
+    assert named == {member.peer for member in members}
+
+
+def test_a_few_donors_are_always_the_same() -> None:
+    run = Guide(3)
+    for name in ("ann", "bob"):
+        run.hears(run.comes(name), 3)
+    asker = run.comes("zoe")
+    first = run.part(asker, -1).donors
+    run.core.now += DONORS_TURN_S
+    assert run.part(asker, -1).donors == first, "what is on its way from them is not asked for again"
 
 
 def test_in_a_crowd_the_list_of_donors_may_be_a_little_old() -> None:

@@ -35,7 +35,7 @@ from farflung.protocol.messages import TAG_BYTES, FragmentBeat, Shown, What
 from farflung.protocol.signed_words import claim_part
 from rig.court_scene import FRAGMENT, MANIFEST, MODEL, TRUTH, Holder, liar
 from rig.guests import Guest
-from rig.made_run import NOWHERE, RUN_ID, MadeRun
+from rig.made_run import NOWHERE, RUN_ID, MadeRun, peer_of
 
 TRUE = TRUTH.digest(3)
 NUMBER = FRAGMENT.number
@@ -353,3 +353,14 @@ def test_P18_a_dispute_about_a_version_that_is_not_the_newest_any_more_is_over()
     )
     run.goes_on()
     assert not run.settling.disputed and not run.core.questions.asked
+
+
+def test_P18_who_shows_a_list_and_nothing_else_is_struck_once_and_out_the_second_time() -> None:
+    run = MadeRun()
+    settling, ann = run.conductors[0].settling, peer_of("ann")
+    settling._void[ann] = "it showed nothing for 20 s"
+    settling._was_silent(ann)
+    assert run.core.take_struck() == [ann] and run.core.take_convicted() == []
+    settling._was_silent(ann)
+    [(peer, why)] = run.core.take_convicted()
+    assert peer == ann and why == "once more it kept everybody waiting: it showed nothing for 20 s"
