@@ -40,7 +40,7 @@ from farflung.console.run_toml import TEMPLATE
 from farflung.console.screen.dashboard import render
 from farflung.console.screen.health import plain_line
 from farflung.console.screen.status_client import _parsed
-from farflung.coordinator.ledger.evidence import Evidence, Said
+from farflung.coordinator.ledger.evidence import Evidence
 from farflung.coordinator.ledger.records import (
     UNREADABLE,
     Admitted,
@@ -60,6 +60,7 @@ from farflung.protocol.messages import KINDS
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
+from farflung.protocol.signed_words import Said
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0

@@ -213,7 +213,7 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     counted: Mask  # which microbatches are in them
     signature: Annotated[
         bytes, Meta(max_length=64)
-    ]  # of its author, over all the rest: see coordinator/ledger/evidence.py
+    ]  # of its author, over all the rest: see protocol/signed_words.py
 
 
 class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

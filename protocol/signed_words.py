@@ -1,17 +1,23 @@
 """What exactly a signature of a member covers: a hello, a hash list, merged chunks, a digest that it claims.  Pure.
 
-Called by whoever signs (the peer) and whoever checks (the front door, the witness, the audit).  Must not know keys.
+Called by whoever signs (the peer) and whoever checks (the front door, the witness, an archiving peer, the audit).
+Must not hold a private key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Hello, ProgressReport, Sent
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import Decision, Hash, Plan
+from farflung.protocol.signing import peer_id_of, verify
+
+Signature = Annotated[bytes, Meta(max_length=64)]
 
 
 def hello_part(hello: Hello, nonce: bytes) -> bytes:
@@ -22,6 +28,21 @@ def hello_part(hello: Hello, nonce: bytes) -> bytes:
 def sent_part(run_id: bytes, sent: Sent) -> bytes:
     """The bytes that the signature of a hash list covers: all of it, and the run."""
     return b"farflung/sent/1\0" + run_id + bare_hash(sent)
+
+
+class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one member signed: a hash list that convinces somebody who was not there."""
+
+    identity: Hash
+    sent: Sent
+
+    @property
+    def peer(self) -> str:
+        return peer_id_of(self.identity)
+
+
+def is_signed(identity: bytes, run_id: bytes, sent: Sent) -> bool:
+    return verify(identity, sent_part(run_id, sent), sent.signature)
 
 
 def claim_part(run_id: bytes, era: int, fragment: int, version: int, digest: bytes) -> bytes:

@@ -14,25 +14,13 @@ from msgspec import Meta, Struct
 
 from farflung.protocol.digests import split_hashes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
-from farflung.protocol.messages import Sent, Session
+from farflung.protocol.messages import Session
 from farflung.protocol.round_words import Commit, Hash
-from farflung.protocol.signed_words import bare_hash, sent_part
-from farflung.protocol.signing import peer_id_of, verify
+from farflung.protocol.signed_words import Said, Signature, bare_hash, is_signed
+from farflung.protocol.signing import verify
 
 SUFFIX = ".evidence"
 FORMAT = 1
-Signature = Annotated[bytes, Meta(max_length=64)]
-
-
-class Said(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one member signed."""
-
-    identity: Hash
-    sent: Sent
-
-    @property
-    def peer(self) -> str:
-        return peer_id_of(self.identity)
 
 
 class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +63,3 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
             for chunk, told in enumerate(split_hashes(said.sent.hashes))
             if told == digest
         ]
-
-
-def is_signed(identity: bytes, run_id: bytes, sent: Sent) -> bool:
-    return verify(identity, sent_part(run_id, sent), sent.signature)

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.coordinator.court.plain_steps import ChunkRules, merged
-from farflung.coordinator.ledger.evidence import Said, Signature, is_signed
 from farflung.protocol.digests import HASH_BYTES, bits, hash_bytes, mask_from_bytes, root_of, split_hashes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
@@ -28,7 +27,15 @@ from farflung.protocol.outer_numbers import (
     StepNumbers,
 )
 from farflung.protocol.round_words import Count, Hash, HashList
-from farflung.protocol.signed_words import Results, claim_part, inputs_of, results_part
+from farflung.protocol.signed_words import (
+    Results,
+    Said,
+    Signature,
+    claim_part,
+    inputs_of,
+    is_signed,
+    results_part,
+)
 from farflung.protocol.signing import peer_id_of, verify
 
 SUFFIX = ".proof"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
+from farflung.protocol.signed_words import Said
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from farflung.coordinator.ledger.evidence import Said, is_signed
 from farflung.coordinator.rounds.in_flight import InFlight, Made
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepEvidence
@@ -20,7 +19,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes, mask_of
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.signed_words import Results, inputs_of, results_part
+from farflung.protocol.signed_words import Results, Said, inputs_of, is_signed, results_part
 from farflung.protocol.signing import verify
 
 

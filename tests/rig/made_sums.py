@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
-from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.proofs import WrongSum
 from farflung.coordinator.rounds.in_flight import Made
 from farflung.coordinator.run.witness import CommittedSums
@@ -20,7 +19,7 @@ from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
+from farflung.protocol.signed_words import Results, Said, inputs_of, results_part, sent_part
 
 RUN_ID = bytes(range(16))
 ELEMENTS = 4

@@ -13,7 +13,7 @@ from farflung.console.main import app
 from farflung.coordinator import evidence_folder
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.ledger.evidence import Evidence, Said, is_signed
+from farflung.coordinator.ledger.evidence import Evidence
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
@@ -26,7 +26,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
-from farflung.protocol.signed_words import sent_part
+from farflung.protocol.signed_words import Said, is_signed, sent_part
 
 RUN_ID, SESSION = bytes(range(16)), b"s" * 16
 CHUNKS = [b"first chunk", b"second chunk"]

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from farflung.console.history.audit_provenance import facts_of, lines_of, provenance_in
 from farflung.console.main import app
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.ledger.evidence import Said
 from farflung.coordinator.ledger.provenance import Row, line_of, row_of
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.run.effects import KeepEvidence
@@ -20,6 +19,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Commit
+from farflung.protocol.signed_words import Said
 
 RUN_ID = bytes(range(16))
 ANN, BOB = sorted((Identity.generate(), Identity.generate()), key=lambda each: each.peer_id)
