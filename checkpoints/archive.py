@@ -29,7 +29,7 @@ from farflung.protocol.round_words import Commit, Count, Hash, HashList
 FORMAT = 1
 ENDING = "-archive"  # of the folder; what comes before it is the beginning of the run's id
 _RUN_FILE = "run.json"
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8  # of a head, before it
 HEAD_BYTES_MAX = 1 << 20
 _NAME = re.compile(r"e(\d{4,})-f(\d{2,})-v(\d{8,})\.round")
 
@@ -70,16 +70,14 @@ class Archive:
 
     def begin(self, run_id: bytes, manifest: Manifest) -> None:
         """StoreError if nothing can be written there."""
-        if _RUN_FILE not in self._files.files(_folder(run_id)):
-            self._files.write(_folder(run_id), _RUN_FILE, [manifest.canonical()])
+        if _RUN_FILE not in self._files.files(folder_of(run_id)):
+            self._files.write(folder_of(run_id), _RUN_FILE, [manifest.canonical()])
 
     def put(self, head: RoundHead, payloads: Sequence[Payload]) -> None:
         """All of one version of a fragment, unless it is there already."""
-        folder, name = _folder(head.run_id), _name(*head.key)
+        folder, name = folder_of(head.run_id), name_of(*head.key)
         if name not in self._files.files(folder):
-            raw = msgspec.msgpack.encode(head)
-            first = len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
-            self._files.write(folder, name, (first, *map(bytes, payloads)))
+            self._files.write(folder, name, (framed(head), *map(bytes, payloads)))
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -106,22 +104,22 @@ class Archive:
     def payloads(self, run: str, key: Key) -> Iterator[bytes]:
         """Chunk by chunk, each checked against its hash in the commit; CheckpointError at the first that differs."""
         head, at = self._open(run, key)
-        pieces = self._files.pieces(run + ENDING, _name(*key), (at, *head.sizes))
+        pieces = self._files.pieces(run + ENDING, name_of(*key), (at, *head.sizes))
         next(pieces)
         for place, (piece, expected) in enumerate(zip(pieces, split_hashes(head.commit.hashes), strict=True)):
             if hash_bytes(piece) != expected:
                 raise CheckpointError(
-                    f"{self._where(run, _name(*key))}: the result of chunk {place} is damaged"
+                    f"{self._where(run, name_of(*key))}: the result of chunk {place} is damaged"
                 )
             yield piece
 
     def _open(self, run: str, key: Key) -> tuple[RoundHead, int]:
         """The head, and where the payloads begin."""
-        name, folder = _name(*key), run + ENDING
-        raw = self._files.read(folder, name, _LENGTH_BYTES + HEAD_BYTES_MAX)
-        at = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
+        name, folder = name_of(*key), run + ENDING
+        raw = self._files.read(folder, name, LENGTH_BYTES + HEAD_BYTES_MAX)
+        at = LENGTH_BYTES + int.from_bytes(raw[:LENGTH_BYTES], "little")
         try:
-            head = msgspec.msgpack.decode(raw[_LENGTH_BYTES:at], type=RoundHead)
+            head = msgspec.msgpack.decode(raw[LENGTH_BYTES:at], type=RoundHead)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise CheckpointError(f"{self._where(run, name)}: damaged; remove it, or take a copy") from None
         whole = self._files.files(folder).get(name) == at + sum(head.sizes)
@@ -136,9 +134,15 @@ class Archive:
         return f"{self.url.rstrip('/')}/{run}{ENDING}/{name}"
 
 
-def _folder(run_id: bytes) -> str:
+def folder_of(run_id: bytes) -> str:
     return run_id.hex()[:8] + ENDING
 
 
-def _name(era: int, fragment: int, version: int) -> str:
+def name_of(era: int, fragment: int, version: int) -> str:
     return f"e{era:04d}-f{fragment:02d}-v{version:08d}.round"
+
+
+def framed(head: Struct) -> bytes:
+    """The first bytes of a file: what it says of itself, and how long that is."""
+    raw = msgspec.msgpack.encode(head)
+    return len(raw).to_bytes(LENGTH_BYTES, "little") + raw

@@ -104,6 +104,9 @@ class OwnConfig:
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
     )
+    archive_contributions: bool = _setting(
+        False, "With --archive: and what members sent, so that sums can be made again.", _yes
+    )
     metrics: str = _setting("", METRICS_HELP)
 
     def as_json(self) -> str:

@@ -36,11 +36,13 @@ class Kind(IntEnum):
     PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
     PONG = 8
     LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
+    SENT = 10  # author -> archiver: the signed list of what it sent in a round that was committed
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
     WANT_MANIFEST = 20
     WANT_STATE = 21
+    WANT_SENT = 22
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)

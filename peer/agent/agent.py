@@ -78,6 +78,8 @@ class Agent:
         store = Store(options.own.checkpoints) if options.own.checkpoints else None
         if options.own.archive and store is None:
             raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
+        if options.own.archive_contributions and not options.own.archive:
+            raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
         submit = self._arithmetic.submit
         self._tools = Tools(
             self._identity, options.own, folder, store, self._line, submit, self._carry_out, say
@@ -93,6 +95,7 @@ class Agent:
             results_on_disk=options.own.results_on_disk,
             results_limit_bytes=options.own.results_limit,
             saves=store is not None,
+            gathers=options.own.archive_contributions,
             recalls=True,
             pinned=options.url.key,
         )
@@ -299,6 +302,9 @@ class Agent:
                 self._say(text)
             case do.Exit():
                 self._exit = effect
+            case do.KeepContribution():
+                if self._hands is not None and self._hands.archive is not None:
+                    self._hands.archive.contributed(effect)
             case _ if self._hands is None:
                 raise RuntimeError(f"before a trainer attached: {type(effect).__name__}")
             case _:

@@ -29,6 +29,7 @@ from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import OuterState, payload_bytes_most
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit
+from farflung.protocol.limits import SIGNED_MORE_BYTES
 from farflung.protocol.moments import Attached
 from farflung.protocol.process.log_lines import Say
 
@@ -68,7 +69,7 @@ class Hands:
             shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.moments, before
         )
         hashes_bytes, results_bytes = 32 * attached.model.chunk_count, payload_bytes_most(rules, elements)
-        largest = max(attached.form.size_bytes, hashes_bytes, results_bytes)
+        largest = max(attached.form.size_bytes, hashes_bytes + SIGNED_MORE_BYTES, results_bytes)
         submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = None
         if own.results_on_disk:
@@ -104,4 +105,8 @@ def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
             "nothing is archived: this run saves no checkpoints ([checkpoint] every_rounds in run.toml)"
         )
         return None
+    if tools.own.archive_contributions and not attached.known.manifest.merge.audit:
+        tools.say(
+            "contributions are not archived: in this run nobody keeps them ([merge] audit = 0 in run.toml)"
+        )
     return Archiving(Archive(tools.own.checkpoints), attached, tools.submit, tools.say)

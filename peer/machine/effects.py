@@ -8,7 +8,8 @@ from farflung.collectives.round.effects import DataEffect
 from farflung.peer.local.words import ToTrainer
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import FromDoor, FromMember, Show
-from farflung.protocol.round_words import Contact
+from farflung.protocol.round_words import Commit, Contact
+from farflung.protocol.signed_words import Said
 
 Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
 
@@ -127,6 +128,16 @@ class FetchShown:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepContribution:
+    """What a member sent in a committed round, for the archive; a chunk that could not be got is empty."""
+
+    era: int
+    commit: Commit
+    said: Said
+    payloads: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFragment:
     """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
 
@@ -190,6 +201,7 @@ Effect = (
     | DropBefore
     | ProveHolding
     | FetchShown
+    | KeepContribution
     | SaveFragment
     | DropSave
     | Restore

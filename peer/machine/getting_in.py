@@ -77,6 +77,7 @@ class PeerConfig:
     results_limit_bytes: int = RESULTS_BYTES
     saves: bool = False  # the shell has a place for checkpoints: to write them, and to read them back
     recalls: bool = False  # the shell keeps what arrives of the state, and may have some of a former life
+    gathers: bool = False  # the shell keeps what members sent in committed rounds
     pinned: bytes = b""  # the coordinator's key, as the join URL has it; empty: not known
 
     def __post_init__(self) -> None:

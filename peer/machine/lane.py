@@ -479,6 +479,9 @@ class Lane:
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
+        if header.kind == Kind.WANT_SENT:
+            verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
+            return verdict, [*answer]
         if self.round is not None and header.round_no == self.round.plan.round_no:
             verdict, moved = self.round.on_frame(sender, frame, now)
             return verdict, [*moved]

@@ -23,7 +23,9 @@ from farflung.protocol.verdicts import Counters, Verdict
 
 EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
 EARLY_BYTES = 64 * 1024 * 1024
-_ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT})
+_ROUND_KINDS = frozenset(
+    {Kind.CONTRIBUTION, Kind.RESULT, Kind.SENT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT, Kind.WANT_SENT}
+)
 
 
 # (codec, payload, elements): FrameError unless the payload is so many finite values in that codec.

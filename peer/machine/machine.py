@@ -39,6 +39,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.auditing import Auditing
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
 from farflung.peer.machine.exchange import Exchange
+from farflung.peer.machine.gathering import Gathering, may_gather
 from farflung.peer.machine.getting_in import Doorway, PeerConfig, Stand
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
@@ -83,6 +84,7 @@ class Joined:
     saving: Saving
     restoring: Restoring
     recalling: Recalling
+    gathering: Gathering
 
     @staticmethod
     def of(
@@ -101,6 +103,7 @@ class Joined:
             Saving(known, config.saves, config.pinned),
             Restoring(config.saves),
             Recalling(config.recalls),
+            Gathering(config.me.peer, known, part, config.gathers and may_gather(known.manifest)),
         )
 
     @property
@@ -221,10 +224,8 @@ class PeerMachine:
                 effects = self._on_plan(plan, part)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
-            case Committed(commit=commit, nonce=nonce):
-                if commit.fragment in part.lanes:
-                    part.lanes[commit.fragment].on_commit(commit, now, nonce)
-                effects = []
+            case Committed():
+                effects = self._on_commit(message, joined)
             case Show(what=What.CONTRIBUTION):
                 kept = joined.auditing.contribution(message, now)
                 effects = [*self.reports.shown(message, bytes(kept) if kept is not None else None)]
@@ -236,6 +237,16 @@ class PeerMachine:
             case AuditChunks():
                 effects = joined.auditing.on_audit(message, now)
         return effects + self._move_on()
+
+    def _on_commit(self, committed: Committed, joined: Joined) -> list[do.Effect]:
+        commit = committed.commit
+        lane = joined.part.lanes.get(commit.fragment)
+        if lane is None:
+            return []
+        flight = lane.round
+        lane.on_commit(commit, self._now, committed.nonce)
+        lane.kept.on_signed(commit.round_no, self.reports.said_in(commit, self.me.identity))
+        return joined.gathering.on_commit(commit, self.era, flight, self._now)
 
     def _on_show(self, show: Show, part: Participation) -> list[do.Effect]:
         if show.fragment not in part.lanes:
@@ -295,6 +306,7 @@ class PeerMachine:
         void."""
         self.reports.era = tick.era
         joined.saving.begin_era(tick.fragments, joined.lanes)
+        joined.gathering.go_back()
         self.reports.vitals.saved = joined.saving.saved
         return [*joined.exchange.go_back(tick.fragments, tick.era_because), *self._beat()]
 
@@ -318,9 +330,10 @@ class PeerMachine:
         self._now = now
         if self.joined is None:
             return []
-        part, auditing = self.joined.part, self.joined.auditing
-        if auditing.takes(sender, frame, now):
-            return auditing.on_timer(now)
+        part = self.joined.part
+        for taker in (self.joined.auditing, self.joined.gathering):
+            if taker.takes(sender, frame, now):
+                return taker.on_timer(now)
         return part.on_frame(sender, frame, now) + self._move_on(part.lane_of_chunk(frame.header.chunk))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
@@ -333,6 +346,7 @@ class PeerMachine:
         if self.joined is not None:
             self.joined.part.on_lines(unreached, arriving, now)
             self.joined.auditing.on_arriving(arriving, now)
+            self.joined.gathering.on_arriving(arriving, now)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
@@ -510,7 +524,8 @@ class PeerMachine:
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True
-        return [do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
+        kept = self.joined.gathering.finish() if self.joined is not None else []
+        return [*kept, do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
 
     # ---- time ------------------------------------------------------------------------------------------------
 
@@ -531,7 +546,11 @@ class PeerMachine:
             return effects
         if now - self._heard_at >= joined.net.dead_after_s:
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
-        effects = [*joined.part.on_timer(now), *joined.auditing.on_timer(now)]
+        effects = [
+            *joined.part.on_timer(now),
+            *joined.auditing.on_timer(now),
+            *joined.gathering.on_timer(now),
+        ]
         if now >= self._beat_at:
             effects += self._beat()
         return effects + self._move_on()

@@ -39,6 +39,7 @@ class VirtualPeer:
     address: str = ""  # where others dial it; empty: nowhere
     disk: VirtualDisk | None = None
     own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
+    gathers: bool = False  # it keeps what others sent in committed rounds
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: Trainer | None = field(default=None, init=False)
@@ -62,6 +63,7 @@ class VirtualPeer:
             results_on_disk=self.own.results_on_disk,
             saves=self.disk is not None,
             recalls=True,
+            gathers=self.gathers,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
@@ -168,6 +170,8 @@ class VirtualPeer:
             ):
                 era = self.machine.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
+            case do.KeepContribution():
+                self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore():
                 self._checkpoint(effect)
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():

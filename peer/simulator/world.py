@@ -269,7 +269,8 @@ class World:
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
         address = "" if index < self.scenario.undialable else f"{index}:1"
-        peer = VirtualPeer(me, self.manifest, self.model, world, address, self._disk_of(index), own)
+        gathers = index < self.scenario.archivers
+        peer = VirtualPeer(me, self.manifest, self.model, world, address, self._disk_of(index), own, gathers)
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
         needed = values / self.manifest.round.scatter_grace_s

@@ -34,9 +34,10 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "results_limit": ("500 MB", 500_000_000),
     "results_on_disk": ("yes", True),
     "archive": ("yes", True),
+    "archive_contributions": ("yes", True),
     "metrics": ("9100", "9100"),
 }
-FLAGS = {"archive", "results_on_disk"}
+FLAGS = {"archive", "archive_contributions", "results_on_disk"}
 ONLY_WRITTEN_DOWN = {"stuck_after"}  # in the file or the environment: no option of `farflung join`
 
 

@@ -31,8 +31,19 @@ def bulk_verdict(raw: bytes, payload: bytes = PAYLOAD, run_tag: bytes = TAG, mos
 
 
 def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
-    plain = ["CONTRIBUTION", "RESULT", "LOGGED", "MANIFEST", "STATE", "MISSING", "PING", "PONG", "LATER"]
-    wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE"]
+    plain = [
+        "CONTRIBUTION",
+        "RESULT",
+        "LOGGED",
+        "MANIFEST",
+        "STATE",
+        "MISSING",
+        "PING",
+        "PONG",
+        "LATER",
+        "SENT",
+    ]
+    wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE", "WANT_SENT"]
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17))
     assert {kind.value: kind.name for kind in Kind} == numbers
 
