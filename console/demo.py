@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ class Demo:
 
     # ---- the processes -----------------------------------------------------------------------------------
 
-    def start_coordinator(self) -> Party:
-        (self.folder / "run.toml").write_text(RUN_TOML, encoding="utf-8")
+    def start_coordinator(self, run_toml: str = RUN_TOML) -> Party:
+        (self.folder / "run.toml").write_text(run_toml, encoding="utf-8")
         words = [
             "coordinate",
             str(self.folder / "run.toml"),
@@ -100,12 +100,12 @@ class Demo:
         self.url = JoinUrl.parse(json.loads(line)["url"])
         return party
 
-    def start_peer(self) -> Party:
+    def start_peer(self, more: Sequence[str] = ()) -> Party:
         number = len(self.peers) + 1
         model = self.folder / f"peer-{number}.safetensors"
         identity = self.folder / f"peer-{number}.pem"
         party = self._start(
-            f"peer {number}", ["join", "--identity", str(identity), "--out", str(model), str(self.url)]
+            f"peer {number}", ["join", "--identity", str(identity), "--out", str(model), *more, str(self.url)]
         )
         party.model = model
         self.peers.append(party)

@@ -315,13 +315,9 @@ def audit(
         typer.echo("\n".join(lines_of(told)))
         raise typer.Exit(exit_codes.UNEXPECTED if told.problems else exit_codes.OK)
     if replay is not None:
-        from farflung.console.history.audit_replay import replay as compute_anew
-        from farflung.console.history.audit_replay import sources_at
+        from farflung.console.history.audit_replay import run_replay
 
-        history = read_folder(folder) if folder is not None else None
-        outcome = compute_anew(sources_at(place_of(replay), run, key, history), typer.echo)
-        typer.echo(outcome.told)
-        raise typer.Exit(exit_codes.UNEXPECTED if outcome.difference else exit_codes.OK)
+        raise typer.Exit(run_replay(place_of(replay), run, key, folder, typer.echo))
     if folder is None:
         raise UserError("name the folder of a run's event journals, or a place with --replay")
     if who_sent is not None:

@@ -21,6 +21,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROOF_BYTES_MOST
 from farflung.protocol.round_words import result_name
+from farflung.protocol.signing import curve_key_of
 
 FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
 PROOF_FILE_BYTES_MAX = FILE_BYTES_MAX + PROOF_BYTES_MOST
@@ -110,6 +111,16 @@ def _other(found: Evidence, history: History) -> str:
     if written and result_name(found.commit) not in [each["result"] for each in written]:
         return "its results are not those of the journal"
     return ""
+
+
+def evidence_below(folder: Path, run_key: bytes) -> dict[tuple[int, int], Evidence]:
+    """What a coordinator signed of commits, by round and fragment; `run_key`: the one of that join URL, if given."""
+    found = [each for _, each in _all(folder) if isinstance(each, Evidence) and not each.problem()]
+    return {
+        (each.commit.round_no, each.commit.fragment): each
+        for each in found
+        if not run_key or curve_key_of(each.key) == run_key
+    }
 
 
 def read_evidence(path: Path) -> Evidence | str:

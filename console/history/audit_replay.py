@@ -9,18 +9,25 @@ one is given.  Holds the state of the whole model in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
 from farflung.checkpoints.archive import Archive, Key, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, chunk_hash
+from farflung.checkpoints.sent_files import SentFiles
 from farflung.checkpoints.store import Saved, Store
-from farflung.console.history.history import History
+from farflung.console.history.audit_evidence import evidence_below
+from farflung.console.history.audit_merges import Merged, Merges, OtherSum
+from farflung.console.history.history import History, read_folder
 from farflung.coordinator.court.plain_steps import ChunkRules
+from farflung.coordinator.ledger.evidence import Evidence
 from farflung.protocol.digests import split_hashes
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exit_codes
 from farflung.protocol.round_words import result_name
 
 SHOWN_CHARS = 16  # of a digest
@@ -37,6 +44,7 @@ class Outcome:
     settled: int = 0  # of these, so many that the run settled, by its signature or its journal
     gaps: list[str] = field(default_factory=list)
     difference: str = ""
+    merged: Merged = field(default_factory=Merged)  # from contributions, where the archive has them
 
     @property
     def told(self) -> str:
@@ -44,7 +52,7 @@ class Outcome:
             return f"DIFFERS  {self.difference}"
         missing = f"; missing: {len(self.gaps)} (named above)" if self.gaps else ""
         same = f"{self.replayed} versions replayed, bit for bit the same"
-        return f"{same}; {self.settled} of them settled by the run{missing}"
+        return f"{same}; {self.settled} of them settled by the run{missing}{self.merged.told}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Sources:
     checkpoints: tuple[Saved, ...]
     run_key: bytes = b""  # the key of the join URL: signatures of anybody else prove nothing
     history: History | None = None  # the coordinator's event journals
+    evidence: Mapping[tuple[int, int], Evidence] = field(default_factory=dict)  # by round and fragment
 
     def starts(self, era: int, first: int) -> list[Saved]:
         """Checkpoints from which this era's versions, of which `first` is the first, follow; the oldest first.
@@ -83,7 +92,13 @@ class Sources:
                 yield saved.manifest.fragments[fragment].digest, "the run signed"
 
 
-def sources_at(place: str, run: str, run_key: bytes, history: History | None) -> Sources:
+def sources_at(
+    place: str,
+    run: str,
+    run_key: bytes,
+    history: History | None,
+    evidence: Mapping[tuple[int, int], Evidence] = MappingProxyType({}),
+) -> Sources:
     """UserError if there is nothing to replay, or more than one run."""
     archive, store = Archive(place), Store(place)
     runs = [each for each in archive.runs() if each.startswith(run[:8])]
@@ -97,18 +112,29 @@ def sources_at(place: str, run: str, run_key: bytes, history: History | None) ->
         raise CheckpointError(
             f"{place}: not signed by the coordinator of this join URL: {', '.join(foreign)}"
         )
-    return Sources(store, archive, runs[0], tuple(found), run_key, history)
+    mine = {key: each for key, each in evidence.items() if each.run_id.hex().startswith(runs[0])}
+    return Sources(store, archive, runs[0], tuple(found), run_key, history, mine)
+
+
+def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: Callable[[str], None]) -> int:
+    """The command: its exit code.  `folder`: the coordinator's, with its event journals and its evidence."""
+    history = read_folder(folder) if folder is not None else None
+    evidence = evidence_below(folder, run_key) if folder is not None else {}
+    outcome = replay(sources_at(place, run, run_key, history, evidence), say)
+    say(outcome.told)
+    return exit_codes.UNEXPECTED if outcome.difference else exit_codes.OK
 
 
 def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
     """All that is there, era by era, up to the first difference.  `say` is told a line for each version."""
-    outcome = Outcome()
+    merges = Merges(SentFiles(sources.archive.url), sources.run, say)
+    outcome = Outcome(merged=merges.merged)
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
     try:
         for era, there in sorted(keys.items()):
-            _Replay(sources, era, there, outcome, say).run()
+            _Replay(sources, era, there, outcome, merges, say).run()
     except Differs as difference:
         outcome.difference = str(difference)
     if not outcome.replayed and not outcome.difference:
@@ -126,9 +152,11 @@ class _Replay:
         era: int,
         keys: list[Key],
         outcome: Outcome,
+        merges: Merges,
         say: Callable[[str], None],
     ) -> None:
         self._sources, self._era, self._outcome, self._say = sources, era, outcome, say
+        self._merges = merges
         self._there = set(keys)
         newest = {fragment: version for _, fragment, version in keys}
         self._first, self._last = min(key[2] for key in keys), min(newest.values())
@@ -206,6 +234,7 @@ class _Replay:
         if len(expected) != fragment.count:
             raise Differs(f"version {version} of fragment {fragment.number} has {len(expected)} chunks")
         self._check_commit(head)
+        merged = self._merge_again(key, head, fragment, rules.elements)
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
             try:
@@ -218,7 +247,15 @@ class _Replay:
                     f"has {told.hex()[:SHOWN_CHARS]}"
                 )
             self._state[chunk] = state
-        self._tell(head, self._look_elsewhere(*key, head.digest.hex()))
+        self._tell(head, self._look_elsewhere(*key, head.digest.hex()), merged)
+
+    def _merge_again(self, key: Key, head: RoundHead, fragment: Fragment, elements: int) -> str:
+        """The results from what the members sent, where the archive has that."""
+        try:
+            return self._merges.check(key, head, elements)
+        except OtherSum as other:
+            where = self._named(head.commit.version, fragment, fragment.first + other.chunk)
+            raise Differs(f"{where}: {other.told}") from None
 
     def _named(self, version: int, fragment: Fragment, chunk: int) -> str:
         return f"version {version}, fragment {fragment.number}, chunk {chunk}"
@@ -240,12 +277,18 @@ class _Replay:
         if made is not None and made["result"] != result_name(commit):
             told = "its results are not those that the coordinator's journal has"
             raise Differs(f"version {commit.version}, fragment {commit.fragment}: {told}")
+        signed = self._sources.evidence.get((commit.round_no, commit.fragment))
+        if signed is not None and signed.commit != commit:
+            told = "its members, weights or results are not those that the coordinator signed as evidence"
+            raise Differs(f"version {commit.version}, fragment {commit.fragment}: {told}")
 
-    def _tell(self, head: RoundHead, settled: str) -> None:
+    def _tell(self, head: RoundHead, settled: str, merged: str) -> None:
         commit = head.commit
         self._outcome.replayed += 1
         self._outcome.settled += bool(settled)
         of = f" of fragment {commit.fragment}" if commit.fragment else ""
         era = f" in era {self._era}" if self._era else ""
         how = f"as {settled} it" if settled else "as the archive has it"
-        self._say(f"version {commit.version}{of}{era}: digest {head.digest.hex()[:SHOWN_CHARS]} {how}")
+        self._say(
+            f"version {commit.version}{of}{era}: digest {head.digest.hex()[:SHOWN_CHARS]} {how}{merged}"
+        )

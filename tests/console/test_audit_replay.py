@@ -5,139 +5,22 @@ The archive is written by the peer's own hand, from a state that torch moves; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from farflung.checkpoints.archive import Archive, RoundHead
-from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Store
-from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.collectives.round.effects import Install
 from farflung.console.history.audit_replay import Outcome, replay, sources_at
 from farflung.console.main import app
 from farflung.coordinator.court.plain_codecs import encode
-from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
-from farflung.peer.state.archiving import Archiving
-from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.digests import hash_bytes, root_of, split_hashes
 from farflung.protocol.errors import CheckpointError, UserError
-from farflung.protocol.fragments import fragments_of
-from farflung.protocol.manifest import CheckpointSection, Manifest, OuterSection, RoundSection
-from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached, Known
-from farflung.protocol.round_words import Commit
-from farflung.protocol.signing import curve_key_of, statement_of
-
-RUN_ID = bytes(range(16))
-ELEMENTS, CHUNKS, FRAGMENTS = 65, 5, 2
-MODEL = ModelSchema((), ELEMENTS, CHUNKS, first_plain_chunk=4, frozen=bytes(32))
-MANIFEST = Manifest(
-    round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
-)
-WITH_ADAMW = MANIFEST.model_copy(update={"outer": OuterSection(step="adamw", lr=0.01)})
-ME, HOST = Identity.generate(), Identity.generate()
-RUN_KEY = curve_key_of(HOST.public)
-
-
-class Kept:
-    """A peer that keeps an archive, without a network: results come from a generator of random numbers."""
-
-    def __init__(self, place: Path, host: Identity = HOST, manifest: Manifest = MANIFEST) -> None:
-        self.place, self.host, self.manifest = str(place), host, manifest
-        self.told: list[str] = []
-        self.chance = np.random.default_rng(1)
-        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
-        self.fragments = fragments_of(CHUNKS, FRAGMENTS)
-        self.hand = self.new_hand()
-        self.era = 0
-
-    def new_hand(self) -> Archiving:
-        attached = Attached(Known(self.manifest, RUN_ID), MODEL)
-        return Archiving(Archive(self.place), attached, lambda job, then: then(job()), self.say)
-
-    def say(self, text: str, routine: bool = False, **facts: str) -> None:
-        self.told.append(text)
-
-    def noise(self, count: int) -> torch.Tensor:
-        return torch.from_numpy(self.chance.standard_normal(count).astype(np.float32))
-
-    def roll(self, version: int, skipped: tuple[int, ...] = ()) -> None:
-        """All fragments to this version; of `skipped` chunks the state is fetched."""
-        for fragment in self.fragments:
-            payloads = [encode("int8", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks]
-            hashes = b"".join(map(hash_bytes, payloads))
-            commit = Commit(version, version, ("ann",), (1.0,), hashes, "int8", fragment.number)
-            self.hand.on_commit(commit)
-            for chunk, payload in zip(fragment.chunks, payloads, strict=True):
-                roll = Roll(chunk, version, payload)
-                self.state.roll(roll)
-                fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
-                self.hand.changed(fetched if chunk in skipped else roll)
-            digest = self.state.seal(fragment.number)
-            chunks = slice(fragment.chunks.start, fragment.chunks.stop)
-            seal = Seal(version=version, fragment=fragment.number)
-            self.hand.sealed(seal, self.era, digest, self.state.hashes[chunks])
-
-    def save(self, version: int, era: int = 0) -> None:
-        """A checkpoint, as the run's coordinator signs it."""
-        store, form = Store(self.place), self.manifest.state_form(ELEMENTS)
-        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, form)
-        saved = []
-        for fragment in self.fragments:
-            self.state.seal(fragment.number)
-            mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
-            told = tuple(each.hex() for each in mine)
-            for first, count in shards_of(fragment.first, fragment.count, form):
-                at = first - fragment.first
-                part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
-                draft.parts.add([part])
-            statement = statement_of(RUN_ID, era, fragment.number, version, root_of(mine))
-            proof = (self.host.public + self.host.sign(statement)).hex()
-            saved.append(SavedFragment(version, root_of(mine).hex(), version, told, proof))
-        draft.parts.finish(lambda seconds: None)
-        manifest = CheckpointManifest(
-            format=1,
-            run="small",
-            run_id=RUN_ID.hex(),
-            manifest=self.manifest.digest.hex(),
-            era=era,
-            version=version,
-            incarnation=1,
-            model=MODEL,
-            parts=3 if form.parts == 3 else msgspec.UNSET,
-            fragments=tuple(saved),
-            files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
-            writer=ME.peer_id,
-            key=ME.public.hex(),
-        )
-        draft.publish(manifest.signed(ME.sign))
-
-    def file(self, fragment: int, version: int) -> Path:
-        return (
-            Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / f"e0000-f{fragment:02d}-v{version:08d}.round"
-        )
-
-    def rewrite(
-        self,
-        fragment: int,
-        version: int,
-        change: Callable[[RoundHead, list[bytes]], tuple[RoundHead, list[bytes]]],
-    ) -> None:
-        """By somebody who takes care that the parts of the file fit together."""
-        archive, run, key = Archive(self.place), RUN_ID.hex()[:8], (0, fragment, version)
-        head, payloads = change(archive.head(run, key), list(archive.payloads(run, key)))
-        self.file(fragment, version).unlink()
-        hashes = b"".join(map(hash_bytes, payloads))
-        commit = msgspec.structs.replace(head.commit, hashes=hashes)
-        digest = root_of(split_hashes(head.chunks))
-        archive.put(msgspec.structs.replace(head, commit=commit, digest=digest), payloads)
+from rig.made_archive import ELEMENTS, FRAGMENTS, RUN_ID, RUN_KEY, WITH_ADAMW, Kept
 
 
 @pytest.fixture

@@ -1,0 +1,195 @@
+"""An archive as a peer's own hand writes it, from a state that torch moves; without a network or a round.
+
+For tests of its replay.  The members' contributions come from a generator of random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from farflung.checkpoints.archive import Archive, RoundHead
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
+from farflung.checkpoints.parts import Part
+from farflung.checkpoints.store import Store
+from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.coordinator.court.plain_codecs import encode
+from farflung.coordinator.court.plain_steps import merged
+from farflung.optim.recipes import outer_of
+from farflung.peer.identity import Identity
+from farflung.peer.machine.effects import KeepContribution
+from farflung.peer.state.archiving import Archiving
+from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.digests import hash_bytes, root_of, split_hashes
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.manifest import CheckpointSection, Manifest, OuterSection, RoundSection
+from farflung.protocol.messages import Sent
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Attached, Known
+from farflung.protocol.round_words import Commit
+from farflung.protocol.signed_words import Said, sent_part
+from farflung.protocol.signing import curve_key_of, statement_of
+
+RUN_ID = bytes(range(16))
+ELEMENTS, CHUNKS, FRAGMENTS = 65, 5, 2
+MODEL = ModelSchema((), ELEMENTS, CHUNKS, first_plain_chunk=4, frozen=bytes(32))
+MANIFEST = Manifest(
+    round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
+)
+WITH_ADAMW = MANIFEST.model_copy(update={"outer": OuterSection(step="adamw", lr=0.01)})
+ME, HOST = Identity.generate(), Identity.generate()
+RUN_KEY = curve_key_of(HOST.public)
+
+
+def commit_of(
+    fragment: Fragment,
+    version: int,
+    payloads: Iterable[bytes],
+    members: tuple[str, ...],
+    weights: tuple[float, ...],
+) -> Commit:
+    hashes = b"".join(map(hash_bytes, payloads))
+    return Commit(version, version, members, weights, hashes, "int8", fragment.number)
+
+
+class Kept:
+    """A peer that keeps an archive, without a network: results come from a generator of random numbers."""
+
+    def __init__(self, place: Path, host: Identity = HOST, manifest: Manifest = MANIFEST) -> None:
+        self.place, self.host, self.manifest = str(place), host, manifest
+        self.told: list[str] = []
+        self.chance = np.random.default_rng(1)
+        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
+        self.fragments = fragments_of(CHUNKS, FRAGMENTS)
+        self.hand = self.new_hand()
+        self.era = 0
+
+    def new_hand(self) -> Archiving:
+        attached = Attached(Known(self.manifest, RUN_ID), MODEL)
+        return Archiving(Archive(self.place), attached, lambda job, then: then(job()), self.say)
+
+    def say(self, text: str, routine: bool = False, **facts: str) -> None:
+        self.told.append(text)
+
+    def noise(self, count: int) -> torch.Tensor:
+        return torch.from_numpy(self.chance.standard_normal(count).astype(np.float32))
+
+    def roll(self, version: int, skipped: tuple[int, ...] = ()) -> None:
+        """All fragments to this version; of `skipped` chunks the state is fetched."""
+        for fragment in self.fragments:
+            payloads, commit = self.made(fragment, version)
+            self.hand.on_commit(commit)
+            for chunk, payload in zip(fragment.chunks, payloads, strict=True):
+                roll = Roll(chunk, version, payload)
+                self.state.roll(roll)
+                fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
+                self.hand.changed(fetched if chunk in skipped else roll)
+            digest = self.state.seal(fragment.number)
+            chunks = slice(fragment.chunks.start, fragment.chunks.stop)
+            seal = Seal(version=version, fragment=fragment.number)
+            self.hand.sealed(seal, self.era, digest, self.state.hashes[chunks])
+
+    def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
+        """The results of a round, and its commit."""
+        payloads = [encode("int8", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks]
+        return payloads, commit_of(fragment, version, payloads, ("ann",), (1.0,))
+
+    def save(self, version: int, era: int = 0) -> None:
+        """A checkpoint, as the run's coordinator signs it."""
+        store, form = Store(self.place), self.manifest.state_form(ELEMENTS)
+        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, form)
+        saved = []
+        for fragment in self.fragments:
+            self.state.seal(fragment.number)
+            mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
+            told = tuple(each.hex() for each in mine)
+            for first, count in shards_of(fragment.first, fragment.count, form):
+                at = first - fragment.first
+                part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
+                draft.parts.add([part])
+            statement = statement_of(RUN_ID, era, fragment.number, version, root_of(mine))
+            proof = (self.host.public + self.host.sign(statement)).hex()
+            saved.append(SavedFragment(version, root_of(mine).hex(), version, told, proof))
+        draft.parts.finish(lambda seconds: None)
+        manifest = CheckpointManifest(
+            format=1,
+            run="small",
+            run_id=RUN_ID.hex(),
+            manifest=self.manifest.digest.hex(),
+            era=era,
+            version=version,
+            incarnation=1,
+            model=MODEL,
+            parts=3 if form.parts == 3 else msgspec.UNSET,
+            fragments=tuple(saved),
+            files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
+            writer=ME.peer_id,
+            key=ME.public.hex(),
+        )
+        draft.publish(manifest.signed(ME.sign))
+
+    def file(self, fragment: int, version: int) -> Path:
+        return (
+            Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / f"e0000-f{fragment:02d}-v{version:08d}.round"
+        )
+
+    def rewrite(
+        self,
+        fragment: int,
+        version: int,
+        change: Callable[[RoundHead, list[bytes]], tuple[RoundHead, list[bytes]]],
+    ) -> None:
+        """By somebody who takes care that the parts of the file fit together."""
+        archive, run, key = Archive(self.place), RUN_ID.hex()[:8], (0, fragment, version)
+        head, payloads = change(archive.head(run, key), list(archive.payloads(run, key)))
+        self.file(fragment, version).unlink()
+        hashes = b"".join(map(hash_bytes, payloads))
+        commit = msgspec.structs.replace(head.commit, hashes=hashes)
+        digest = root_of(split_hashes(head.chunks))
+        archive.put(msgspec.structs.replace(head, commit=commit, digest=digest), payloads)
+
+
+class KeptWithWork(Kept):
+    """It keeps the contributions of three members too, of whom one is out in every round."""
+
+    def __init__(self, place: Path) -> None:
+        made = (Identity.generate() for _ in range(3))
+        self.members = tuple(sorted(made, key=lambda each: each.peer_id))
+        self.weights = (0.25, 0.0, 0.75)
+        self.scaled = 1.0  # the first member signs and gives to archivers so many times what was merged
+        super().__init__(place)
+
+    def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
+        included = [(m, w) for m, w in zip(self.members, self.weights, strict=True) if w]
+        values = {m.peer_id: [self.noise(ELEMENTS).numpy() for _ in fragment.chunks] for m, _ in included}
+        first = included[0][0].peer_id
+        sent = {peer: [encode("int4", each) for each in chunks] for peer, chunks in values.items()}
+        columns = zip(*sent.values(), strict=True)
+        results = [merged("int8", ELEMENTS, column, [w for _, w in included]) for column in columns]
+        names = tuple(member.peer_id for member in self.members)
+        commit = commit_of(fragment, version, results, names, self.weights)
+        for member, _ in included:
+            factor = np.float32(self.scaled if member.peer_id == first else 1.0)
+            told = [encode("int4", each * factor) for each in values[member.peer_id]]
+            self.hand.contributed(
+                KeepContribution(self.era, commit, said_by(member, version, told), tuple(told))
+            )
+        return results, commit
+
+    def sent_file(self, member: int, fragment: int, version: int) -> Path:
+        name = f"e0000-f{fragment:02d}-v{version:08d}-{self.members[member].peer_id}.sent"
+        return Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / name
+
+
+def said_by(member: Identity, round_no: int, payloads: Iterable[bytes]) -> Said:
+    """Its signed list of what it sent."""
+    bare = Sent(
+        session=bytes(16), seq=1, round_no=round_no, hashes=b"".join(map(hash_bytes, payloads)), tokens=1, steps=1,
+        loss=None, used=(), signature=b"",
+    )  # fmt: skip
+    sent = msgspec.structs.replace(bare, signature=member.sign(sent_part(RUN_ID, bare)))
+    return Said(member.public, sent)
