@@ -29,12 +29,14 @@ from farflung.protocol.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "FARFLUNG_"
+RECORD_VARIABLE = _PREFIX + "RECORD"  # for the trainer, which is a process of its own
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )
 _UPLOAD_HELP = 'For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".'
 _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
+_RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
 
@@ -76,6 +78,10 @@ def _cap(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> Path:
+    return _file(text).absolute()
+
+
 def place_of(text: str) -> str:
     """A URL as it is; a path in full, because the agent may be started in another folder."""
     return str(Path(text).expanduser().absolute()) if text and "://" not in text else text
@@ -107,6 +113,7 @@ class OwnConfig:
     archive_contributions: bool = _setting(
         False, "With --archive: and what members sent, so that sums can be made again.", _yes
     )
+    record: Path | None = _setting(None, _RECORD_HELP, _folder)  # noqa: RUF009
     metrics: str = _setting("", METRICS_HELP)
 
     def as_json(self) -> str:

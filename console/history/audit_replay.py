@@ -234,7 +234,7 @@ class _Replay:
         if len(expected) != fragment.count:
             raise Differs(f"version {version} of fragment {fragment.number} has {len(expected)} chunks")
         self._check_commit(head)
-        merged = self._merge_again(key, head, fragment, rules.elements)
+        merged = self._merge_again(key, head, fragment, rules.form.elements)
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
             try:

@@ -39,11 +39,12 @@ from farflung.peer.machine.trainer_view import Pulse
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
+from farflung.peer.state.recorded_sending import Sending
 from farflung.peer.worker import Inbox, Job, Worker, nothing
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import DOOR_OUT, Committed
+from farflung.protocol.messages import DOOR_OUT, Committed, Sent
 from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
@@ -281,6 +282,8 @@ class Agent:
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
                 self._beats.on_said(said, time.monotonic())
+                if isinstance(said, Sent) and self._hands is not None and self._hands.record is not None:
+                    self._hands.record.sent(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
@@ -355,10 +358,7 @@ class Agent:
             case Merge() | Weigh():
                 submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
-                self._link.forget_rounds_before(machine.oldest_round_no)
-                encoding = state.encode(hands.shared.slots[effect.slot], effect, unmap_pages)
-                for _ in range(0, len(effect.order), CHUNKS_AT_ONCE):
-                    submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
+                self._encode(hands, effect)
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
             case do.KeepBefore() | do.DropBefore() | do.ProveHolding() | do.FetchShown():
@@ -370,6 +370,18 @@ class Agent:
             case do.SaveFragment() | do.DropSave() | do.Restore() if hands.checkpoints is not None:
                 facts = RunFacts(hands.attached, machine.doorway.incarnation)
                 hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
+
+    def _encode(self, hands: Hands, effect: do.Encode) -> None:
+        state, record, submit = hands.state, hands.record, self._arithmetic.submit
+        self._link.forget_rounds_before(self._machine.oldest_round_no)
+        lane = self._machine.part.lanes[effect.fragment] if self._machine.part is not None else None
+        if record is not None and lane is not None and lane.contribution is not None:
+            step = lane.contribution.frozen.step
+            sending = Sending(effect.round_no, effect.fragment, effect.codec, step)
+            submit(lambda: record.encoding(sending, state.residual(effect.fragment)), nothing)
+        encoding = state.encode(hands.shared.slots[effect.slot], effect, unmap_pages)
+        for _ in range(0, len(effect.order), CHUNKS_AT_ONCE):
+            submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
 
     def _prove(
         self, state: OuterState, effect: do.KeepBefore | do.DropBefore | do.ProveHolding | do.FetchShown
@@ -436,6 +448,8 @@ class Agent:
             hands.results.close(finished)
         if hands is not None and hands.archive is not None:
             hands.archive.close(finished)
+        if hands is not None and hands.record is not None:
+            hands.record.close()
         self._arithmetic.close()
         self._inbox.close()
         if hands is not None:

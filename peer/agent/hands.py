@@ -27,6 +27,7 @@ from farflung.peer.state.arrived_pieces import Arriving
 from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import OuterState, payload_bytes_most
+from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit
 from farflung.protocol.limits import SIGNED_MORE_BYTES
@@ -58,6 +59,7 @@ class Hands:
     results: KeepingResults | None
     checkpoints: Checkpointing | None
     archive: Archiving | None
+    record: RecordedSending | None
     largest_payload_bytes: int
 
     @staticmethod
@@ -87,6 +89,7 @@ class Hands:
             results,
             checkpoints,
             archive,
+            _record_of(attached, tools),
             largest,
         )
 
@@ -96,6 +99,13 @@ class Hands:
             self.checkpoints.change(chunk, job)
         else:
             job()
+
+
+def _record_of(attached: Attached, tools: Tools) -> RecordedSending | None:
+    place, identity = tools.own.record, tools.identity.public
+    if place is None:
+        return None
+    return RecordedSending(place, attached.known.run_id, identity, tools.submit, tools.say)
 
 
 def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:

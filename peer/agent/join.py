@@ -18,7 +18,7 @@ from farflung.peer.agent.agent import Agent, AgentOptions
 from farflung.peer.agent.supervisor import ChildTrainer
 from farflung.peer.local.memory import make_folder, remove_folder, sweep_stale
 from farflung.peer.machine.effects import Exit
-from farflung.peer.settings import OwnConfig
+from farflung.peer.settings import RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
@@ -45,7 +45,10 @@ def join(options: JoinOptions) -> int:
     sweep_stale()
     folder = make_folder()
     try:
-        trainer = ChildTrainer(command, os.environ | {AGENT_VARIABLE: str(folder)})
+        told = {AGENT_VARIABLE: str(folder)}
+        if options.own.record is not None:
+            told[RECORD_VARIABLE] = str(options.own.record)
+        trainer = ChildTrainer(command, os.environ | told)
         agent_options = AgentOptions(options.url, folder, options.own)
         agent = Agent(agent_options, trainer, say)
         before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]

@@ -1,4 +1,4 @@
-"""How a peer gets in: knock, read the manifest, say a signed hello, retry with patience.  Pure.
+"""How a peer gets in, and how it leaves: knock, read the manifest, say a signed hello, retry with patience.  Pure.
 
 Part of the peer machine.  Signing is handed in; no clock, no sockets.
 """
@@ -14,6 +14,7 @@ import msgspec
 
 from farflung import __version__
 from farflung.peer.machine.effects import Effect, Note
+from farflung.peer.machine.lanes import Participation
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.frames import Payload
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -202,3 +203,35 @@ def me_of(identity: Signer, key: bytes, process: bytes, token: str = "") -> Me:
         sign=identity.sign,
         token=token,
     )
+
+
+# ---- taking one's leave -------------------------------------------------------------------------------
+#
+# To stay costs the others nothing: what a leaving peer contributed is used, and what it owns is merged
+# where it is. It says in its beats that it is leaving, so nobody counts on it for another round or waits
+# for it. A peer that is asked twice, or whose round takes too long, goes at once: the coordinator then
+# moves its chunks to others.
+
+
+STAY_S = 8.0  # less than a script waits for its agent, and than containers get between SIGTERM and SIGKILL
+# Sums of a batch are computed once more if their holder goes before the others have them.
+STAY_WITH_SUMS_S = 60.0
+
+
+class Leaving:
+    def __init__(self) -> None:
+        self.reason = self.code = ""
+        self._until = 0.0
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.reason)
+
+    def ask(self, reason: str, code: str, now: float, stay_s: float = STAY_S) -> None:
+        self.reason, self.code = reason or "it left", code
+        self._until = now + stay_s
+
+    def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool = False) -> bool:
+        """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
+        busy = part is not None and inside and (part.in_round or awaited)
+        return self.asked and (not busy or now >= self._until)

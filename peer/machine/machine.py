@@ -40,7 +40,7 @@ from farflung.peer.machine.auditing import Auditing
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.gathering import Gathering, may_gather
-from farflung.peer.machine.getting_in import Doorway, PeerConfig, Stand
+from farflung.peer.machine.getting_in import STAY_S, STAY_WITH_SUMS_S, Doorway, Leaving, PeerConfig, Stand
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
@@ -579,35 +579,3 @@ class PeerMachine:
             return []
         self._beat_at = self._now + self.joined.net.heartbeat_s
         return [self.reports.beat(self.joined.part, self.training)]
-
-
-# ---- taking one's leave -------------------------------------------------------------------------------
-#
-# To stay costs the others nothing: what a leaving peer contributed is used, and what it owns is merged
-# where it is. It says in its beats that it is leaving, so nobody counts on it for another round or waits
-# for it. A peer that is asked twice, or whose round takes too long, goes at once: the coordinator then
-# moves its chunks to others.
-
-
-STAY_S = 8.0  # less than a script waits for its agent, and than containers get between SIGTERM and SIGKILL
-# Sums of a batch are computed once more if their holder goes before the others have them.
-STAY_WITH_SUMS_S = 60.0
-
-
-class Leaving:
-    def __init__(self) -> None:
-        self.reason = self.code = ""
-        self._until = 0.0
-
-    @property
-    def asked(self) -> bool:
-        return bool(self.reason)
-
-    def ask(self, reason: str, code: str, now: float, stay_s: float = STAY_S) -> None:
-        self.reason, self.code = reason or "it left", code
-        self._until = now + stay_s
-
-    def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool = False) -> bool:
-        """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
-        busy = part is not None and inside and (part.in_round or awaited)
-        return self.asked and (not busy or now >= self._until)

@@ -28,10 +28,12 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from farflung.peer.local.memory import SharedState
+from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.reading import Source, source_of, tokens_in
+from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
@@ -104,8 +106,9 @@ class Connection:
             )
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
-            loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem)
-            inner = RunOptimizer(optimizer, loop.after_step, loop.before_step)
+            watcher = watcher_for(own_config({}).record, self.manifest, self.name, model, optimizer)
+            loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem, watcher=watcher)
+            inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer

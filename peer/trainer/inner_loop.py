@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from farflung.optim.recipes import outer_of
@@ -26,6 +27,7 @@ from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.machine import TrainerMachine
+from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.fragments import fragments_of
@@ -73,8 +75,12 @@ class InnerLoop:
         manifest: Manifest,
         agent_problem: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        watcher: Watcher | None = None,
     ) -> None:
+        """`watcher`: of what each span of steps is made of, from one round to the next freeze."""
         self.manifest = manifest
+        self._watcher = watcher if watcher is not None else NoWatcher()
+        self._has_frozen = False  # in the step that is being counted
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4)
         fragments = fragments_of(self.layout.chunk_count, manifest.round.fragments)
         self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
@@ -120,6 +126,20 @@ class InnerLoop:
         failpoints.hit("trainer.attach")
         self._carry_out(self.machine.attach(self.layout.model_schema(self._model), os.getpid()))
         self._wait()
+        self._span_begins()
+
+    def _span_begins(self) -> None:
+        """All results are in the model: what is learned from here on is frozen next."""
+        self._has_frozen = False
+        if not self.finished:
+            held = Held(
+                [account.version for account in self.machine.accounts],
+                self._loaded,
+                [part.carry for part in self.parts],
+            )
+            self._watcher.begins(held)
+            for part, carry in zip(self.parts, held.carries, strict=True):
+                part.carry = carry
 
     # ---- inner steps
 
@@ -148,6 +168,8 @@ class InnerLoop:
         self._show_progress()
         self._carry_out(self.machine.on_heard(self._clock()))
         self._wait()
+        if self._has_frozen:
+            self._span_begins()
 
     def _show_progress(self) -> None:
         now = self._clock()
@@ -164,11 +186,13 @@ class InnerLoop:
 
         `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.
         """
+        self._watcher.on_want(samples, data)
         while not self.finished:
             effects = self.machine.on_want(samples, batch, self._clock(), data)
             self._carry_out(effects)
             for effect in effects:
                 if isinstance(effect, do.Read):
+                    self._watcher.on_read()
                     return effect.span
             self._hear(self._next_message())
             self.machine.on_waited(self._clock())
@@ -176,6 +200,11 @@ class InnerLoop:
 
     def hand_out(self, span: Span, tokens: int) -> None:
         self.machine.hand_out(span, tokens)
+        self._watcher.on_handed_out(span)
+
+    def before_rates(self) -> Undo:
+        """Right before the inner optimizer's step; what it returns is to be called right after."""
+        return self._watcher.on_rates()
 
     # ---- the agent's words
 
@@ -227,6 +256,7 @@ class InnerLoop:
                         self._model
                     )  # room for what every part is loaded with
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
+                self._watcher.on_loaded()
             case do.Freeze():
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
@@ -234,6 +264,7 @@ class InnerLoop:
             case do.Remember():
                 self._before = self.layout.snapshot(self._model)
             case do.PutBack(fragments):
+                self._watcher.on_loaded()
                 for fragment in fragments:
                     self.parts[fragment].put_back(self._model, self._before)
             case do.ForgetLoss():
@@ -250,8 +281,21 @@ class InnerLoop:
         part.write_owed(self._model, self._loaded, part.part(self.shared.slots[freeze.slot]))
         failpoints.hit("freeze.mid")
 
+    def _tell_frozen(self, frozen: do.SayFrozen) -> None:
+        """Fragments may have been frozen into different slots."""
+        self._has_frozen = True
+        if isinstance(self._watcher, NoWatcher):
+            return
+        delta = torch.zeros(self.layout.total_elements)
+        for word in frozen.words:
+            part = self.parts[word.fragment]
+            part.part(delta).copy_(part.part(self.shared.slots[word.slot]))
+        schema = self.layout.model_schema(self._model)
+        self._watcher.on_frozen(frozen.words[0].step, delta, schema)
+
     def _say_frozen(self, frozen: do.SayFrozen) -> None:
         failpoints.hit("freeze.before_word")
         loss = self._losses.read()
+        self._tell_frozen(frozen)
         for word in frozen.words:
             self._channel.send(msgspec.structs.replace(word, loss=loss))

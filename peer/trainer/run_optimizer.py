@@ -42,6 +42,7 @@ class RunOptimizer(Optimizer):
         inner: Optimizer,
         after_step: Callable[[], None],
         before_step: Callable[[], None] = lambda: None,
+        before_rates: Callable[[], Callable[[], None]] = lambda: lambda: None,
     ) -> None:
         if not isinstance(inner, Optimizer):
             raise UserError(f"the inner optimizer must be a torch Optimizer, not {type(inner).__name__}")
@@ -51,6 +52,9 @@ class RunOptimizer(Optimizer):
         self.steps = 0
         self._small_from = self._small_steps = 0
         self._before_step, self._after_step = before_step, after_step
+        self._before_rates = (
+            before_rates  # called with the rates of a step in place; what it returns, after it
+        )
         for table in _HOOK_TABLES:
             self.__dict__[table] = inner.__dict__.setdefault(table, OrderedDict())
 
@@ -63,8 +67,10 @@ class RunOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         self._before_step()
         rates = self._lower_rates()
+        undo = self._before_rates()
         # Not every optimizer takes a closure; handing over None only when asked keeps those working.
         loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
+        undo()
         for group, rate in rates:
             group["lr"] = rate
         self.steps += 1

@@ -31,7 +31,7 @@ class Unmerged:
         self._layout = layout
         self._start = fragment.first * layout.chunk_elements
         self._count = fragment.count * layout.chunk_elements
-        self._carry: Tensor | None = None  # unmerged work from before the last load, fp32; None is zero
+        self.carry: Tensor | None = None  # unmerged work from before the last load, fp32; None is zero
 
     def part(self, flat: Tensor) -> Tensor:
         """The fragment's values in a flat vector of the whole model."""
@@ -43,7 +43,7 @@ class Unmerged:
 
     def write_owed(self, model: nn.Module, loaded: Sequence[Tensor], out: Tensor) -> None:
         """`loaded`: the model right after the last loads; `out`: the fragment's part of a slot."""
-        self._layout.write_delta(model, loaded, self._carry, out, self._start)
+        self._layout.write_delta(model, loaded, self.carry, out, self._start)
 
     def train_on(
         self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep, slot: int
@@ -56,7 +56,7 @@ class Unmerged:
         learned = self._layout.first_plain_chunk * self._layout.chunk_elements - self._start
         place = (self.part(shared.anchor), self.part(shared.moments[0]), owed)
         values = ahead(outer, *place, max(0, learned))
-        self._carry = _none_if_zero(owed.clone())
+        self.carry = _none_if_zero(owed.clone())
         self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)
 
@@ -71,14 +71,14 @@ class Unmerged:
         `load.mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
         alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
         """
-        self._carry = _none_if_zero(self._kept(load, model, loaded, shared))
+        self.carry = _none_if_zero(self._kept(load, model, loaded, shared))
         anchor = self.part(shared.anchor)
-        values = anchor if self._carry is None else anchor - self._carry
+        values = anchor if self.carry is None else anchor - self.carry
         if load.mix:
             own = torch.empty_like(values)
             self._layout.write_values(model, own, self._start)
             values = torch.lerp(values, own, load.mix)
-            self._carry = _none_if_zero(anchor - values)
+            self.carry = _none_if_zero(anchor - values)
         failpoints.hit("load.mid")
         self._layout.load(model, values, self._start)
         self._layout.refresh(model, loaded, self._start, self._count)

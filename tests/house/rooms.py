@@ -77,10 +77,12 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "peer/line": Room(("peer", "collectives/link", *PROTOCOL)),
+    "peer/record": Room(("peer/local", "compression", *PROTOCOL)),
     "peer/state": Room(
         (
             "peer",
             "peer/machine/effects",
+            "peer/record/work_files",
             "checkpoints",
             "collectives/round",
             "collectives/arithmetic",
@@ -89,7 +91,7 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
-    "peer/trainer": Room(("peer", "peer/local", "optim", *PROTOCOL)),
+    "peer/trainer": Room(("peer", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)),
     "peer/pipeline": Room(("peer", "peer/local", "peer/trainer", "compression", "optim", *PROTOCOL)),
     "peer/builtin": Room(("peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
@@ -146,6 +148,7 @@ ROOMS: dict[str, Room] = {
             "peer",
             "peer/agent",
             "peer/builtin",
+            "peer/record",
             "checkpoints",
             *PROTOCOL,
         )

@@ -35,6 +35,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "results_on_disk": ("yes", True),
     "archive": ("yes", True),
     "archive_contributions": ("yes", True),
+    "record": ("/tmp/work", Path("/tmp/work")),
     "metrics": ("9100", "9100"),
 }
 FLAGS = {"archive", "archive_contributions", "results_on_disk"}

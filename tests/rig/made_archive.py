@@ -189,7 +189,7 @@ def said_by(member: Identity, round_no: int, payloads: Iterable[bytes]) -> Said:
     """Its signed list of what it sent."""
     bare = Sent(
         session=bytes(16), seq=1, round_no=round_no, hashes=b"".join(map(hash_bytes, payloads)), tokens=1, steps=1,
-        loss=None, used=(), signature=b"",
+        loss=None, used=(), seat=0, counted=b"", signature=b"",
     )  # fmt: skip
     sent = msgspec.structs.replace(bare, signature=member.sign(sent_part(RUN_ID, bare)))
     return Said(member.public, sent)

@@ -15,7 +15,7 @@ from farflung.coordinator.ledger.records import (
     Released,
 )
 from farflung.coordinator.run.effects import Tell
-from farflung.peer.machine.machine import STAY_S, Leaving
+from farflung.peer.machine.getting_in import STAY_S, Leaving
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.world import Scenario, World, ask_to_leave
 

@@ -38,7 +38,8 @@ def sent_by(peer: str, chunk: int) -> bytes:
 def said_by(who: Identity, round_no: int = ROUND, count: int = 2) -> bytes:
     hashes = b"".join(hash_bytes(sent_by(who.peer_id, chunk)) for chunk in range(count))
     bare = Sent(
-        session=bytes(16), seq=1, round_no=round_no, hashes=hashes, tokens=1, steps=1, loss=None, used=(), signature=b""
+        session=bytes(16), seq=1, round_no=round_no, hashes=hashes, tokens=1, steps=1, loss=None, used=(), seat=0,
+        counted=b"", signature=b"",
     )  # fmt: skip
     sent = msgspec.structs.replace(bare, signature=who.sign(sent_part(RUN_ID, bare)))
     return msgspec.msgpack.encode(Said(who.public, sent))

@@ -239,7 +239,7 @@ def test_a_commit_that_used_the_slot_leaves_exactly_the_anchor(tmp_path: Path, d
     new_anchor(trainer)
     frozen = trainer.freeze(load(2, "rest", slot=1, tokens=30, steps=3, spare=0), by=0.0137)
     assert (frozen.tokens, frozen.steps) == (30, 3)
-    assert trainer.loop.parts[0]._carry is None
+    assert trainer.loop.parts[0].carry is None
     assert holds(trainer, trainer.shared.anchor)
     assert not trainer.owed().any()
 
