@@ -16,7 +16,6 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, fr
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
-from farflung.protocol.digests import split_hashes
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
 
@@ -39,19 +38,13 @@ def scenario_of(seed: int) -> Scenario:
 
 def count(world: World) -> Counter[str]:
     records = [from_bytes(raw) for raw in world.journal]
-    wrong = sum(
-        digest in world.invariants.cheated
-        for each in records
-        if isinstance(each, CommittedRound) and set(each.commit.members) - world.invariants.liars
-        for digest in split_hashes(each.commit.hashes)
-    )
     return Counter(
         runs=1,
         cheated=bool(world.cheated),
         convicted=bool(world.invariants.found),
         committed=sum(isinstance(each, CommittedRound) for each in records),
         aborted=sum(isinstance(each, AbortedRound) for each in records),
-        wrong=wrong,
+        wrong=world.invariants.wrong_committed,
     )
 
 
