@@ -100,9 +100,9 @@ class Invariants:
         self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.cheated: set[bytes] = set()  # hashes of results that are no sums
-        self.nothing_wrong = (
-            False  # none of these may be committed: audits come first, and one auditor is honest
-        )
+        # None of these may be committed: audits come first, and one auditor is honest.
+        self.nothing_wrong = False
+        self.wrong_committed = 0  # chunks, with somebody honest in the round
         self.found: list[FoundCheating] = []
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
