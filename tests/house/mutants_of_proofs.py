@@ -142,13 +142,6 @@ SUMS = (
         AUDITS,
     ),
     Mutant(
-        "P19 what an accuser shows are the contributions",
-        "coordinator/run/sum_cases.py",
-        "if answer.raw is None or hash_bytes(answer.raw) != case.hash_of(author):",
-        "if answer.raw is None:",
-        AUDITS,
-    ),
-    Mutant(
         "P19 whoever calls a right sum wrong is not believed",
         "coordinator/run/sum_cases.py",
         "        if problem:",
