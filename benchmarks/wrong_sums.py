@@ -1,4 +1,4 @@
-"""An owner that corrupts a chunk in each of its rounds, where audits come first: python benchmarks/wrong_sums.py [SEEDS]
+"""An owner that corrupts a chunk of each round, where audits come first: python benchmarks/wrong_sums.py [SEEDS]
 
 Simulated runs of four to six peers (peer/simulator/), half of them in a hostile world: kills, lost messages, cut lines.
 In every third run a friend of the owner's audits for it, and two members merge each result again instead of one.

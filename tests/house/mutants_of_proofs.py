@@ -384,13 +384,6 @@ ERAS = (
         WON,
     ),
     Mutant(
-        "P20 what was given up is no version that anybody may hold",
-        "coordinator/ledger/ledger.py",
-        "book.forget_after(version)\n            for holder in book.holders.values():\n                holder.reached = min(holder.reached, version)",
-        "book.forget_after(version)\n            for holder in book.holders.values():\n                pass",
-        WON,
-    ),
-    Mutant(
         "a rewind undoes something",
         "coordinator/run/operator_orders.py",
         '        if versions == now:\n            raise UserError(\n                f"the run is at',

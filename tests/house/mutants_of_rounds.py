@@ -9,6 +9,7 @@ from mutant import (
     GUIDANCE,
     ROUND,
     STEADINESS,
+    STORE,
     WEIGHTS,
     WITHHOLDING,
     Mutant,

@@ -1,4 +1,4 @@
-"""P19: a commit rests on results that their makers signed to have made of what the others signed, and on nothing else."""
+"""P19: a commit rests on results that their makers signed to have made of what the others signed."""
 
 from __future__ import annotations
 
