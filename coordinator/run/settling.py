@@ -57,7 +57,7 @@ class Settling:
         self._absent: set[str] = (
             set()
         )  # of these: those that only said nothing, and may be right all the same
-        self._was_silent: set[str] = set()  # the same of any version
+        self._silent_once: set[str] = set()  # the same of any version
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
         self._kept_waiting: Counter[str] = (
@@ -269,10 +269,10 @@ class Settling:
             if peer not in self._void and peer in naming:
                 self._void[peer] = why
                 told = f"it named a state of version {self._version} of its own, and {why}"
-                if peer in dispute.silent and peer not in self._was_silent:
+                if peer in dispute.silent and peer not in self._silent_once:
                     # A busy machine may be late once with a few kilobytes: it is not heard about this version.  Twice
                     # it is a way to hold everybody up.
-                    self._was_silent.add(peer)
+                    self._silent_once.add(peer)
                     self._absent.add(peer)
                     self._core.strike(peer, told)
                 else:
