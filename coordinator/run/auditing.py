@@ -62,6 +62,11 @@ class Auditing:
     def open(self) -> Iterable[Task]:
         return self._tasks.values()
 
+    def is_busy_with(self, fragment: int) -> bool:
+        """An auditor of it has not answered yet, or somebody called a sum of it wrong."""
+        audited = any(task.sums.plan.fragment == fragment for task in self._tasks.values())
+        return audited or self.cases.is_open(fragment)
+
     # ---- drawing -------------------------------------------------------------------------------------
 
     def on_commit(self, sums: CommittedSums) -> None:

@@ -251,6 +251,11 @@ class Conductor:
             )
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
 
+    @property
+    def is_audited(self) -> bool:
+        """Sums of the newest versions are merged again by others, or their case is open."""
+        return self._auditing is not None and self._auditing.is_busy_with(self.fragment)
+
     # ---- moving on -----------------------------------------------------------------------------------
 
     def counts_on(self, member: Member) -> bool:

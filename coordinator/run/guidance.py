@@ -32,6 +32,7 @@ DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their l
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
+LAST_AUDITS_S = 40.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
 Judgement = tuple[Goal, str]  # (goal, reason)
@@ -279,6 +280,9 @@ class Guidance:
         if behind and since_commit_s < FINISH_GRACE_S:
             who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
             return Goal.WAIT, f"the run is complete; {who} still fetching version {version}"
+        if since_commit_s < LAST_AUDITS_S and any(conductor.is_audited for conductor in self._conductors):
+            # Who is finished leaves, and what it contributed with it.
+            return Goal.WAIT, "the run is complete; chunks of its last versions are merged again by others"
         return Goal.FINISH, f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:

@@ -54,6 +54,10 @@ class Settling:
         self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is
         self._refuted: dict[bytes, Refuted] = {}
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
+        self._absent: set[str] = (
+            set()
+        )  # of these: those that only said nothing, and may be right all the same
+        self._silent_once: set[str] = set()  # the same of any version
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
         self._kept_waiting: Counter[str] = (
@@ -134,7 +138,8 @@ class Settling:
         """The digest that this member shall not believe any longer."""
         if said.version != self._version:
             return b""
-        return said.digest if said.digest in self._refuted or member.peer in self._void else b""
+        unproven = member.peer in self._void and member.peer not in self._absent
+        return said.digest if said.digest in self._refuted or unproven else b""
 
     def _begin_anew(self, version: int) -> None:
         era = self._core.ledger.era
@@ -146,6 +151,7 @@ class Settling:
             check.close()
         self._version, self._era, self._dispute = version, era, None
         self._named, self._refuted, self._void, self._checks = {}, {}, {}, {}
+        self._absent = set()
 
     # ---- settling ------------------------------------------------------------------------------------------------
 
@@ -261,9 +267,16 @@ class Settling:
         changed = False
         for peer, why in dispute.unproven.items():
             if peer not in self._void and peer in naming:
-                # It was asked for a few kilobytes, again and again, while its beats came.
                 self._void[peer] = why
-                self._core.convict(peer, f"it named a state of version {self._version} of its own, and {why}")
+                told = f"it named a state of version {self._version} of its own, and {why}"
+                if peer in dispute.silent and peer not in self._silent_once:
+                    # A busy machine may be late once with a few kilobytes: it is not heard about this version.  Twice
+                    # it is a way to hold everybody up.
+                    self._silent_once.add(peer)
+                    self._absent.add(peer)
+                    self._core.strike(peer, told)
+                else:
+                    self._core.convict(peer, told)
                 changed = True
         for digest, proof in dispute.refuted.items():
             if digest not in self._refuted:

@@ -94,6 +94,9 @@ class SumCases:
         self.struck.append(peer)
         self._core.strike(peer, why)
 
+    def is_open(self, fragment: int) -> bool:
+        return any(case.sums.plan.fragment == fragment for case in self._cases)
+
     def _refute(self, case: Case, why: str, computed: bool) -> None:
         if self.is_out(case.sums.makers[case.chunk].peer):
             return  # for another sum, and whoever accused it has nothing left to show

@@ -9,6 +9,7 @@ Its states are declared in lane_states.py.  Nobody else writes them, and the lan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
@@ -105,6 +106,7 @@ class Lane:
         self._dropped_round = 0
         self._last_commit = LastCommit()
         self._lost_track = False
+        self._left: tuple[int, Mapping[int, Piece]] = 0, {}  # the round that I left last, what I sent in it
         self._resolved: list[Resolve] = []
 
     # ---- the only places where the states change ----------------------------------------------------------------
@@ -115,7 +117,10 @@ class Lane:
 
     def _plays(self, event: RoleEvent, role: Role) -> None:
         ROLES.check(type(self._role), event, type(role))
+        left = self.round
         self._role = role
+        if left is not None and self.round is not left:
+            self._left = left.plan.round_no, left.mine  # its commit may come later than a newer one
 
     # ---- questions --------------------------------------------------------------------------------------------
 
@@ -252,8 +257,9 @@ class Lane:
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             late = LateResults(flight.plan, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)
-        was_in = flight is not None and late is not None and self._me in commit.included
-        self.kept.on_commit(commit.round_no, flight.mine if flight is not None and was_in else {})
+        here = (flight.plan.round_no, flight.mine) if flight is not None and late is not None else self._left
+        was_in = here[0] == commit.round_no and self._me in commit.included
+        self.kept.on_commit(commit.round_no, here[1] if was_in else {})
         if mine is not None and commit.version == mine.version + 1:
             if mine.round_no == commit.round_no and self._me in commit.included:
                 self._resolve(mine, used=True)

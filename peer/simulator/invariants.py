@@ -100,9 +100,9 @@ class Invariants:
         self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.cheated: set[bytes] = set()  # hashes of results that are no sums
-        self.nothing_wrong = (
-            False  # none of these may be committed: audits come first, and one auditor is honest
-        )
+        # None of these may be committed: audits come first, and one auditor is honest.
+        self.nothing_wrong = False
+        self.wrong_committed = 0  # chunks, with somebody honest in the round
         self.found: list[FoundCheating] = []
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
@@ -250,11 +250,11 @@ class Invariants:
             payloads = [payload[index] for payload in parts]
             result = merged_chunk(self._gather, self._elements, payloads, weights)
             told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
-            # What a cheating owner made is committed, since nobody knows yet: that it is found out is P19.
-            unseen = expected in self.cheated and not (
-                self.nothing_wrong and set(commit.members) - self.liars
-            )
-            self._require("P9", hash_bytes(result) == expected or unseen, told)
+            if hash_bytes(result) != expected:
+                # What a cheating owner made is committed, where nobody knows yet: that it is found out is P19.
+                honest = bool(set(commit.members) - self.liars)
+                self.wrong_committed += honest
+                self._require("P9", expected in self.cheated and not (self.nothing_wrong and honest), told)
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 

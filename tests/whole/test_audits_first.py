@@ -11,7 +11,7 @@ import torch
 
 from farflung.peer.simulator.world import Scenario, World
 
-SEEDS = 12
+SEEDS = 5
 CALM = Scenario(
     peers=4,
     chunks=4,
@@ -66,7 +66,7 @@ def test_an_owner_that_corrupts_a_chunk_in_each_round_commits_nothing_wrong_and_
         found += len(world.invariants.found)
         assert len(world.cheated) <= 1, "it is out with its first wrong sum"
         assert bool(world.cheated) == bool(world.invariants.found)
-    assert found >= SEEDS - 3
+    assert found >= SEEDS - 2
 
 
 def test_with_two_members_the_other_one_audits_and_whoever_is_honest_is_left() -> None:
@@ -85,7 +85,7 @@ def test_one_auditor_of_a_league_may_pass_a_wrong_sum_and_so_the_host_chooses_ho
     """What is not promised: with one auditor each, the maker's two friends among five others find everything right."""
     worlds = [run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2)) for seed in range(SEEDS)]
     assert any(len(world.cheated) > 1 for world in worlds)
-    assert sum(bool(world.invariants.found) for world in worlds) > SEEDS // 2
+    assert sum(bool(world.invariants.found) for world in worlds) > SEEDS // 3
 
 
 @pytest.mark.parametrize("lie", ["accuses", "mutes", "withholds"])
@@ -93,7 +93,7 @@ def test_one_auditor_of_a_league_may_pass_a_wrong_sum_and_so_the_host_chooses_ho
 def test_who_accuses_falsely_says_nothing_or_withholds_delays_a_round_and_stops_no_run(
     lie: str, peers: int
 ) -> None:
-    for seed in range(SEEDS // 2):
+    for seed in range(2):
         world = run(seed, replace(CALM, peers=peers, min_peers=1, end_s=400.0, **{lie: True}))
         assert not world.invariants.found
         (liar,) = world.invariants.liars
@@ -106,10 +106,10 @@ def test_who_cheats_and_withholds_what_would_convict_it_is_out_all_the_same() ->
         assert len(world.cheated) <= 6
 
 
-@pytest.mark.parametrize("batch", range(3))
+@pytest.mark.parametrize("batch", range(2))
 def test_in_a_hostile_world_nothing_wrong_is_committed_and_nobody_honest_is_blamed(batch: int) -> None:
     found = 0
-    for seed in range(10 * batch, 10 * batch + 10):
+    for seed in range(6 * batch, 6 * batch + 6):
         drawn = Scenario.of(seed)
         scenario = replace(
             drawn, peers=max(4, drawn.peers), min_peers=2, rounds=4, cheats=True, audit_first=1 + seed % 2,

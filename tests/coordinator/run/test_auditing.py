@@ -350,3 +350,28 @@ def test_one_auditor_alone_makes_nobody_suspect() -> None:
     author = court.made.members[4]
     names(court, 0, author, 1)
     assert not court.asked(author)
+
+
+def test_of_two_the_word_of_the_only_auditor_makes_nobody_suspect() -> None:
+    court = Court(MadeSums(count=2))
+    court.commits()
+    maker, auditor = court.made.members
+    court.says(auditor, ChunkVerdict(0, False, (maker,)))
+    assert not court.asked(maker)
+
+
+# ---- the end of a run --------------------------------------------------------------------------------------------
+
+
+def test_it_is_busy_until_the_last_auditor_has_spoken_or_the_case_is_over() -> None:
+    court = Court(MadeSums(wrong=(1,)))
+    assert not court.auditing.is_busy_with(0)
+    court.commits()
+    audits = court.audits()
+    court.says(audits[0], right(0))
+    court.says(audits[2], right(2))
+    assert court.auditing.is_busy_with(0) and not court.auditing.is_busy_with(1)
+    court.says(audits[1], wrong(1))
+    assert court.auditing.is_busy_with(0), "the contributions are to be shown yet"
+    court.shows(audits[1], dict(zip(court.made.members, court.made.of_chunk(1), strict=True)))
+    assert not court.auditing.is_busy_with(0)

@@ -378,6 +378,22 @@ def test_a_lane_keeps_what_a_commit_used_and_answers_old_rounds_beside_the_one_i
     assert verdict is Verdict.STALE and not answer
 
 
+def test_what_a_commit_used_is_kept_also_where_a_later_commit_is_heard_of_first() -> None:
+    """Or an honest author had nothing to show, and got a strike for it."""
+    made = MadePart()
+    made.founds()
+    made.freezes(0)
+    made.opens(0)
+    lane = made.lane(0)
+    assert lane.round is not None
+    lane.round.mine[1] = Piece(b"mine", hash_bytes(b"mine"))
+    lane.on_commit(commit_of(0, round_no=2, version=2), 0.0)
+    lane.on_commit(commit_of(0), 0.0)
+    kept = lane.my_piece(1, 1)
+    assert kept is not None and kept.payload == b"mine"
+    assert lane.my_piece(2, 1) is None
+
+
 def test_work_that_no_commit_used_is_not_kept() -> None:
     made = MadePart()
     made.founds()

@@ -90,6 +90,19 @@ def test_who_is_missing_something_in_a_round_is_heard_all_the_same() -> None:
     assert flight.on_timer(10.0) == [] and ann.counts == {"accepted": 2}
 
 
+@pytest.mark.parametrize("kind", [Kind.STATE, Kind.LOGGED, Kind.MANIFEST, Kind.LATER, Kind.PING, Kind.PONG])
+def test_what_belongs_to_no_round_and_names_one_is_malformed_and_renews_nobodys_patience(kind: Kind) -> None:
+    """A member that gives nothing must not be able to look as if it were about to."""
+    ann = Receiver()
+    ann.opens(0)
+    flight = ann.lane(0).round
+    assert flight is not None
+    payload = b"" if kind in (Kind.LATER, Kind.PONG) else b"something"
+    ann.gets(frame_of(kind, 0, payload, round_no=1), now=9.9)
+    assert flight.on_timer(10.0), "bob has been quiet for long: it is asked"
+    assert ann.counts == {"malformed": 1}
+
+
 def test_a_decision_goes_to_the_lane_whose_round_it_is() -> None:
     ann = Receiver()
     ann.opens(0, round_no=1)

@@ -1,0 +1,141 @@
+"""Mutants of the run around the rounds: leases, versions, eras, and what is durable.  Read by mutant_list.py."""
+
+from __future__ import annotations
+
+from mutant import CONDUCTOR, GOING_BACK, GUIDANCE, JOURNAL, LEASES, Mutant
+
+RUN = (
+    Mutant(
+        "a hash list is signed by its sender",
+        "coordinator/run/conductor.py",
+        "cause, problem = ExclusionCause.UNSIGNED, self._witness.problem(member, sent)",
+        'cause, problem = ExclusionCause.UNSIGNED, ""',
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P7 samples that are not a member's are not acknowledged for it",
+        "coordinator/run/conductor.py",
+        'problem = leases.problem(member.peer, sent.used, self.fragment) or ""',
+        'problem = ""',
+        (*CONDUCTOR, *LEASES),
+    ),
+    Mutant(
+        "P7 what the former self of a restarted peer sent is barred",
+        "coordinator/run/conductor.py",
+        "if self.round is not None and peer in self.round.plan.members and self.round.decision is None:",
+        "if False:",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P4 commits are told to members that have shown the run's state",
+        "coordinator/run/conductor.py",
+        "if self.standing(member).vouched:  # others",
+        "if True:  # others",
+        (*CONDUCTOR, *GUIDANCE),
+    ),
+    Mutant(
+        "a member that has not heard of the guard's word is not ready",
+        "coordinator/run/conductor.py",
+        "if beat is None or beat.dropped != self.book.dropped_round:",
+        "if beat is None:",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P4 whose digest is not the run's takes the run's state again",
+        "coordinator/run/guidance.py",
+        "if said.version >= 0 and known is not None and said.digest != known:",
+        "if False:",
+        GUIDANCE,
+    ),
+    Mutant(
+        "P5 nothing is committed beside a newer journal",
+        "coordinator/run/guidance.py",
+        "        if said.version > version:",
+        "        if False:",
+        GUIDANCE,
+    ),
+    Mutant(
+        "P4 state is asked of peers that hold it",
+        "coordinator/run/guidance.py",
+        "if conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)):",
+        "if True:",
+        GUIDANCE,
+    ),
+    Mutant(
+        "what a peer says in an older era counts for nothing",
+        "coordinator/run/going_back.py",
+        "if beat.era >= self._core.ledger.era:",
+        "if True:",
+        (*GUIDANCE[:1], *GOING_BACK),
+    ),
+    Mutant(
+        "P7 what only lost versions had used is leased again",
+        "coordinator/ledger/leases.py",
+        "self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])",
+        "self.returned = []",
+        (*LEASES[:2], *GOING_BACK),
+    ),
+    Mutant(
+        "the trust of a suspect begins anew",
+        "coordinator/ledger/ledger.py",
+        "book.trust[suspect] = 0",
+        "pass",
+        ("tests/coordinator/run/test_core.py", "tests/coordinator/rounds/test_screening.py"),
+    ),
+    Mutant(
+        "P7 a commit acknowledges what it used",
+        "coordinator/ledger/leases.py",
+        "held.uptos = (*held.uptos[:fragment], item.upto, *held.uptos[fragment + 1 :])",
+        "pass",
+        LEASES,
+    ),
+    Mutant(
+        "P7 a lease is used within its bounds",
+        "coordinator/ledger/leases.py",
+        "if not upto <= item.upto <= held.stop:",
+        "if False:",
+        LEASES,
+    ),
+    Mutant(
+        "P7 samples of a peer that is lost for good are leased again",
+        "coordinator/run/lending.py",
+        "if left or core.now - since >= patience_s:",
+        "if left:",
+        LEASES,
+    ),
+    Mutant(
+        "P7 nothing is handed out while a former self may yet be acknowledged",
+        "coordinator/run/lending.py",
+        "if any(c.may_use_work_of(member.peer) and not c.counts_on(member) for c in self._conductors):",
+        "if False:",
+        LEASES,
+    ),
+    Mutant(
+        "P5 the journal survives a power cut",
+        "coordinator/ledger/journal.py",
+        "PRAGMA synchronous=FULL",
+        "PRAGMA synchronous=OFF",
+        JOURNAL,
+    ),
+    Mutant(
+        "P5 a lost record does not pass unnoticed",
+        "coordinator/ledger/journal.py",
+        "if pos != self._position + 1:",
+        "if False:",
+        JOURNAL,
+    ),
+    Mutant(
+        "P5 a copy of a journal is not a journal",
+        "coordinator/ledger/journal.py",
+        "if known is not None and not self.restored:",
+        "if False:",
+        JOURNAL,
+    ),
+    Mutant(
+        "what is evidence of a hash list is signed by its author",
+        "coordinator/ledger/evidence.py",
+        "if not is_signed(said.identity, self.run_id, said.sent):",
+        "if False:",
+        ("tests/coordinator/ledger/test_evidence.py",),
+    ),
+)
