@@ -89,7 +89,6 @@ class Flow:
         self._wiring = Wiring(chance)
         self._asks, self._early, self._queue = Asks(), Early(), Queue(place.hands_most)
         self._window = Window(place.stages)
-        self._unreached: set[str] = set()
         self._damaged: dict[int, int] = {}
         self._forward = Way.BOTH if place.is_last else Way.FORWARD
         self._begin(-1, 0)
@@ -195,7 +194,7 @@ class Flow:
 
     def on_lines(self, unreached: set[str], now: float) -> list[Effect]:
         """Peers that I can't talk to.  What they hold stays theirs until the table says that they are gone."""
-        self._unreached = unreached
+        self._wiring.on_lines(unreached)
         return self._push_unsent(now) + self._settle(now) if not self.over else []
 
     # ---- the trainer -------------------------------------------------------------------------------------------
@@ -462,9 +461,7 @@ class Flow:
 
     def _send_on(self, micro: int, record: Micro, now: float) -> list[Effect]:
         if not record.next:
-            peers = self.table.seats
-            able = [seat for seat in self._spending.able if peers[seat].peer not in self._unreached]
-            chosen = self._wiring.choose(able)
+            chosen = self._wiring.choose(self._spending.able)
             if chosen is None:
                 self._unsent.add(micro)
                 return []

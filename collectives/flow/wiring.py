@@ -18,6 +18,8 @@ _SMOOTHED = 0.1  # of how full a seat is seen
 class Wiring:
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance  # for ties
+        self._peers: dict[int, str] = {}
+        self._unreached: set[str] = set()
         self._shares: dict[int, float] = {}
         self._at: dict[int, float] = {}  # virtual times
         self._fullness: dict[int, float] = {}  # moving mean, 0 to 1, of how much of its room is used up
@@ -27,7 +29,9 @@ class Wiring:
 
         From zero it would get everything until it has caught up with a whole batch of the others' times.
         """
-        self._shares = {seat.number: seat.share for seat in seats}
+        sitting = list(seats)
+        self._peers = {seat.number: seat.peer for seat in sitting}
+        self._shares = {seat.number: seat.share for seat in sitting}
         self._at = {number: at for number, at in self._at.items() if number in self._shares}
         self._fullness = {number: self._fullness.get(number, 0.5) for number in self._shares}
         least = min(self._at.values(), default=0.0)
@@ -35,13 +39,21 @@ class Wiring:
             self._at.setdefault(number, least)
 
     def choose(self, able: Collection[int]) -> int | None:
-        """One of these seats, by number, and its virtual time passes; None if there is none."""
-        due = {number: self._at[number] + 1.0 / self.share(number) for number in able if number in self._at}
+        """One of these seats that can be talked to, by number, and its virtual time passes; None if there is none."""
+        due = {
+            number: self._at[number] + 1.0 / self.share(number)
+            for number in able
+            if number in self._at and self._peers[number] not in self._unreached
+        }
         if not due:
             return None
         chosen = min(sorted(due), key=lambda number: (due[number], self._chance()))
         self._at[chosen] = due[chosen]
         return chosen
+
+    def on_lines(self, unreached: set[str]) -> None:
+        """Peers that I can't talk to: two of them may sit behind routers that let nobody in."""
+        self._unreached = unreached
 
     def on_room(self, number: int, left: int, most: int) -> None:
         """Seen of a seat: so much of its room is left, of so much at most."""
