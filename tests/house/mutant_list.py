@@ -56,6 +56,7 @@ MEMBER = (
     "tests/peer/machine/test_lane.py",
     "tests/whole/test_hostile_members.py",
 )
+FLOW = ("tests/collectives/flow/test_flow.py", "tests/collectives/flow/test_flow_world.py")
 FEEDBACK = ("tests/compression/test_feedback.py", "tests/whole/test_fragments.py")
 CATCH_UP = ("tests/checkpoints/test_catch_up.py", "tests/whole/test_joining_live.py")
 STORE = ("tests/checkpoints/test_store.py",)
@@ -853,4 +854,28 @@ PROOFS = (
     ),
 )
 
-MUTANTS = (*FRAMES, *DOOR, *ROUNDS, *RUN, *ARITHMETIC, *STATE, *PROOFS)
+CROSSINGS = (
+    Mutant(
+        "what may have been passed on before waits until all have said what they hold",
+        "collectives/flow/flow.py",
+        "        return not silent\n",
+        "        return True\n",
+        FLOW,
+    ),
+    Mutant(
+        "newcomers hear what is held of who is gone",
+        "collectives/flow/flow.py",
+        "table.last_loss(self._stage - 1), table.last_change(self._stage - 1)",
+        "table.last_loss(self._stage - 1), table.last_loss(self._stage - 1)",
+        FLOW,
+    ),
+    Mutant(
+        "a frame from before my seat was meant for another seat of my peer",
+        "collectives/flow/gate.py",
+        "    if table_of(header) < mine.since:\n",
+        "    if table_of(header) < 0:\n",
+        FLOW,
+    ),
+)
+
+MUTANTS = (*FRAMES, *DOOR, *ROUNDS, *RUN, *ARITHMETIC, *STATE, *PROOFS, *CROSSINGS)
