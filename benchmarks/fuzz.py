@@ -53,7 +53,16 @@ from farflung.peer.identity import Identity
 from farflung.protocol import envelope
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
 from farflung.protocol.fragments import fragments_of
-from farflung.protocol.frames import WANTS, Header, Kind, check_payload, claimed, parse, with_payload
+from farflung.protocol.frames import (
+    ALL_KINDS,
+    WANTS,
+    Header,
+    Kind,
+    check_payload,
+    claimed,
+    parse,
+    with_payload,
+)
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import KINDS
@@ -64,7 +73,7 @@ from farflung.protocol.signed_words import Said
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
-BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER}  # frames without a payload
+BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM}  # frames without a payload
 MOST_KEPT = 256  # inputs that led somewhere new
 INTERESTING = (
     b"\0",
@@ -201,8 +210,8 @@ def bulk_target() -> Target:
 
     def call(raw: bytes) -> None:
         head, payload = raw[:96], raw[96:]
-        claimed(head, tag)
-        check_payload(parse(head, len(payload), tag, 4096), payload)
+        claimed(head, tag, ALL_KINDS)
+        check_payload(parse(head, len(payload), tag, 4096, ALL_KINDS), payload)
 
     return Target("bulk", [each.header.pack() + bytes(each.payload) for each in frames], call, (FrameError,))
 

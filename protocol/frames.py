@@ -37,18 +37,38 @@ class Kind(IntEnum):
     PONG = 8
     LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
     SENT = 10  # author -> archiver: the signed list of what it sent in a round that was committed
+    ACTIVATION = 11  # stage s -> s + 1: what one microbatch sends over their border
+    GRADIENT = 12  # stage s + 1 -> s: the gradient of it
+    HELD = 13  # stage s + 1 -> s: the microbatches here whose holder in stage s is gone
+    ROOM = 14  # stage s + 1 -> s: `chunk` activations of this batch you may have sent me in all
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
     WANT_MANIFEST = 20
     WANT_STATE = 21
     WANT_SENT = 22
+    WANT_ACTIVATION = 23
+    WANT_GRADIENT = 24
+    WANT_HELD = 25
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
 ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
-_KINDS = frozenset(Kind)
-_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER}
+CROSSING_KINDS = frozenset(
+    {
+        Kind.ACTIVATION,
+        Kind.GRADIENT,
+        Kind.HELD,
+        Kind.ROOM,
+        Kind.WANT_ACTIVATION,
+        Kind.WANT_GRADIENT,
+        Kind.WANT_HELD,
+    }
+)
+# Where the model is in one piece nobody has a use for crossings: they are unknown there, and refused as such.
+ONE_STAGE_KINDS = frozenset(Kind) - CROSSING_KINDS
+ALL_KINDS = frozenset(Kind)
+_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +97,13 @@ class Header:
         )
 
 
-def parse(raw: Payload, payload_bytes: int, run_tag: bytes, payload_max: int) -> Header:
+def parse(
+    raw: Payload,
+    payload_bytes: int,
+    run_tag: bytes,
+    payload_max: int,
+    kinds: frozenset[Kind] = ONE_STAGE_KINDS,
+) -> Header:
     """Header of a frame whose payload has `payload_bytes`; raises FrameError before the payload is read."""
     if len(raw) != BULK_HEADER_BYTES:
         raise FrameError(
@@ -94,21 +120,20 @@ def parse(raw: Payload, payload_bytes: int, run_tag: bytes, payload_max: int) ->
         )
     if length != payload_bytes:
         raise FrameError(Verdict.MALFORMED, f"header says {length} bytes of payload, {payload_bytes} came")
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise FrameError(Verdict.MALFORMED, f"unknown bulk kind {kind}") from None
+    if kind not in kinds:
+        raise FrameError(Verdict.MALFORMED, f"unknown bulk kind {kind}")
+    known = Kind(kind)
     if (known in _BARE) != (length == 0):
         raise FrameError(Verdict.MALFORMED, f"{known.name} with {length} bytes of payload")
     return Header(known, tag, round_no, decision_no, version, chunk, length, digest)
 
 
-def claimed(raw: Payload, run_tag: bytes) -> Header | None:
+def claimed(raw: Payload, run_tag: bytes, kinds: frozenset[Kind] = ONE_STAGE_KINDS) -> Header | None:
     """What a frame that was refused says of itself: enough to ask for it again, and for nothing else."""
     if len(raw) != BULK_HEADER_BYTES:
         return None
     magic, kind, protocol, tag, round_no, decision_no, version, chunk, length, digest = _LAYOUT.unpack(raw)
-    if magic != _MAGIC or protocol != 1 or tag != run_tag or kind not in _KINDS:
+    if magic != _MAGIC or protocol != 1 or tag != run_tag or kind not in kinds:
         return None
     return Header(Kind(kind), tag, round_no, decision_no, version, chunk, length, digest)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from mutant import Mutant
 from mutants_of_peers import ARITHMETIC, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
-from mutants_of_rounds import DOOR, FRAMES, ROUNDS
+from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
     *DOOR,
     *ROUNDS,
+    *CROSSINGS,
     *RUN,
     *ARITHMETIC,
     *STATE,

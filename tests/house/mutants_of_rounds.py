@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import (
     ADMISSION,
     CONDUCTOR,
+    FLOW,
     FRONT_DOOR,
     GUIDANCE,
     ROUND,
@@ -301,5 +302,29 @@ ROUNDS = (
         "scale = most * usual / energy if 0.0 < most * usual < energy else 1.0",
         "scale = 1.0",
         WEIGHTS,
+    ),
+)
+
+CROSSINGS = (
+    Mutant(
+        "what may have been passed on before waits until all have said what they hold",
+        "collectives/flow/flow.py",
+        "        return not silent\n",
+        "        return True\n",
+        FLOW,
+    ),
+    Mutant(
+        "newcomers hear what is held of who is gone",
+        "collectives/flow/flow.py",
+        "table.last_loss(self._stage - 1), table.last_change(self._stage - 1)",
+        "table.last_loss(self._stage - 1), table.last_loss(self._stage - 1)",
+        FLOW,
+    ),
+    Mutant(
+        "a frame from before my seat was meant for another seat of my peer",
+        "collectives/flow/gate.py",
+        "    if table_of(header) < mine.since:\n",
+        "    if table_of(header) < 0:\n",
+        FLOW,
     ),
 )

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from farflung.protocol import limits
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import WANTS, Header, Kind, check_payload, parse, with_payload
+from farflung.protocol.frames import (
+    ALL_KINDS,
+    CROSSING_KINDS,
+    WANTS,
+    Header,
+    Kind,
+    check_payload,
+    claimed,
+    parse,
+    with_payload,
+)
 from farflung.protocol.verdicts import Verdict
 
 fixed = settings(max_examples=150)
@@ -44,8 +54,24 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
         "SENT",
     ]
     wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE", "WANT_SENT"]
-    numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17))
+    crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM"], start=11))
+    crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD"], start=23))
+    numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings
     assert {kind.value: kind.name for kind in Kind} == numbers
+    assert {kind.value: kind.name for kind in CROSSING_KINDS} == crossings
+
+
+@pytest.mark.parametrize("kind", sorted(CROSSING_KINDS))
+def test_crossings_are_unknown_to_whoever_has_the_model_in_one_piece(kind: Kind) -> None:
+    """They are refused like any other unknown kind, and nothing is asked for again because of them."""
+    payload = b"" if kind in WANTS or kind == Kind.ROOM else PAYLOAD
+    frame = with_payload(Header(kind, TAG, version=2, chunk=5), payload)
+    raw = frame.header.pack()
+    with pytest.raises(FrameError, match=f"unknown bulk kind {int(kind)}") as caught:
+        parse(raw, len(payload), TAG, 4096)
+    assert caught.value.verdict == Verdict.MALFORMED
+    assert claimed(raw, TAG) is None
+    assert parse(raw, len(payload), TAG, 4096, ALL_KINDS) == claimed(raw, TAG, ALL_KINDS) == frame.header
 
 
 def test_a_bulk_header_comes_back_as_it_was_sent() -> None:

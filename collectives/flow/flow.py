@@ -1,0 +1,539 @@
+"""The machine of microbatches at one member of one stage.  Pure.
+
+Driven by the agent of a stage, and by the world of the tests.  Owns: which microbatches are here, where each came from
+and went to, what the trainer does next, who is asked again.  Must not know sockets, the bytes of a crossing, the model,
+how anybody is found to be gone, or the rounds that follow a batch.
+
+Why no microbatch counts twice in a stage: it has one holder there, and it changes hands by the table alone (seats.py).
+
+R1  The coordinator says who holds it in stage 0 (grants), and its holder in stage s says who holds it in stage s + 1.
+R2  A table shows my `next` gone: the kept activation goes to another seat, marked `again`; also if a gradient is here
+    already, since the sums of who is gone went with it.  That gradient stays good.
+R3  A table shows a loss in the stage before mine, or somebody new there after a loss: all living members of it hear
+    HELD, the microbatches that I have and whose holder there is gone.
+R4  What is marked `again` is computed only after every member of the next stage that was there at the last loss in my
+    own stage has said HELD of at least that number.  If one of them has it, it is asked for the gradient, and nothing
+    is computed forward.
+R5  Frames of a seat that is gone are refused; what may move a microbatch and names a later table than mine waits for
+    that table; who reads that its own seat is gone has lost its sums.  A frame that names a table from before my own
+    seat was meant for another seat of the same peer, and is refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from farflung.collectives.flow.effects import (
+    MARK_AT,
+    Cause,
+    Effect,
+    Forget,
+    Hand,
+    Keep,
+    Made,
+    Note,
+    Piece,
+    SeatLost,
+    SendFrame,
+    SendKept,
+    Way,
+    header_of,
+    mark_of,
+    micro_of,
+    seat_of,
+    table_of,
+)
+from farflung.collectives.flow.gate import Early, is_early, refusal
+from farflung.collectives.flow.microbatches import Asks, Micro, Queue
+from farflung.collectives.flow.room import Giving, Spending, Window
+from farflung.collectives.flow.seats import Seat, Table
+from farflung.collectives.flow.wiring import Wiring
+from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.verdicts import Counters, Verdict
+
+ROOM_AGAIN_S = 1.0
+_QUESTIONS = {
+    Kind.ACTIVATION: Kind.WANT_ACTIVATION,
+    Kind.GRADIENT: Kind.WANT_GRADIENT,
+    Kind.HELD: Kind.WANT_HELD,
+}
+Check = Callable[[Kind, Payload], None]  # FrameError unless this is a crossing of that border (crossing.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What stays for the life of a machine."""
+
+    run_tag: bytes
+    seat: Seat
+    stages: int
+    hands_most: int = 2  # works that the trainer has at once
+
+    @property
+    def is_last(self) -> bool:
+        return self.seat.stage == self.stages - 1
+
+
+class Flow:
+    def __init__(self, place: Place, table: Table, check: Check, chance: Callable[[], float]) -> None:
+        self.place, self.table = place, table
+        self.version, self.count = -1, 0
+        self.over = False  # my seat is gone
+        self.counters = Counters()
+        self.refused_for_room = 0
+        self._check = check
+        self._me, self._stage = place.seat.number, place.seat.stage
+        self._wiring = Wiring(chance)
+        self._asks, self._early, self._queue = Asks(), Early(), Queue(place.hands_most)
+        self._window = Window(place.stages)
+        self._damaged: dict[int, int] = {}
+        self._forward = Way.BOTH if place.is_last else Way.FORWARD
+        self._begin(-1, 0)
+        self._meet()
+
+    def _begin(self, version: int, count: int) -> None:
+        self.version, self.count = version, count
+        self._micros: dict[int, Micro] = {}
+        self.waiting: set[int] = set()  # they spent room here, and did not move on yet
+        self._reopened: set[int] = set()  # moved on once, and are here again by a loss
+        self._shut: set[int] = set()  # at a source: not in the window yet
+        self._unsent: set[int] = set()  # for want of room
+        self._in_doubt: set[int] = set()  # for want of HELD
+        self._heard: dict[int, int] = {}  # of whom HELD, by number of table
+        self._giving, self._spending = Giving(), Spending()
+        self._queue.clear()
+        self._asks.clear()
+        self._told_room_at = 0.0
+
+    def _meet(self) -> None:
+        """Neighbours as the table has them."""
+        self._giving.on_senders(seat.number for seat in self._before)
+        self._spending.on_seats(seat.number for seat in self._after)
+        self._wiring.on_seats(self._after)
+
+    # ---- questions ---------------------------------------------------------------------------------------------
+
+    @property
+    def counted(self) -> int:
+        """The mask of what is in the trainer's sums."""
+        return mask_of(micro for micro, record in self._micros.items() if record.counted)
+
+    @property
+    def room_limit(self) -> int:
+        return self._giving.limit
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return len(self._early)
+
+    @property
+    def _before(self) -> tuple[Seat, ...]:
+        return self.table.living(self._stage - 1)
+
+    @property
+    def _after(self) -> tuple[Seat, ...]:
+        return self.table.living(self._stage + 1)
+
+    # ---- the coordinator ---------------------------------------------------------------------------------------
+
+    def on_seats(self, table: Table, now: float) -> list[Effect]:
+        if self.over or table.number <= self.table.number:
+            return []
+        old, self.table = self.table.number, table
+        if not table.lives(self._me):
+            self.over = True
+            self.counters.count(Verdict.STALE, len(self._early.take_all()))
+            return [SeatLost(self._me)]
+        self._meet()
+        self._asks.only({seat.number for seat in (*self._before, *self._after)})
+        if any(record.next and not table.lives(record.next) for record in self._micros.values()):
+            self._window.on_loss()
+        for micro, record in self._micros.items():  # R2
+            if record.next and not table.lives(record.next):
+                record.next, record.again = 0, True
+                record.sent = record.missing = record.returned = False
+                if record.has and micro not in self.waiting:
+                    self._reopened.add(micro)
+        effects: list[Effect] = []
+        lost, changed = table.last_loss(self._stage - 1), table.last_change(self._stage - 1)
+        if self.version >= 0 and lost and changed > old:  # R3: newcomers have to wait for it too
+            effects += self._tell_held(self._before)
+        effects += self._replay(now)
+        for micro in list(self._micros):
+            effects += self._consider(micro, now)
+        return effects + self._settle(now)
+
+    def on_grants(self, version: int, granted: int, again: int, table_no: int, now: float) -> list[Effect]:
+        """Masks of what is mine in stage 0, all of it each time, and of these what somebody had who is gone.
+
+        A grant is never taken back from a living seat.  False words about it are the coordinator's, who is believed.
+        """
+        if self.over or self._stage or version != self.version or table_no > self.table.number:
+            return []  # it is told with every tick
+        for micro in bits(granted & (1 << self.count) - 1):
+            record = self._micros.setdefault(micro, Micro())
+            if not record.has:
+                record.has, record.again = True, record.again or bool(again >> micro & 1)
+                self._shut.add(micro)
+        return self._open_more(now) + self._settle(now)
+
+    def on_version(self, version: int, count: int, now: float) -> list[Effect]:
+        """A batch of so many microbatches is learned from this version; those before it are committed or void."""
+        if self.over or version <= self.version:
+            return []
+        effects: list[Effect] = [Forget(self.version)]
+        self._begin(version, count)
+        self._meet()
+        if self.table.last_loss(self._stage - 1):
+            effects += self._tell_held(self._before)
+        return effects + self._replay(now) + self._settle(now)
+
+    def on_lines(self, unreached: set[str], now: float) -> list[Effect]:
+        """Peers that I can't talk to.  What they hold stays theirs until the table says that they are gone."""
+        self._wiring.on_lines(unreached)
+        return self._push_unsent(now) + self._settle(now) if not self.over else []
+
+    # ---- the trainer -------------------------------------------------------------------------------------------
+
+    def on_unit(self, unit_s: float) -> None:
+        """It takes so long for one microbatch: more of them may wait."""
+        self._giving.on_unit(unit_s)
+
+    def on_made(self, made: Made, now: float) -> list[Effect]:
+        work = (made.way, made.micro)
+        if self.over or made.version != self.version or work not in self._queue.in_hand:
+            return []
+        self._queue.in_hand.discard(work)
+        record, micro = self._micros[made.micro], made.micro
+        if made.problem:
+            record.stuck = True
+            return [Note(Cause.UNUSABLE, self._me, micro), *self._settle(now)]
+        effects: list[Effect] = []
+        if made.way == Way.FORWARD:
+            record.out = True
+            effects.append(Keep(self.version, micro, Piece.OUTPUT, made.payload))
+        else:
+            record.counted = True
+            if self._stage:
+                effects.append(Keep(self.version, micro, Piece.GIVEN, made.payload))
+                effects += self._give(micro, record)
+            else:
+                self._window.on_back(now - record.sent_at)
+        return effects + self._consider(micro, now) + self._open_more(now) + self._settle(now)
+
+    # ---- the clock ---------------------------------------------------------------------------------------------
+
+    def on_timer(self, now: float) -> list[Effect]:
+        if self.over or self.version < 0:
+            return []
+        effects: list[Effect] = []
+        asked: set[int] = set()
+        for seat, kind, micro in self._asks.due(now):
+            asked.add(seat)
+            effects += self._say(seat, kind, micro)
+        effects += [Note(Cause.SILENT, seat, 0) for seat in self._asks.on_asked(asked)]
+        if now - self._told_room_at >= ROOM_AGAIN_S:
+            self._told_room_at = now
+            effects += [e for seat in self._giving.unspent for e in self._say_room(seat)]
+        return effects + self._settle(now)
+
+    # ---- frames ------------------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect]:
+        """Of a known peer, and its payload matches its hash.  It ends in exactly one counter."""
+        verdict = self._refusal(sender, frame.header)
+        if verdict is not None:
+            self.counters.count(verdict)
+            return []
+        if self._is_early(frame.header):
+            self.counters.count(Verdict.STALE, self._early.keep(sender, frame))
+            return []
+        verdict, effects = self._taken(frame, now)
+        self.counters.count(verdict)
+        return effects + self._settle(now)
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[Effect]:
+        """A frame that is not what it should be, and that the data plane counted: ask again, the second time tell."""
+        header = spoiled.header
+        if header is None or self._refusal(sender, header) is not None or self._is_early(header):
+            return []
+        return self._on_damage(header)
+
+    def _refusal(self, sender: str, header: Header) -> Verdict | None:
+        if self.over:
+            return Verdict.STALE
+        return refusal(self.place.seat, self.table, self.version, sender, header)
+
+    def _is_early(self, header: Header) -> bool:
+        return is_early(self.table, self.version, header)
+
+    def _replay(self, now: float) -> list[Effect]:
+        return [e for sender, frame in self._early.take_all() for e in self.on_frame(sender, frame, now)]
+
+    def _taken(self, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
+        header = frame.header
+        seat, micro = seat_of(header), micro_of(header)
+        self._asks.on_heard(seat)
+        if header.kind == Kind.ROOM:  # its number is all of `chunk`
+            return self._on_room(seat, header.chunk, now)
+        if micro >= self.count:
+            return Verdict.MALFORMED, []
+        match header.kind:
+            case Kind.ACTIVATION:
+                return self._on_activation(seat, frame, now)
+            case Kind.GRADIENT:
+                return self._on_gradient(seat, frame, now)
+            case Kind.HELD:
+                return self._on_held(seat, frame, now)
+            case Kind.WANT_GRADIENT:
+                return self._on_want_gradient(seat, micro)
+            case Kind.WANT_HELD:
+                return Verdict.ACCEPTED, self._tell_held([self.table.seats[seat]])
+            case Kind.WANT_ACTIVATION:
+                return self._on_want_activation(seat, micro)
+            case Kind.MISSING:
+                return self._on_missing(seat, micro, now)
+            case _:  # LATER
+                self._asks.on_answer((seat, Kind.WANT_GRADIENT, micro), now)
+                return Verdict.ACCEPTED, []
+
+    def _on_activation(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
+        micro = micro_of(frame.header)
+        record = self._micros.get(micro)
+        if record is not None and record.has:
+            if not self._adopt(record, seat):
+                return Verdict.UNAUTHORISED, [Note(Cause.CONTESTED, seat, micro)]
+            self._giving.on_received(seat, micro)
+            return Verdict.DUPLICATE, self._give(micro, record) if record.counted else []
+        if not self._giving.admits(seat, micro):
+            self.refused_for_room += 1
+            return Verdict.UNAUTHORISED, []
+        verdict = self._flaw(frame)
+        if verdict is not None:
+            return verdict, self._on_damage(frame.header)
+        self._giving.on_received(seat, micro)
+        self._asks.settle((seat, Kind.WANT_ACTIVATION, micro))
+        record = self._micros.setdefault(micro, Micro())
+        record.prev, record.has, record.again = seat, True, record.again or bool(mark_of(frame.header))
+        self.waiting.add(micro)
+        kept = Keep(self.version, micro, Piece.INPUT, frame.payload)
+        return Verdict.ACCEPTED, [kept, *self._consider(micro, now)]
+
+    def _on_gradient(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
+        micro = micro_of(frame.header)
+        record = self._micros.get(micro)
+        if record is None or record.next != seat or not record.sent:
+            return Verdict.UNAUTHORISED, []  # I gave it nothing to make a gradient of
+        if record.returned:
+            return Verdict.DUPLICATE, []
+        verdict = self._flaw(frame)
+        if verdict is not None:
+            return verdict, self._on_damage(frame.header)
+        record.returned = True
+        self._asks.settle((seat, Kind.WANT_GRADIENT, micro))
+        effects: list[Effect] = []
+        if not record.grad:
+            record.grad = True
+            effects.append(Keep(self.version, micro, Piece.RETURNED, frame.payload))
+        return Verdict.ACCEPTED, effects + self._consider(micro, now)
+
+    def _on_held(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
+        mask = mask_from_bytes(bytes(frame.payload)) if len(frame.payload) <= self.count // 8 + 1 else -1
+        if mask < 0 or mask >> self.count:
+            return Verdict.MALFORMED, []
+        number = table_of(frame.header)
+        if number < self._heard.get(seat, 0):
+            return Verdict.STALE, []
+        self._heard[seat] = number
+        effects: list[Effect] = []
+        for micro in bits(mask):
+            record = self._micros.setdefault(micro, Micro())
+            if record.next and record.next != seat:
+                effects.append(Note(Cause.CONTESTED, seat, micro))  # the first one stands until it is gone
+            record.next = record.next or seat
+        self._asks.settle((seat, Kind.WANT_HELD, 0))
+        for micro in sorted(self._in_doubt):
+            effects += self._consider(micro, now)
+        return Verdict.ACCEPTED, effects
+
+    def _on_want_gradient(self, seat: int, micro: int) -> tuple[Verdict, list[Effect]]:
+        record = self._micros.get(micro)
+        if record is None or not record.has:
+            return Verdict.ACCEPTED, self._say(seat, Kind.MISSING, micro, Kind.WANT_GRADIENT)
+        if not self._adopt(record, seat):
+            return Verdict.UNAUTHORISED, [Note(Cause.CONTESTED, seat, micro)]
+        later = self._say(seat, Kind.LATER, micro, Kind.WANT_GRADIENT)
+        return Verdict.ACCEPTED, self._give(micro, record) if record.counted else later
+
+    def _on_want_activation(self, seat: int, micro: int) -> tuple[Verdict, list[Effect]]:
+        record = self._micros.get(micro)
+        if record is None or record.next != seat or not record.out:
+            return Verdict.UNAUTHORISED, []
+        return Verdict.ACCEPTED, self._pass_on(micro, record)
+
+    def _on_missing(self, seat: int, micro: int, now: float) -> tuple[Verdict, list[Effect]]:
+        record = self._micros.get(micro)
+        if record is None or record.next != seat or not record.sent or record.returned:
+            return Verdict.STALE, []
+        self._asks.on_answer((seat, Kind.WANT_GRADIENT, micro), now)
+        if record.missing and now - record.sent_at < ROOM_AGAIN_S:
+            return Verdict.DUPLICATE, []  # what it misses is on its way
+        record.missing, record.sent = True, False
+        return Verdict.ACCEPTED, self._consider(micro, now)
+
+    def _on_room(self, seat: int, total: int, now: float) -> tuple[Verdict, list[Effect]]:
+        if not self._spending.on_room(seat, total):
+            return Verdict.DUPLICATE, []
+        self._wiring.on_room(seat, self._spending.left(seat), self._spending.most(seat))
+        return Verdict.ACCEPTED, self._push_unsent(now)
+
+    def _flaw(self, frame: Frame) -> Verdict | None:
+        try:
+            self._check(frame.header.kind, frame.payload)
+        except FrameError as error:
+            return error.verdict
+        return None
+
+    def _on_damage(self, header: Header) -> list[Effect]:
+        seat, question = seat_of(header), _QUESTIONS.get(header.kind)
+        if question is None or seat not in self.table.seats:
+            return []
+        self._damaged[seat] = self._damaged.get(seat, 0) + 1
+        if self._damaged[seat] > 1:
+            return [Note(Cause.DAMAGED, seat, micro_of(header)), *self._say(seat, question, micro_of(header))]
+        return self._say(seat, question, micro_of(header))
+
+    def _adopt(self, record: Micro, seat: int) -> bool:
+        """Somebody of the stage before says that it holds this one.  False: a living other one does."""
+        if record.prev != seat and self.table.lives(record.prev):
+            return False
+        record.prev = seat
+        return True
+
+    # ---- what follows ------------------------------------------------------------------------------------------
+
+    def _consider(self, micro: int, now: float) -> list[Effect]:
+        """The next thing that is to be done about a microbatch."""
+        record = self._micros[micro]
+        if not record.has or record.stuck:
+            return []
+        if self.place.is_last:
+            if record.counted:
+                self._moved_on(micro)
+            else:
+                self._queue.put(Way.BOTH, micro)
+            return []
+        if record.grad and not record.counted:
+            self._queue.put(Way.BACKWARD, micro)
+        if record.sent or (self._stage == 0 and not record.opened):
+            return []
+        if record.next and not record.missing:
+            return self._claim(micro, record, now)
+        if record.again and not record.out and not self._all_have_told(now):  # R4
+            self._in_doubt.add(micro)
+            return []
+        self._in_doubt.discard(micro)
+        if not record.out:
+            self._queue.put(Way.FORWARD, micro)
+            return []
+        return self._send_on(micro, record, now)
+
+    def _all_have_told(self, now: float) -> bool:
+        """R4.  Who sat down after the last loss in my stage never took anything of whoever is gone (R5).
+
+        So nobody waits for an empty stage: whoever comes into it has nothing.
+        """
+        need = self.table.last_loss(self._stage)
+        silent = [s.number for s in self._after if s.since <= need and self._heard.get(s.number, 0) < need]
+        for seat in silent:
+            self._asks.expect((seat, Kind.WANT_HELD, 0), now)
+        return not silent
+
+    def _claim(self, micro: int, record: Micro, now: float) -> list[Effect]:
+        """Somebody of the next stage has it from a seat that is gone: it shall give me the gradient."""
+        self._in_doubt.discard(micro)
+        self._on_its_way(micro, record, now)
+        return self._say(record.next, Kind.WANT_GRADIENT, micro)
+
+    def _send_on(self, micro: int, record: Micro, now: float) -> list[Effect]:
+        if not record.next:
+            chosen = self._wiring.choose(self._spending.able)
+            if chosen is None:
+                self._unsent.add(micro)
+                return []
+            record.next = chosen
+            self._spending.on_sent(chosen, micro)
+            self._wiring.on_room(chosen, self._spending.left(chosen), self._spending.most(chosen))
+        self._on_its_way(micro, record, now)
+        return self._pass_on(micro, record)
+
+    def _on_its_way(self, micro: int, record: Micro, now: float) -> None:
+        record.sent, record.sent_at = True, now
+        self._unsent.discard(micro)
+        self._moved_on(micro)
+        self._asks.expect((record.next, Kind.WANT_GRADIENT, micro), now)
+
+    def _moved_on(self, micro: int) -> None:
+        self.waiting.discard(micro)
+        self._reopened.discard(micro)
+
+    def _push_unsent(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for micro in sorted(self._unsent):
+            effects += self._consider(micro, now)
+        return effects
+
+    def _open_more(self, now: float) -> list[Effect]:
+        """At a source: as many as the window lets, what was granted before to somebody else first."""
+        effects: list[Effect] = []
+        if self._shut:
+            opened = sum(record.opened and not record.counted for record in self._micros.values())
+            order = sorted(self._shut, key=lambda micro: (not self._micros[micro].again, micro))
+            for micro in order[: max(0, self._window.size - opened)]:
+                self._shut.discard(micro)
+                self._micros[micro].opened = True
+                effects += self._consider(micro, now)
+        return effects
+
+    def _settle(self, now: float) -> list[Effect]:
+        """After every event: work for the trainer, and room for those who send."""
+        effects: list[Effect] = [
+            Hand(way, self.version, micro) for way, micro in self._queue.take(self._forward)
+        ]
+        if self._stage and self.version >= 0:
+            for seat in sorted(self._giving.more(len(self.waiting) + len(self._reopened))):
+                effects += self._say_room(seat)
+        return effects
+
+    # ---- frames out --------------------------------------------------------------------------------------------
+
+    def _header(self, kind: Kind, micro: int = 0, mark: int = 0) -> Header:
+        place = self.place
+        return header_of(kind, place.run_tag, self._me, self.table.number, self.version, micro, mark)
+
+    def _say(self, seat: int, kind: Kind, micro: int, mark: int = 0) -> list[Effect]:
+        return [SendFrame(self.table.seats[seat].peer, Frame(self._header(kind, micro, mark)))]
+
+    def _say_room(self, seat: int) -> list[Effect]:
+        total = self._giving.total(seat)
+        return self._say(seat, Kind.ROOM, total & (1 << MARK_AT) - 1, total >> MARK_AT)
+
+    def _tell_held(self, seats: Iterable[Seat]) -> list[Effect]:
+        lives = self.table.lives
+        orphans = mask_of(m for m, record in self._micros.items() if record.has and not lives(record.prev))
+        frame = with_payload(self._header(Kind.HELD), mask_to_bytes(orphans) or b"\0")
+        return [SendFrame(seat.peer, frame) for seat in seats]
+
+    def _pass_on(self, micro: int, record: Micro) -> list[Effect]:
+        header = self._header(Kind.ACTIVATION, micro, int(record.again))
+        return [SendKept(self.table.seats[record.next].peer, header, Piece.OUTPUT)]
+
+    def _give(self, micro: int, record: Micro) -> list[Effect]:
+        if not self.table.lives(record.prev):
+            return []
+        header = self._header(Kind.GRADIENT, micro)
+        return [SendKept(self.table.seats[record.prev].peer, header, Piece.GIVEN)]

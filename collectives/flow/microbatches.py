@@ -1,0 +1,132 @@
+"""What a member knows of one microbatch, what its trainer is to do next, and what it waits for.  Pure.
+
+Records and queues of the machine of microbatches (flow.py), which alone changes them.  Must not know frames or tables.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from farflung.collectives.flow.effects import Way
+from farflung.protocol.frames import Kind
+
+ASK_AFTER_S = 1.0
+USUAL_TIMES = 3.0  # and so many times the usual time between a question and a word on it
+BACKOFF_MOST = 4.0  # times that patience, at most
+IN_VAIN = 4  # times in a row without a word: somebody should hear of it
+_USUAL_SMOOTHED = 0.2
+
+
+@dataclass(slots=True)
+class Micro:
+    """`next` is the seat of the next stage that holds it, or that it was sent to; 0: nobody does."""
+
+    prev: int = 0  # the seat of the stage before that holds it
+    has: bool = False  # its input is here (at a source: it was granted)
+    again: bool = False  # somebody who is gone may have passed it on: see R4
+    next: int = 0
+    sent: bool = False  # `next` was told, by an activation or by a question
+    missing: bool = False  # `next` says that it has nothing: only the activation helps
+    returned: bool = False  # `next` has counted it
+    out: bool = False  # its output is kept
+    grad: bool = False  # a gradient for it is kept, from whoever it was: it stays good
+    counted: bool = False  # it is in the trainer's sums
+    stuck: bool = False  # the trainer gets nothing out of it
+    opened: bool = False  # at a source: it is in the window
+    sent_at: float = 0.0
+
+
+class Queue:
+    """Gradients before activations, of each the first that came; to the trainer only a few at a time."""
+
+    def __init__(self, hands_most: int) -> None:
+        self._hands_most = hands_most
+        self.clear()
+
+    def clear(self) -> None:
+        self._backward: deque[int] = deque()
+        self._forward: deque[int] = deque()
+        self._due: set[tuple[Way, int]] = set()
+        self.in_hand: set[tuple[Way, int]] = set()
+
+    def put(self, way: Way, micro: int) -> None:
+        if (way, micro) not in self._due and (way, micro) not in self.in_hand:
+            self._due.add((way, micro))
+            (self._backward if way == Way.BACKWARD else self._forward).append(micro)
+
+    def take(self, forward: Way) -> list[tuple[Way, int]]:
+        """What the trainer gets now.  `forward`: what an activation is here, BOTH in the last stage."""
+        taken = []
+        while len(self.in_hand) < self._hands_most and (self._backward or self._forward):
+            way = Way.BACKWARD if self._backward else forward
+            micro = (self._backward or self._forward).popleft()
+            self._due.discard((way, micro))
+            self.in_hand.add((way, micro))
+            taken.append((way, micro))
+        return taken
+
+
+@dataclass(slots=True)
+class _Ask:
+    due: float
+    patience_s: float
+    asked_at: float = 0.0  # 0: not asked, or answered
+
+
+Question = tuple[int, Kind, int]  # whom, by seat; what, as the question for it; of which microbatch
+
+
+class Asks:
+    """What is awaited, and when it is asked for; who is asked in vain."""
+
+    def __init__(self) -> None:
+        self._asks: dict[Question, _Ask] = {}
+        self._in_vain: dict[int, int] = {}
+        self._usual_s = 0.0
+
+    def clear(self) -> None:
+        """Nothing is awaited; what is usual stays."""
+        self._asks.clear()
+        self._in_vain.clear()
+
+    def expect(self, question: Question, now: float) -> None:
+        patience_s = ASK_AFTER_S + USUAL_TIMES * self._usual_s
+        self._asks.setdefault(question, _Ask(now + patience_s, patience_s))
+
+    def settle(self, question: Question) -> None:
+        self._asks.pop(question, None)
+
+    def on_answer(self, question: Question, now: float) -> None:
+        """A word on it: LATER, or that it is missing.  Patience is by how long such words take on this way.
+
+        By how long gradients take it must not be: who waits for a gradient waits for all that is lost on the whole way
+        behind, so that the patience of each stage would grow by that of the next one, and with every loss.
+        """
+        ask = self._asks.get(question)
+        if ask is not None and ask.asked_at:
+            took_s, ask.asked_at = now - ask.asked_at, 0.0
+            self._usual_s += (_USUAL_SMOOTHED if self._usual_s else 1.0) * (took_s - self._usual_s)
+
+    def on_heard(self, seat: int) -> None:
+        self._in_vain.pop(seat, None)
+
+    def only(self, living: set[int]) -> None:
+        self._asks = {question: ask for question, ask in self._asks.items() if question[0] in living}
+        self._in_vain = {seat: times for seat, times in self._in_vain.items() if seat in living}
+
+    def due(self, now: float) -> list[Question]:
+        """To be asked now; each time with more patience."""
+        found = [question for question, ask in self._asks.items() if ask.due <= now]
+        most_s = BACKOFF_MOST * (ASK_AFTER_S + USUAL_TIMES * self._usual_s)
+        for question in found:
+            ask = self._asks[question]
+            ask.patience_s = min(2 * ask.patience_s, most_s)
+            ask.due, ask.asked_at = now + ask.patience_s, now
+        return found
+
+    def on_asked(self, seats: set[int]) -> list[int]:
+        """Of these, who now was asked in vain for too often: each is named once."""
+        for seat in seats:
+            self._in_vain[seat] = self._in_vain.get(seat, 0) + 1
+        return sorted(seat for seat in seats if self._in_vain[seat] == IN_VAIN)

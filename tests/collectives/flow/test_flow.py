@@ -1,0 +1,401 @@
+"""The machine of microbatches, frame by frame: what it does, and what it refuses of liars and latecomers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.collectives.flow.effects import (
+    Cause,
+    Effect,
+    Forget,
+    Hand,
+    Keep,
+    Made,
+    Note,
+    Piece,
+    SeatLost,
+    SendFrame,
+    SendKept,
+    Way,
+    header_of,
+    mark_of,
+    micro_of,
+    seat_of,
+    table_of,
+)
+from farflung.collectives.flow.flow import Flow, Place
+from farflung.collectives.flow.gate import Early
+from farflung.collectives.flow.seats import Table
+from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.verdicts import Verdict
+
+TAG, COUNT = bytes(8), 16
+# Seats 1 and 2 in stage 0, 3 and 4 in stage 1, 5 and 6 in stage 2; the peer of seat n is called pn.
+TABLE = Table()
+for number in range(1, 7):
+    TABLE = TABLE.seated(number, f"p{number}", (number - 1) // 2)
+T = TABLE.number
+
+
+def check(kind: Kind, payload: Any) -> None:
+    if bytes(payload) == b"bad":
+        raise FrameError(Verdict.MALFORMED, "not a crossing")
+
+
+def flow_of(seat: int = 3, version: int = 0, table: Table = TABLE) -> Flow:
+    flow = Flow(Place(TAG, table.seats[seat], 3), table, check, lambda: 0.5)
+    if version >= 0:
+        flow.on_version(version, COUNT, 0.0)
+    return flow
+
+
+def frame_of(
+    kind: Kind,
+    seat: int,
+    micro: int = 0,
+    mark: int = 0,
+    table: int = T,
+    version: int = 0,
+    payload: bytes = b"x",
+) -> Frame:
+    header = header_of(kind, TAG, seat, table, version, micro, mark)
+    return (
+        with_payload(header, payload)
+        if kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.HELD)
+        else Frame(header)
+    )
+
+
+def give(flow: Flow, frame: Frame, sender: str = "", now: float = 0.0) -> tuple[str, list[Effect]]:
+    """The counter that the frame ended in, and what follows."""
+    before = flow.counters.as_dict()
+    effects = flow.on_frame(sender or f"p{seat_of(frame.header)}", frame, now)
+    after = flow.counters.as_dict()
+    ended = [name for name, times in after.items() if times > before[name]]
+    assert len(ended) + flow.early_count >= 1
+    return ended[0] if ended else "early", effects
+
+
+def said(effects: list[Effect]) -> list[tuple[str, Kind, int]]:
+    sent = [(e.to, e.frame.header) for e in effects if isinstance(e, SendFrame)]
+    sent += [(e.to, e.header) for e in effects if isinstance(e, SendKept)]
+    return [(to, header.kind, micro_of(header)) for to, header in sent if header.kind != Kind.ROOM]
+
+
+def handed(effects: list[Effect]) -> list[tuple[Way, int]]:
+    return [(e.way, e.micro) for e in effects if isinstance(e, Hand)]
+
+
+def passed_on(flow: Flow, micro: int = 0, prev: int = 1) -> int:
+    """It came, was computed, and went to a seat of the next stage, which is the answer."""
+    give(flow, frame_of(Kind.ACTIVATION, prev, micro))
+    for seat in (5, 6):
+        give(flow, frame_of(Kind.ROOM, seat, 9))
+    effects = flow.on_made(Made(Way.FORWARD, 0, micro, b"out"), 0.0)
+    ((to, kind, _),) = said(effects)
+    assert kind == Kind.ACTIVATION
+    return int(to[1:])
+
+
+# ---- one microbatch, there and back --------------------------------------------------------------------------------
+
+
+def test_a_microbatch_goes_there_and_back() -> None:
+    flow = flow_of()
+    verdict, effects = give(flow, frame_of(Kind.ACTIVATION, 1, 7, payload=b"in"))
+    assert verdict == "accepted" and Keep(0, 7, Piece.INPUT, b"in") in effects
+    assert handed(effects) == [(Way.FORWARD, 7)]
+    assert said(flow.on_made(Made(Way.FORWARD, 0, 7, b"out"), 0.0)) == []  # nobody has room
+    _, effects = give(flow, frame_of(Kind.ROOM, 5, 1))
+    assert said(effects) == [("p5", Kind.ACTIVATION, 7)]
+    verdict, effects = give(flow, frame_of(Kind.GRADIENT, 5, 7, payload=b"grad"))
+    assert verdict == "accepted" and handed(effects) == [(Way.BACKWARD, 7)] and not flow.counted
+    effects = flow.on_made(Made(Way.BACKWARD, 0, 7, b"given"), 0.0)
+    assert said(effects) == [("p1", Kind.GRADIENT, 7)] and flow.counted == 1 << 7
+    assert give(flow, frame_of(Kind.GRADIENT, 5, 7))[0] == "duplicate"
+    verdict, effects = give(flow, frame_of(Kind.ACTIVATION, 1, 7))
+    assert verdict == "duplicate" and said(effects) == [("p1", Kind.GRADIENT, 7)]
+
+
+def test_the_last_stage_does_both_at_once_and_a_source_reads_what_it_was_granted() -> None:
+    last, source = flow_of(5), flow_of(1)
+    assert handed(give(last, frame_of(Kind.ACTIVATION, 3, 2))[1]) == [(Way.BOTH, 2)]
+    assert said(last.on_made(Made(Way.BOTH, 0, 2, b"given"), 0.0)) == [("p3", Kind.GRADIENT, 2)]
+    assert handed(source.on_grants(0, 0b1100, 0, T, 0.0)) == [(Way.FORWARD, 2), (Way.FORWARD, 3)]
+    assert source.on_grants(0, 0b1100, 0, T, 0.0) == []  # told with every tick
+
+
+def test_grants_of_another_version_or_a_later_table_or_no_source_are_let_be() -> None:
+    assert flow_of(1).on_grants(1, 1, 0, T, 0.0) == flow_of(1).on_grants(0, 1, 0, T + 1, 0.0) == []
+    assert flow_of(3).on_grants(0, 1, 0, T, 0.0) == []
+    assert flow_of(1).on_grants(0, 1 << COUNT, 0, T, 0.0) == []  # beyond the batch
+
+
+def test_gradients_go_to_the_trainer_before_activations_and_only_a_few_at_a_time() -> None:
+    flow = flow_of()
+    first = passed_on(flow, 0)
+    for micro, prev in ((1, 1), (2, 2), (3, 2)):
+        give(flow, frame_of(Kind.ACTIVATION, prev, micro))
+    _, effects = give(flow, frame_of(Kind.GRADIENT, first, 0))
+    assert handed(effects) == []  # it has two
+    assert handed(flow.on_made(Made(Way.FORWARD, 0, 1, b"out"), 0.0)) == [(Way.BACKWARD, 0)]
+    assert handed(flow.on_made(Made(Way.BACKWARD, 0, 0, b"given"), 0.0)) == [(Way.FORWARD, 3)]
+
+
+def test_what_the_trainer_was_not_asked_for_is_let_be() -> None:
+    flow = flow_of()
+    give(flow, frame_of(Kind.ACTIVATION, 1, 0))
+    assert flow.on_made(Made(Way.BACKWARD, 0, 0), 0.0) == flow.on_made(Made(Way.FORWARD, 1, 0), 0.0) == []
+    assert flow.on_made(Made(Way.FORWARD, 0, 3), 0.0) == [] and not flow.counted
+
+
+def test_a_microbatch_that_the_trainer_gets_nothing_out_of_is_told_and_not_tried_again() -> None:
+    flow = flow_of()
+    give(flow, frame_of(Kind.ACTIVATION, 1, 0))
+    assert Note(Cause.UNUSABLE, 3, 0) in flow.on_made(Made(Way.FORWARD, 0, 0, problem="out of memory"), 0.0)
+    assert handed(give(flow, frame_of(Kind.ACTIVATION, 1, 0))[1]) == []
+
+
+def test_a_new_version_forgets_all_and_the_old_ones_frames_are_stale() -> None:
+    flow = flow_of()
+    passed_on(flow)
+    assert Forget(0) in flow.on_version(1, COUNT, 0.0) and flow.on_version(0, COUNT, 0.0) == []
+    assert give(flow, frame_of(Kind.GRADIENT, 5))[0] == "stale"
+    assert flow.counted == 0 and flow.on_made(Made(Way.BACKWARD, 0, 0), 0.0) == []
+
+
+# ---- R2 to R5 ------------------------------------------------------------------------------------------------------
+
+
+def test_r2_what_went_to_who_is_gone_goes_to_another_and_a_gradient_stays_good() -> None:
+    flow = flow_of()
+    gone = passed_on(flow)
+    give(flow, frame_of(Kind.GRADIENT, gone, 0, payload=b"grad"))
+    effects = flow.on_seats(TABLE.unseated(gone), 0.0)
+    (again,) = [e for e in effects if isinstance(e, SendKept)]
+    assert again.to == f"p{11 - gone}" and mark_of(again.header) == 1 and again.piece == Piece.OUTPUT
+    effects = flow.on_made(Made(Way.BACKWARD, 0, 0, b"given"), 0.0)
+    assert flow.counted == 1 and said(effects) == [("p1", Kind.GRADIENT, 0)]
+    verdict, effects = give(flow, frame_of(Kind.GRADIENT, 11 - gone, 0, table=T + 1))
+    assert verdict == "accepted" and handed(effects) == []  # and nothing is kept in place of the first one
+    assert not [e for e in effects if isinstance(e, Keep)]
+
+
+def test_r3_all_of_the_stage_before_hear_exactly_what_the_gone_one_had_here() -> None:
+    flow = flow_of()
+    passed_on(flow, 4, prev=1)
+    give(flow, frame_of(Kind.ACTIVATION, 2, 9))
+    assert said(flow.on_seats(TABLE.seated(7, "p7", 0), 0.0)) == []  # nobody went yet
+    table = TABLE.seated(7, "p7", 0).unseated(1)
+    effects = flow.on_seats(table, 0.0)
+    held = {e.to: e.frame for e in effects if isinstance(e, SendFrame) and e.frame.header.kind == Kind.HELD}
+    assert set(held) == {"p2", "p7"}
+    assert {mask_from_bytes(bytes(frame.payload)) for frame in held.values()} == {1 << 4}
+    assert {table_of(frame.header) for frame in held.values()} == {table.number}
+    late = flow.on_seats(table.seated(8, "p8", 0), 0.0)
+    assert {to for to, kind, _ in said(late) if kind == Kind.HELD} == {"p2", "p7", "p8"}
+
+
+def again_after_a_loss(seat: int = 3) -> Flow:
+    """Seat 4, of the same stage, is gone; microbatch 0 comes marked `again`."""
+    flow = flow_of(seat)
+    flow.on_seats(TABLE.unseated(4), 0.0)
+    give(flow, frame_of(Kind.ACTIVATION, 1, 0, mark=1, table=T + 1))
+    return flow
+
+
+def test_r4_what_is_marked_again_waits_for_held_of_all_and_is_then_computed() -> None:
+    flow = again_after_a_loss()
+    assert handed(give(flow, frame_of(Kind.HELD, 5, table=T + 1, payload=b"\0"))[1]) == []
+    assert handed(give(flow, frame_of(Kind.HELD, 6, table=T, payload=b"\0"))[1]) == []  # older than the loss
+    assert handed(give(flow, frame_of(Kind.HELD, 6, table=T + 1, payload=b"\0"))[1]) == [(Way.FORWARD, 0)]
+
+
+def test_r4_whoever_has_it_is_asked_for_the_gradient_and_nothing_is_computed_forward() -> None:
+    flow = again_after_a_loss()
+    _, effects = give(flow, frame_of(Kind.HELD, 6, table=T + 1, payload=b"\1"))
+    assert said(effects) == [("p6", Kind.WANT_GRADIENT, 0)] and handed(effects) == []
+    _, effects = give(flow, frame_of(Kind.GRADIENT, 6, 0, table=T + 1))
+    assert handed(effects) == [(Way.BACKWARD, 0)]
+
+
+def test_r4_nobody_waits_for_who_came_after_the_loss_or_for_an_empty_stage() -> None:
+    flow = again_after_a_loss()
+    table = TABLE.unseated(4).unseated(5)
+    flow.on_seats(table, 0.0)
+    assert handed(flow.on_seats(table.unseated(6).seated(7, "p7", 2), 0.0)) == [(Way.FORWARD, 0)]
+    flow = again_after_a_loss()
+    assert handed(flow.on_seats(table.unseated(6), 0.0)) == [(Way.FORWARD, 0)]
+    assert flow.on_seats(table, 0.0) == []  # an older table
+
+
+def test_who_does_not_say_held_is_asked_and_named_in_the_end() -> None:
+    flow = again_after_a_loss()
+    asked, notes = [], []
+    for second in range(1, 40):
+        effects = flow.on_timer(float(second))
+        asked += [to for to, kind, _ in said(effects) if kind == Kind.WANT_HELD]
+        notes += [e for e in effects if isinstance(e, Note)]
+    assert set(asked) == {"p5", "p6"} and notes == [Note(Cause.SILENT, 5, 0), Note(Cause.SILENT, 6, 0)]
+
+
+def test_r5_who_reads_that_its_seat_is_gone_stops() -> None:
+    flow = flow_of()
+    passed_on(flow)
+    assert flow.on_seats(TABLE.unseated(3), 0.0) == [SeatLost(3)] and flow.over
+    assert give(flow, frame_of(Kind.GRADIENT, 5))[0] == "stale"
+    assert flow.on_timer(99.0) == flow.on_version(1, COUNT, 0.0) == []
+    assert flow.on_seats(TABLE.unseated(3).unseated(5), 0.0) == []
+
+
+# ---- who may lie ---------------------------------------------------------------------------------------------------
+
+GONE = TABLE.unseated(1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "sender", "verdict"),
+    [
+        (frame_of(Kind.ACTIVATION, 2), "p1", "unauthorised"),  # another one's seat
+        (frame_of(Kind.ACTIVATION, 4), "", "unauthorised"),  # my own stage
+        (frame_of(Kind.ACTIVATION, 5), "", "unauthorised"),  # the stage after
+        (frame_of(Kind.GRADIENT, 2), "", "unauthorised"),  # the stage before
+        (frame_of(Kind.HELD, 2), "", "unauthorised"),
+        (frame_of(Kind.ROOM, 2, 5), "", "unauthorised"),
+        (frame_of(Kind.WANT_GRADIENT, 5), "", "unauthorised"),
+        (frame_of(Kind.WANT_ACTIVATION, 5), "", "unauthorised"),  # it was sent none
+        (frame_of(Kind.LATER, 2, mark=Kind.WANT_GRADIENT), "", "unauthorised"),
+        (frame_of(Kind.MISSING, 5, mark=Kind.WANT_HELD), "", "unauthorised"),
+        (frame_of(Kind.STATE, 5), "", "unauthorised"),  # no crossing at all
+        (frame_of(Kind.ACTIVATION, 1), "", "stale"),  # it is gone
+        (frame_of(Kind.ACTIVATION, 9), "", "stale"),  # nobody has that seat, by a table that I know
+        (frame_of(Kind.ACTIVATION, 9, table=T + 9), "", "early"),
+        (frame_of(Kind.ACTIVATION, 2, version=2), "", "stale"),
+        (frame_of(Kind.ACTIVATION, 2, version=1), "", "early"),
+        (frame_of(Kind.HELD, 5, table=T + 9), "", "early"),
+        (frame_of(Kind.ACTIVATION, 2, table=2), "", "stale"),  # from before my seat: meant for another one
+        (frame_of(Kind.ACTIVATION, 2, COUNT), "", "malformed"),  # beyond the batch
+        (frame_of(Kind.ACTIVATION, 2, payload=b"bad"), "", "malformed"),
+        (frame_of(Kind.HELD, 5, payload=b"\xff\xff\xff"), "", "malformed"),
+        (frame_of(Kind.HELD, 5, payload=bytes(4096)), "", "malformed"),
+        (frame_of(Kind.GRADIENT, 5), "", "unauthorised"),  # for nothing that it was sent
+        (frame_of(Kind.MISSING, 5, mark=Kind.WANT_GRADIENT), "", "stale"),
+    ],
+)
+def test_a_frame_that_has_no_business_here_ends_in_one_counter(
+    frame: Frame, sender: str, verdict: str
+) -> None:
+    flow = flow_of()
+    flow.on_seats(GONE, 0.0)
+    found, effects = give(flow, frame, sender)
+    assert found == verdict
+    assert handed(effects) == [] and not [e for e in effects if isinstance(e, Keep)]
+
+
+def test_who_sends_more_than_it_has_room_for_is_refused() -> None:
+    flow = flow_of()
+    verdicts = [give(flow, frame_of(Kind.ACTIVATION, 1, micro))[0] for micro in range(COUNT)]
+    took = verdicts.count("accepted")
+    assert 1 <= took <= flow.room_limit and verdicts == ["accepted"] * took + ["unauthorised"] * (
+        COUNT - took
+    )
+    assert flow.refused_for_room == COUNT - took and len(flow.waiting) <= flow.room_limit
+    assert give(flow, frame_of(Kind.ACTIVATION, 2, 15))[0] == "accepted"  # the other sender's room is its own
+
+
+def test_two_living_seats_that_claim_one_microbatch_are_told_and_the_first_one_stays() -> None:
+    flow = flow_of()
+    give(flow, frame_of(Kind.ACTIVATION, 1, 0))
+    for kind in (Kind.ACTIVATION, Kind.WANT_GRADIENT):
+        verdict, effects = give(flow, frame_of(kind, 2, 0))
+        assert verdict == "unauthorised" and Note(Cause.CONTESTED, 2, 0) in effects and said(effects) == []
+    flow = again_after_a_loss()
+    give(flow, frame_of(Kind.HELD, 5, table=T + 1, payload=b"\1"))
+    assert Note(Cause.CONTESTED, 6, 0) in give(flow, frame_of(Kind.HELD, 6, table=T + 1, payload=b"\1"))[1]
+    assert give(flow, frame_of(Kind.GRADIENT, 6, 0, table=T + 1))[0] == "unauthorised"
+
+
+def test_damaged_frames_are_asked_for_again_and_the_second_one_is_told() -> None:
+    flow = flow_of()
+    header = frame_of(Kind.ACTIVATION, 1, 5).header
+    assert said(flow.on_spoiled("p1", Spoiled(Verdict.BAD_HASH, header), 0.0)) == [
+        ("p1", Kind.WANT_ACTIVATION, 5)
+    ]
+    effects = flow.on_spoiled("p1", Spoiled(Verdict.BAD_HASH, header), 0.0)
+    assert Note(Cause.DAMAGED, 1, 5) in effects
+    assert (
+        flow.on_spoiled("p2", Spoiled(Verdict.BAD_HASH, header), 0.0) == []
+    )  # not its seat: it says nothing
+    assert flow.on_spoiled("p1", Spoiled(Verdict.MALFORMED, None), 0.0) == []
+
+
+def test_who_misses_an_activation_gets_it_and_not_twice_at_once() -> None:
+    flow = flow_of()
+    seat = passed_on(flow)
+    missing = frame_of(Kind.MISSING, seat, 0, mark=Kind.WANT_GRADIENT)
+    assert said(give(flow, missing, now=1.0)[1]) == [(f"p{seat}", Kind.ACTIVATION, 0)]
+    assert give(flow, missing, now=1.1) == ("duplicate", [])
+    assert said(give(flow, missing, now=3.0)[1]) == [(f"p{seat}", Kind.ACTIVATION, 0)]
+
+
+def test_questions_are_answered_by_what_is_true() -> None:
+    flow = flow_of()
+    assert said(give(flow, frame_of(Kind.WANT_GRADIENT, 1, 0))[1]) == [("p1", Kind.MISSING, 0)]
+    seat = passed_on(flow)
+    assert said(give(flow, frame_of(Kind.WANT_GRADIENT, 1, 0))[1]) == [("p1", Kind.LATER, 0)]
+    assert said(give(flow, frame_of(Kind.WANT_ACTIVATION, seat, 0))[1]) == [(f"p{seat}", Kind.ACTIVATION, 0)]
+    assert said(give(flow, frame_of(Kind.WANT_HELD, 1))[1]) == [("p1", Kind.HELD, 0)]
+
+
+def test_who_cant_be_reached_gets_nothing_new() -> None:
+    flow = flow_of()
+    flow.on_lines({"p5"}, 0.0)
+    assert {passed_on(flow, micro, prev) for micro, prev in ((0, 1), (1, 2))} == {6}
+
+
+def test_early_frames_are_kept_in_bounds_and_each_ends_in_a_counter() -> None:
+    early = Early(frames=4, bytes_most=10_000)
+    assert [early.keep("flood", frame_of(Kind.ROOM, 1)) for _ in range(4)] == [0] * 4
+    assert early.keep("quiet", frame_of(Kind.ROOM, 2)) == 1
+    assert [sender for sender, _ in early.take_all()] == ["flood"] * 3 + ["quiet"] and len(early) == 0
+    assert early.keep("quiet", frame_of(Kind.ACTIVATION, 2, payload=bytes(6000))) == 0
+    assert early.keep("flood", frame_of(Kind.ACTIVATION, 1, payload=bytes(7000))) == 1
+    assert [sender for sender, _ in early.take_all()] == ["quiet"]
+
+
+headers = st.builds(
+    Header,
+    st.sampled_from(sorted(CROSSING_KINDS | {Kind.LATER, Kind.MISSING, Kind.RESULT})),
+    st.just(TAG),
+    decision_no=st.builds(lambda seat, table: seat << 32 | table, st.integers(0, 9), st.integers(0, T + 3)),
+    version=st.integers(0, 3),
+    chunk=st.builds(lambda mark, micro: mark << 16 | micro, st.integers(0, 30), st.integers(0, COUNT + 1)),
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(headers, st.integers(1, 7), st.binary(max_size=3)), max_size=25),
+    st.sampled_from((1, 3, 5)),
+)
+def test_any_frames_whatever_end_in_one_counter_each(
+    sent: list[tuple[Header, int, bytes]], seat: int
+) -> None:
+    """Also those of the next version and of tables to come; and none makes the machine fall over."""
+    flow = flow_of(seat, version=-1)
+    for at, (header, sender, payload) in enumerate(sent):
+        flow.on_frame(f"p{sender}", with_payload(header, payload), float(at))
+        flow.on_timer(float(at))
+        if at == 8:
+            flow.on_version(0, COUNT, 8.0)
+            flow.on_grants(0, 0xFF, 0x0F, T, 8.0)
+        if at == 16:
+            flow.on_seats(TABLE.unseated(4).seated(7, "p7", 1), 16.0)
+    assert flow.counters.total + flow.early_count == len(sent)
+    assert len(flow.waiting) <= flow.room_limit

@@ -1,0 +1,235 @@
+"""Rules of the machines of microbatches, each broken by one line: within how many seeds does the world notice?
+
+    python tests/rig/flow_mutations.py [100] [--only WORDS]
+
+Each mutation is loaded as a second set of the modules of collectives/flow/, beside the real ones, and driven through
+the seeds of flow_world.py until a promise breaks.  Exits with 1 where one survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import farflung.collectives.flow.flow as real
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rig import flow_world
+
+FOLDER = Path(real.__file__).parent
+NAMES = (
+    "seats",
+    "effects",
+    "gate",
+    "microbatches",
+    "room",
+    "wiring",
+    "flow",
+)  # each after those that it imports
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation(
+        "R4: nobody waits for HELD",
+        "flow",
+        "        return not silent\n",
+        "        return True\n",
+    ),
+    Mutation(
+        "R3: newcomers are not told what is held",
+        "flow",
+        "table.last_loss(self._stage - 1), table.last_change(self._stage - 1)",
+        "table.last_loss(self._stage - 1), table.last_loss(self._stage - 1)",
+    ),
+    Mutation(
+        "R2: what came back from who is gone now is not sent again",
+        "flow",
+        "            if record.next and not table.lives(record.next):\n                record.next, record.again",
+        "            if record.next and not record.grad and not table.lives(record.next):\n"
+        "                record.next, record.again",
+    ),
+    Mutation(
+        "R2: what is sent again is not marked",
+        "flow",
+        "record.next, record.again = 0, True\n",
+        "record.next = 0\n",
+    ),
+    Mutation(
+        "R3: nobody is told what is held",
+        "flow",
+        "        if self.version >= 0 and lost and changed > old:",
+        "        if False:",
+    ),
+    Mutation(
+        "R4: any HELD will do, however old",
+        "flow",
+        "self._heard.get(s.number, 0) < need]",
+        "self._heard.get(s.number, 0) < 1]",
+    ),
+    Mutation(
+        "R4: who has it is not asked, and it is computed again",
+        "flow",
+        "            record.next = record.next or seat\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "R5: frames of who is gone are taken",
+        "gate",
+        "    if not seat.lives:\n        return Verdict.STALE\n",
+        "",
+    ),
+    Mutation(
+        "R5: what was meant for an older seat of the same peer is taken",
+        "gate",
+        "    if table_of(header) < mine.since:\n        return Verdict.STALE",
+        "    if False:\n        return Verdict.STALE",
+    ),
+    Mutation(
+        "R5: what moves a microbatch does not wait for its table",
+        "gate",
+        "    return moving and table_of(header) > table.number\n",
+        "    return False\n",
+    ),
+    Mutation(
+        "R5: who is gone goes on",
+        "flow",
+        "        if not table.lives(self._me):\n",
+        "        if False:\n",
+    ),
+    Mutation(
+        "a gradient is thrown away when its maker goes",
+        "flow",
+        "                record.sent = record.missing = record.returned = False\n",
+        "                record.sent = record.missing = record.returned = record.grad = False\n",
+    ),
+    Mutation(
+        "nobody asks again",
+        "flow",
+        "        for seat, kind, micro in self._asks.due(now):\n",
+        "        for seat, kind, micro in []:\n",
+    ),
+    Mutation(
+        "MISSING is not answered by the activation",
+        "flow",
+        "        record.missing, record.sent = True, False\n",
+        "        record.missing = True\n",
+    ),
+    Mutation(
+        "room is said once and never again",
+        "flow",
+        "        if now - self._told_room_at >= ROOM_AGAIN_S:\n",
+        "        if False:\n",
+    ),
+    Mutation(
+        "room is given without a limit",
+        "room",
+        "        free = self.limit - waiting - sum(",
+        "        free = 9 + self.limit - waiting - sum(",
+    ),
+    Mutation(
+        "senders do not look at room",
+        "room",
+        "        return [seat for seat in self._told if self.left(seat) > 0]\n",
+        "        return list(self._told)\n",
+    ),
+    Mutation(
+        "what is counted is forgotten at once",
+        "flow",
+        "            record.counted = True\n            if self._stage:\n",
+        "            record.counted, record.has = True, False\n            if self._stage:\n",
+    ),
+    Mutation(
+        "a second activation of the same microbatch is computed too",
+        "flow",
+        "        if record is not None and record.has:\n            if not self._adopt",
+        "        if record is not None and record.has and record.counted:\n            if not self._adopt",
+    ),
+    Mutation(
+        "a gradient that was counted is computed again when it comes again",
+        "flow",
+        "        if record.grad and not record.counted:\n            self._queue.put",
+        "        if record.grad:\n            self._queue.put",
+    ),
+    Mutation(
+        "who asks for the gradient is not taken for the holder",
+        "flow",
+        "        record.prev = seat\n        return True\n",
+        "        return True\n",
+    ),
+    Mutation(
+        "grants that were somebody's before are not marked",
+        "flow",
+        "record.has, record.again = True, record.again or bool(again >> micro & 1)\n",
+        "record.has = True\n",
+    ),
+)
+
+
+def mutated(mutation: Mutation) -> flow_world.Room:
+    """The modules of the room, one of them changed, under their own names while they are loaded and no longer."""
+    package = "farflung.collectives.flow."
+    before = {name: sys.modules.pop(package + name, None) for name in NAMES}
+    try:
+        for name in NAMES:
+            text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+            if name == mutation.file:
+                if text.count(mutation.old) != 1:
+                    raise ValueError(
+                        f"{mutation.name}: its text stands {text.count(mutation.old)} times in {name}.py"
+                    )
+                text = text.replace(mutation.old, mutation.new)
+            module = types.ModuleType(package + name)
+            sys.modules[package + name] = module
+            exec(compile(text, f"{name}.py of {mutation.name}", "exec"), module.__dict__)
+        found = {name: sys.modules[package + name] for name in ("effects", "flow", "seats")}
+    finally:
+        for name, module_before in before.items():
+            sys.modules.pop(package + name, None)
+            if module_before is not None:
+                sys.modules[package + name] = module_before
+        importlib.invalidate_caches()
+    return flow_world.Room(**found)
+
+
+def caught_by(mutation: Mutation, seeds: int) -> tuple[int, str] | None:
+    """The first seed whose world breaks, and how; None: all of them go well."""
+    room = mutated(mutation)
+    for seed in range(seeds):
+        try:
+            flow_world.run_seed(seed, room)
+        except flow_world.Broken as problem:
+            return seed, str(problem)
+        except Exception as problem:  # a machine that falls over is noticed too
+            return seed, repr(problem)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("seeds", type=int, nargs="?", default=100)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    survived = 0
+    chosen = [each for each in MUTATIONS if args.only in each.name]
+    for mutation in chosen:
+        found = caught_by(mutation, args.seeds)
+        survived += found is None
+        told = f"seed {found[0]}: {found[1][:110]}" if found else f"SURVIVES {args.seeds} seeds"
+        print(f"{mutation.name}: {told}", flush=True)
+    print(f"{len(chosen) - survived} of {len(chosen)} mutations caught within {args.seeds} seeds")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
