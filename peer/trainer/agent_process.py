@@ -112,7 +112,9 @@ class AgentProcess:
             self.channel.close()
 
     def _forget(self) -> bool:
-        """Whether it was closed before."""
+        """Whether it was closed before, or is not this process's to close: a forked child's way out is its own."""
+        if os.getpid() != self._pid:
+            return True
         before, self._closed = self._closed, True
         atexit.unregister(self._at_exit)
         return before
@@ -133,8 +135,6 @@ class AgentProcess:
         remove_folder(self._folder)
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child of the script: the agent is not its own
         if getattr(sys, "last_type", None) is not None:  # the interpreter printed a traceback
             self.abandon()
         else:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
@@ -215,6 +216,10 @@ class Run:
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
         self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
+
+    def __getstate__(self) -> object:
+        """A worker that is spawned and not forked would be sent a copy."""
+        raise UserError(ELSEWHERE)
 
     def __enter__(self) -> Run:
         return self

@@ -82,6 +82,10 @@ MOVES: dict[Stand, frozenset[Stand]] = {
 # For the agent's words; to be without data is no such wait.
 WAITS = frozenset({Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER})
 
+NO_LEASED_DATA = (
+    "this script has asked for no sample by run.batches: unless it reads other data than every other peer, all of them "
+    "train on the same samples; let its loop, or its Trainer's data loader, read run.batches(dataset) (docs/train.md)"
+)
 _REMINDERS = {
     Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
     Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
@@ -135,7 +139,8 @@ class TrainerMachine:
         self._due: list[int] = []  # to be frozen as soon as the agent has answered their last freeze
         self._stopped_at = now  # of the wait for a round, where it waits
         self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
-        self._samples = 0  # of an epoch, as it was said last
+        self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
+        self._told_of_own_data = False
         self._batch_tokens = 0  # handed out since the last step
         self._remembers = False  # the shell has a copy of the model before the step
         self._refusal: Refuse | None = None
@@ -338,9 +343,17 @@ class TrainerMachine:
             account.blocked = True
         if due:
             effects.append(SayFrozen(tuple(self._frozen(each, more=each is not due[-1]) for each in due)))
+            effects += self._tell_of_own_data()
         if any(account.fragment == BOOKS_FRAGMENT for account in due):
             effects.append(ForgetLoss())
         return effects
+
+    def _tell_of_own_data(self) -> list[Effect]:
+        """Once, with the first work that came from nothing that is leased."""
+        if self._samples or self._told_of_own_data:
+            return []
+        self._told_of_own_data = True
+        return [Warn(NO_LEASED_DATA)]
 
     def _frozen(self, account: Account, more: bool) -> Frozen:
         return Frozen(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.peer.trainer.leased_data import LeaseBook, Span
@@ -223,3 +223,11 @@ def test_text_goes_into_batches(tmp_path: Path) -> None:
 
     made = default_collate(source_of(path, seed=1).read(span(0, 3)))
     assert sorted(made) == ["a", "b", "c"] and not isinstance(made, torch.Tensor)
+
+
+def test_a_data_loader_with_workers_is_a_stream_of_whole_batches() -> None:
+    """What docs/data.md says of workers: they read below `run.batches`."""
+    loader = DataLoader(list(range(24)), batch_size=4, num_workers=1)  # type: ignore[arg-type]
+    source = source_of(loader, seed=1)
+    assert source.samples == 6
+    assert [batch.tolist() for batch in source.read(span(2, 4))] == [[8, 9, 10, 11], [12, 13, 14, 15]]

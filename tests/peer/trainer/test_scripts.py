@@ -198,6 +198,37 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, 
     agent.close()
 
 
+WITH_WORKERS = """
+import torch, farflung
+from torch.utils.data import DataLoader, IterableDataset
+model = torch.nn.Linear(2, 2)
+run = farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+class Leased(IterableDataset):
+    def __iter__(self):
+        return run.batches([torch.ones(2)] * 1000)
+torch.multiprocessing.set_start_method("{method}")
+for batch in DataLoader(Leased(), batch_size=None, num_workers=1):
+    model(batch).sum().backward()
+    run.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_run_batches_in_a_worker_of_a_data_loader_is_refused_where_it_would_wait_for_ever(
+    method: str,
+) -> None:
+    agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
+    process = trainer(agent.folder, code=WITH_WORKERS.format(method=method))
+    agent.serve(process)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "num_workers=0" in said, said
+    assert not any(isinstance(word, Need | Bye) for word in agent.heard), (
+        "only the worker asked, or said good-bye"
+    )
+    agent.close()
+
+
 # ---- an agent of the script's own
 
 

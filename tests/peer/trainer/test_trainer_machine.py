@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from farflung.peer.trainer.machine import NO_LEASED_DATA
 from rig.trainer_player import check
 
 
@@ -598,3 +599,51 @@ def test_a_wait_that_the_script_broke_off_is_begun_again() -> None:
 def test_the_machine_needs_neither_tensors_nor_sockets() -> None:
     hidden = "import sys; sys.modules.update(torch=None, zmq=None); import farflung.peer.trainer.machine"
     subprocess.run([sys.executable, "-c", hidden], check=True)
+
+
+# ---- data
+
+
+def test_a_script_that_never_asks_for_leased_samples_hears_once_what_that_means() -> None:
+    check(
+        f"""
+        > rules blocking 1
+        > begin
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=10 steps=1 used=[] step=1
+            Warn text={NO_LEASED_DATA!r}
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Resume spare=1
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        """,
+        shows_own_data=True,
+    )
+
+
+def test_a_script_that_reads_leased_samples_hears_nothing_of_it() -> None:
+    check(
+        """
+        > rules blocking 1
+        > begin
+        > read 2
+            Say Need samples=100 want=8
+            Wait stand='without data'
+        > hear LeasesNow 1:0-4
+        > read 2
+            Say Need samples=100 want=4
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=10 steps=1 used=[(Used lease=1 upto=2)] step=1
+            ForgetLoss
+            Wait stand='at the barrier'
+        """,
+        shows_own_data=True,
+    )
