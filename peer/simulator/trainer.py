@@ -62,6 +62,11 @@ class VirtualTrainer:
     def waited_s(self) -> float:
         return self.machine.waited_s
 
+    @property
+    def holds_the_anchor(self) -> bool:
+        """Bit for bit: nothing of its own is in the model."""
+        return torch.equal(self._local, self.host.anchor)
+
     def delta(self, part: Part) -> Tensor:
         """All that is owed."""
         learned = self._loaded[part.cells] - self._local[part.cells]
@@ -149,6 +154,7 @@ class VirtualTrainer:
             case do.Over(stopped):
                 self.alive = not stopped
                 if not stopped:
+                    self.world.observe("over", (self.host, self))
                     self.host.from_trainer(Bye(reason="finished"))
             case do.Refuse():
                 self.alive = False

@@ -102,7 +102,10 @@ class Account:
     tokens: int = 0
     steps: int = 0
     spare: int = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
-    blocked: bool = False  # frozen, and the agent has not said how to go on
+    blocked: bool = (
+        False  # frozen, and the agent has not said how to go on; or nothing is to follow but the end
+    )
+    at_end: bool = False  # the anchor in it is the run's last
 
     def count(self, tokens: int) -> None:
         """One step more is in the model."""
@@ -121,7 +124,7 @@ class Account:
                 self.tokens, self.steps = 0, 0
             case "restore":
                 self.tokens, self.steps = load.tokens, load.steps
-        self.version, self.spare, self.blocked = load.version, load.spare, False
+        self.version, self.spare, self.blocked, self.at_end = load.version, load.spare, load.last, load.last
 
 
 class TrainerMachine:
@@ -186,6 +189,15 @@ class TrainerMachine:
             self._move(Stand.OVER)
         return [Over(stopped)]
 
+    def _undo_last_steps(self) -> list[Effect]:
+        """The model is the run's at the end, also where a step was taken since the last load."""
+        effects: list[Effect] = []
+        for account in self.accounts:
+            if account.at_end and account.steps:
+                account.tokens, account.steps = 0, 0
+                effects.append(LoadAnchor(account.fragment, account.version, keep="drop", slot=0, steps=0))
+        return effects
+
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
@@ -218,7 +230,7 @@ class TrainerMachine:
             case LeasesNow(leases=leases, unsure=unsure):
                 self.leases.on_leases(leases, unsure)
             case Finish():
-                return self._end(now, stopped=False)
+                return [*self._undo_last_steps(), *self._end(now, stopped=False)]
             case Stop():
                 return self._on_stop(word, now)
             case _:

@@ -330,6 +330,32 @@ def test_a_finished_run_takes_no_more_part(trainer: Trainer) -> None:
     assert trainer.loop.next_span(100, 2) is None
 
 
+def last_load(version: int) -> Load:
+    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, last=True)
+
+
+def test_a_trainer_that_waits_at_the_end_of_the_run_takes_no_step_more_and_has_the_runs_model(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    anchor = new_anchor(trainer)
+    trainer.freeze(last_load(1), Finish(version=1))
+    assert trainer.loop.finished and trainer.loop.step_count == SYNC_EVERY
+    assert holds(trainer, anchor)
+
+
+def test_a_step_between_the_last_load_and_the_end_is_not_in_the_model(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    anchor = new_anchor(trainer)
+    trainer.channel.will_say(last_load(1))
+    trainer.step()
+    assert holds(trainer, anchor) and not trainer.loop.finished
+    trainer.step()
+    trainer.channel.will_say(Finish(version=1))
+    trainer.step()
+    assert trainer.loop.finished and holds(trainer, anchor)
+
+
 def test_finish_and_leave_end_the_waiting_at_the_barrier(tmp_path: Path) -> None:
     for word in (Finish(version=1), Stop(code="left", reason="Ctrl-C"), Stop(code="finished", reason="")):
         trainer = Trainer(tmp_path).attach(load(0))

@@ -546,6 +546,50 @@ def test_a_stop_before_the_runs_state_is_here_is_a_refusal() -> None:
     """)
 
 
+def test_between_the_last_load_and_the_end_a_trainer_that_waits_takes_no_step() -> None:
+    check("""
+        > rules blocking 1 fragments=2
+        > begin
+        > step 10
+            Freeze fragment=0 slot=0
+            Freeze fragment=1 slot=0
+            SayFrozen
+                Frozen slot=0 tokens=10 steps=1 used=[] step=1 more=true
+                Frozen slot=0 tokens=10 steps=1 used=[] fragment=1 step=1
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Load version=1 keep=drop last=true
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > hear Load version=1 keep=drop last=true fragment=1
+            LoadAnchor fragment=1 version=1 keep=drop slot=0 steps=0
+            Say Loaded version=1 fragment=1
+        > hear Finish version=1
+            Over stopped=false
+        > counts
+            fragment 0 at 1: 0 steps, 0 tokens, spare 0, blocked
+            fragment 1 at 1: 0 steps, 0 tokens, spare 0, blocked
+            over, 1 steps in all, waited 0 s
+    """)
+
+
+def test_a_step_that_was_under_way_at_the_last_load_is_undone_at_the_end() -> None:
+    check("""
+        > rules blocking 4
+        > begin
+        > hear Load version=1 keep=drop last=true
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > step 10
+            GoOn
+        > hear Finish version=1
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            Over stopped=false
+    """)
+
+
 def test_a_finish_before_the_runs_state_is_here_still_waits_for_it() -> None:
     check("""
         > rules blocking 2

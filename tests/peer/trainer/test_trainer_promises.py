@@ -420,6 +420,13 @@ class HoldsBackForEver(TrainerMachine):
         return []
 
 
+class StepsOnAtTheEnd(TrainerMachine):
+    """Goes on between the last load and the end, and keeps that step."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        return super()._load(msgspec.structs.replace(load, last=False), now)
+
+
 def seen_by_the_simulator(mutant: type[TrainerMachine]) -> str:
     class Mutated(VirtualTrainer):
         machine_class = mutant
@@ -466,6 +473,10 @@ def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
     mutant: type[TrainerMachine], promise: str | tuple[str, ...]
 ) -> None:
     assert seen_by_the_simulator(mutant).startswith(promise)
+
+
+def test_the_simulator_sees_a_step_of_its_own_in_a_trainers_last_model() -> None:
+    assert seen_by_the_simulator(StepsOnAtTheEnd).startswith("P1")
 
 
 @pytest.mark.parametrize("mutant", [mutant for mutant, _ in MUTANTS])
