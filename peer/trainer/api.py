@@ -112,6 +112,7 @@ class Connection:
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
+            loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
                 inner.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
@@ -215,6 +216,7 @@ class Run:
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
+        self._loop.end_watch()
         self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
 
     def __getstate__(self) -> object:

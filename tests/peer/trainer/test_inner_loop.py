@@ -356,6 +356,16 @@ def test_a_step_between_the_last_load_and_the_end_is_not_in_the_model(tmp_path: 
     assert trainer.loop.finished and holds(trainer, anchor)
 
 
+def test_weights_may_be_loaded_again_when_the_run_is_over(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    trainer.loop.watch_loads()
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(UserError, match="as if they had been learned"):
+        trainer.model.load_state_dict(weights)
+    trainer.freeze(last_load(1), Finish(version=1))
+    trainer.model.load_state_dict(weights)
+
+
 def test_finish_and_leave_end_the_waiting_at_the_barrier(tmp_path: Path) -> None:
     for word in (Finish(version=1), Stop(code="left", reason="Ctrl-C"), Stop(code="finished", reason="")):
         trainer = Trainer(tmp_path).attach(load(0))

@@ -198,6 +198,17 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, 
     agent.close()
 
 
+@pytest.mark.slow
+def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent() -> None:
+    agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
+    process = trainer(agent.folder, code=SCRIPT.format(end="model.load_state_dict(model.state_dict())"))
+    agent.serve(process, Loaded(version=0))
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "as if they had been learned" in said
+    assert not any(isinstance(word, Frozen) for word in agent.heard)
+    agent.close()
+
+
 WITH_WORKERS = """
 import torch, farflung
 from torch.utils.data import DataLoader, IterableDataset
