@@ -153,6 +153,7 @@ class Run:
         batch_size: int | None = None,
         collate: Collate | None = None,
         fingerprint: bool = True,
+        ahead: int = 0,
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
@@ -160,17 +161,27 @@ class Run:
         iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
         lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
         smaller.  Some items are read before the first batch, to see that all peers have the same data;
-        `fingerprint=False` compares its length alone.
+        `fingerprint=False` compares its length alone.  `ahead`: so many batches the loader around it asks for before
+        it gives one out (1 for that of accelerate, of transformers' Trainer and of Lightning): they are not used yet.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
             raise UserError(f"batch_size must be at least 1, found {batch}")
+        if ahead < 0:
+            raise UserError(f"ahead must not be negative, found {ahead}")
         source, made_of = source_of(dataset, self.manifest.run.seed), b""
         if fingerprint:
             made_of, why_none = source.fingerprint(self.manifest.digest)
             if why_none:
                 log.info("only the length of the data set is compared with that of others: %s", why_none)
-        return self._batches(source, made_of, batch, collate or default_collate)
+        return self._ahead(ahead, self._batches(source, made_of, batch, collate or default_collate))
+
+    def _ahead(self, ahead: int, batches: Iterator[Any]) -> Iterator[Any]:
+        loader = self._loop.read_ahead(ahead)
+        try:
+            yield from batches
+        finally:  # it was left, and with it what it had not given out
+            self._loop.take_back(loader)
 
     def _batches(self, source: Source, made_of: bytes, batch: int, collate: Collate) -> Iterator[Any]:
         while (span := self._loop.next_span(source.samples, batch, made_of)) is not None:

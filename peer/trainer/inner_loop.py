@@ -218,6 +218,13 @@ class InnerLoop:
         """Right before the inner optimizer's step; what it returns is to be called right after."""
         return self._watcher.on_rates()
 
+    def read_ahead(self, batches: int) -> int:
+        """Of the loader that begins now: see TrainerMachine.read_ahead."""
+        return self.machine.read_ahead(batches)
+
+    def take_back(self, loader: int) -> None:
+        self.machine.take_back(loader)
+
     # ---- the agent's words
 
     def _wait(self) -> None:

@@ -61,7 +61,7 @@ from farflung.peer.trainer.effects import (
     Warn,
     WriteAnchor,
 )
-from farflung.peer.trainer.leased_data import LeaseBook, Span
+from farflung.peer.trainer.leased_data import LeaseBook, LoaderPace, Span
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.model_schema import ModelSchema
 
@@ -132,6 +132,7 @@ class TrainerMachine:
         self.rules = rules
         self.accounts = [Account(number) for number in range(rules.fragments)]
         self.leases = LeaseBook(rules.fragments)
+        self._pace, self._loaders = LoaderPace(0), 0
         self.stand = Stand.ATTACHING
         self.finished = False
         self.step_count = self.all_tokens = 0
@@ -144,7 +145,6 @@ class TrainerMachine:
         self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
-        self._batch_tokens = 0  # handed out since the last step
         self._remembers = False  # the shell has a copy of the model before the step
         self._refusal: Refuse | None = None
 
@@ -284,9 +284,9 @@ class TrainerMachine:
             return []
         if self.stand is Stand.WITHOUT_DATA:
             self._move(Stand.STEPPING)  # the script has data of its own
+        odd = self._look_at_the_loader()
         # A step that nobody counted counts as one token, so that weights still follow the work done.
-        tokens = said_tokens if said_tokens is not None else max(1, self._batch_tokens)
-        self._batch_tokens = 0
+        tokens = said_tokens if said_tokens is not None else max(1, self.leases.step_tokens)
         self.step_count += 1
         self.all_tokens += tokens
         learners = self.leases.learners()
@@ -297,7 +297,7 @@ class TrainerMachine:
         self._remembers = False
         self._schedule.count_step(now)
         self.leases.on_step()
-        return undone
+        return undone + odd
 
     def on_heard(self, now: float) -> list[Effect]:
         """A step is counted, and all that the agent had said by then is told: freeze what is due."""
@@ -420,9 +420,28 @@ class TrainerMachine:
         return [*asked, *loads, Wait(Stand.WITHOUT_DATA)]
 
     def hand_out(self, span: Span, tokens: int) -> None:
-        """The samples are in the script's hands: its next step learns from them."""
-        self.leases.hand_out(span)
-        self._batch_tokens += tokens
+        """The samples are in the script's hands: its next step learns from them, or one after that (`read_ahead`)."""
+        self.leases.hand_out(span, tokens)
+        self._pace.on_hand_out()
+
+    def read_ahead(self, batches: int) -> int:
+        """A loader begins that holds so many batches back when it gives one out.  Its number, for `take_back`."""
+        self.leases.take_back()  # there is one at a time: what the last one held back is in no step
+        self.leases.read_ahead(batches)
+        self._pace = LoaderPace(batches)
+        self._loaders += 1
+        return self._loaders
+
+    def take_back(self, loader: int) -> None:
+        """The loader is gone.  What it held back was in no step, and is read again."""
+        if loader == self._loaders:
+            self.leases.take_back()
+            self._pace = LoaderPace(0)
+
+    def _look_at_the_loader(self) -> list[Effect]:
+        told = self._pace.on_step(self.leases.handed_out)
+        self.leases.read_ahead(self._pace.ahead)
+        return [Warn(told)] if told else []
 
     def on_waited(self, now: float) -> None:
         """The script stood still for data until now: that was no part of a step."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
 from farflung.peer.trainer.leased_data import LeaseBook, Span
 from farflung.peer.trainer.reading import tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -569,6 +571,51 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
     assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
     needs = [word for word in trainer.channel.said if isinstance(word, Need)]
     assert (needs[0].samples, needs[0].want) == (10, 12) and all(len(need.data) == 16 for need in needs)
+
+
+def one_ahead(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """As the loaders of accelerate, transformers' Trainer and Lightning ask."""
+    now = next(batches)
+    for following in batches:
+        yield now
+        now = following
+
+
+def test_P7_what_a_loader_holds_back_is_used_by_no_step_yet(trainer: Trainer) -> None:
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 20),)))
+    for _ in one_ahead(run.batches(Numbers(20), ahead=1)):
+        if run.step_count == SYNC_EVERY - 1:
+            trainer.channel.will_answer(Resume(spare=1))
+        run.step()
+        if run.step_count == SYNC_EVERY:
+            break
+    [frozen] = [word for word in trainer.channel.said if isinstance(word, Frozen)]
+    assert frozen.used == (Used(1, 2 * SYNC_EVERY),)
+    assert frozen.tokens == SYNC_EVERY * 2 * 3
+
+
+def test_what_a_loader_held_back_when_it_was_left_is_read_again(trainer: Trainer) -> None:
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 20),)))
+    trainer.channel.may_wait = True
+    first = one_ahead(run.batches(Numbers(20), ahead=1))
+    next(first)
+    run.step()
+    seen = next(first)
+    run.step()
+    del first
+    again = run.batches(Numbers(20))
+    following = next(again)
+    whole = [trainer.loop.machine.leases.used()]
+    assert whole == [(Used(1, 4),)]
+    first_six = permuted_range(MANIFEST.run.seed, 0, 20, 0, 6)
+    assert seen[:, 0].tolist() == list(first_six)[2:4] and following[:, 0].tolist() == list(first_six)[4:6]
+
+
+def test_a_loader_cannot_read_behind(trainer: Trainer) -> None:
+    with pytest.raises(UserError, match="ahead must not be negative, found -1"):
+        run_of(trainer).batches(Numbers(20), ahead=-1)
 
 
 def test_waiting_for_data_handles_loads_and_notices_a_dead_agent(trainer: Trainer) -> None:
