@@ -33,7 +33,7 @@ from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.reading import Source, source_of, tokens_in
+from farflung.peer.trainer.reading import Source, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
@@ -83,6 +83,11 @@ def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) 
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)
         undo.pop_all()
     return connection
+
+
+def _collate(samples: list[Any]) -> Any:
+    refuse_lists(samples[0])
+    return default_collate(samples)
 
 
 class Connection:
@@ -174,7 +179,7 @@ class Run:
             made_of, why_none = source.fingerprint(self.manifest.digest)
             if why_none:
                 log.info("only the length of the data set is compared with that of others: %s", why_none)
-        return self._ahead(ahead, self._batches(source, made_of, batch, collate or default_collate))
+        return self._ahead(ahead, self._batches(source, made_of, batch, collate or _collate))
 
     def _ahead(self, ahead: int, batches: Iterator[Any]) -> Iterator[Any]:
         loader = self._loop.read_ahead(ahead)

@@ -10,7 +10,7 @@ read once more, and only the fragments that lack them learn from that step.
 
 A loader may read ahead: it asks for batches that no step has seen yet when it gives one out.  A step has then used all
 that was handed out but the newest so many.  When samples have to be read once more, the batches that such a loader
-holds back come first; where a fragment has learned from them, or lacks what comes before them, their steps are put back.
+holds back come first; where a fragment has learned from them, or lacks what comes before, their steps are put back.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class LoaderPace:
             if later == self._steps[2]:
                 return (
                     f"{first} batches were read before the first step and {later} before each of the next: does a "
-                    "loader read ahead of the steps, as accelerate's, the Trainer's and Lightning's do? Then say so, "
-                    f"run.batches(..., ahead={first - later}), or samples count as learned before they are (docs/data.md)"
+                    "loader read ahead of the steps, as accelerate's, the Trainer's and Lightning's do? Say so, "
+                    f"run.batches(..., ahead={first - later}), or samples count as learned too early (docs/data.md)"
                 )
         return ""

@@ -3,8 +3,8 @@
 Put on by `farflung.join`, taken off when the run is over or left.  Must not know rounds, the channel or the layout.
 
 A pseudo-gradient is what the model was loaded with minus what it is now, so a checkpoint that
-`Trainer.train(resume_from_checkpoint=...)` or `load_state_dict` puts in between is the largest "step" of all, and moves
-every peer.  Values that a script writes by itself, clipped weights say, are its own affair: they belong to its training.
+`Trainer.train(resume_from_checkpoint=...)` or `load_state_dict` puts in between is the largest "step" of all: it moves
+every peer.  Values that a script writes by itself, clipped weights say, are its own affair.
 
 The hooks lie in the user's modules.  A copy of such a module (`copy.deepcopy`) may load what it likes, and one that is
 pickled (`torch.save(model)`) takes a hook along that does nothing.
@@ -21,8 +21,8 @@ from farflung.protocol.errors import UserError
 
 LOADED_AFTER_JOIN = (
     "weights were loaded into the model after it joined the run: they would be sent to everybody as if they had been "
-    "learned; the run's state is in the model already (no resume_from_checkpoint, no load_state_dict): load what the run "
-    "is to begin with before farflung.join, and what is only to be looked at into a copy of the model"
+    "learned; the run's state is in the model already (no resume_from_checkpoint, no load_state_dict): load what the "
+    "run is to begin with before farflung.join, and what is only to be looked at into a copy of the model"
 )
 
 
@@ -31,7 +31,8 @@ class LoadWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._handles: list[RemovableHandle] = [
-            module.register_load_state_dict_pre_hook(Refusal()) for module in model.modules()
+            module.register_load_state_dict_pre_hook(Refusal())  # type: ignore[no-untyped-call]
+            for module in model.modules()
         ]
 
     def end(self) -> None:

@@ -308,6 +308,33 @@ def test_without_a_run_or_an_agent_there_is_a_way_out(
         connect()
 
 
+def test_one_rank_of_several_is_refused_before_an_agent_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UserError, match="one of 8 processes"):
+        connect(URL)
+    monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path))  # nor under `farflung join`
+    with pytest.raises(UserError, match="one of 8 processes"):
+        connect()
+    assert not (tmp_path / "arguments").exists()
+
+
+def test_a_process_group_of_several_is_refused_and_one_of_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exit 3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="one of 2 processes"):
+        connect(URL)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    with pytest.raises(Refused, match="exit code 3"):
+        connect(URL)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -56,11 +56,14 @@ class Loader(NamedTuple):
     ahead: int = 0  # batches that are held back when one is given out
 
 
+PLAIN = Loader()
+
+
 class Pair:
     """The machine, a shell that writes down which samples are in each fragment's unmerged work, and a small agent."""
 
     def __init__(
-        self, rules: Rules, machine: type[TrainerMachine] = TrainerMachine, loader: Loader = Loader()
+        self, rules: Rules, machine: type[TrainerMachine] = TrainerMachine, loader: Loader = PLAIN
     ) -> None:
         self.rules, self.fragments = rules, range(rules.fragments)
         self.loader = loader
@@ -275,7 +278,7 @@ def play(
     rules: Rules,
     events: list[tuple[str, int]],
     machine: type[TrainerMachine] = TrainerMachine,
-    loader: Loader = Loader(),
+    loader: Loader = PLAIN,
 ) -> Pair:
     pair = Pair(rules, machine, loader)
     for name, fragment in events:
@@ -495,7 +498,7 @@ def seen_by_the_simulator(
     return ""
 
 
-def seen_in_play(machine: type[TrainerMachine], loader: Loader = Loader()) -> str:
+def seen_in_play(machine: type[TrainerMachine], loader: Loader = PLAIN) -> str:
     draw = random.Random(1)
     for _ in range(400):
         rules = draw.choice(SCHEDULES)
