@@ -104,3 +104,19 @@ def test_a_loader_that_does_not_read_ahead_as_it_was_said_is_taken_as_it_is() ->
     told = asked(pace, 2, 1, 1)
     assert "taken as ahead=1" in told[0] and pace.ahead == 1
     assert not any(told[1:])
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_after_a_drop_steps_of_several_batches_soon_learn_again(group: int, ahead: int) -> None:
+    """A step is lost with one of its batches: what is held back meanwhile must be what the next step needs."""
+    book = leased((0, 1000), ahead=ahead)
+    for _ in range(group + ahead):
+        read(book)
+    book.on_step()
+    book.restart()
+    for _ in range(ahead + 2):
+        for _ in range(group):
+            read(book)
+        book.on_step()
+    assert book.used(), "nothing is ever learned again"
