@@ -251,6 +251,7 @@ class Agent:
         hands = self._hands or self._share_memory(Attached(machine.known, message.model))
         self._local.send(hands.shared.as_message())
         self._pulse.on_new_trainer()
+        self._supervisor.on_attached()
         self._events.on_local(message, machine)
         on_word(message)
         self._carry_out(machine.on_attach(message.model, self._address, now))

@@ -6,7 +6,10 @@ Called by the agent's loop.  Must not know rounds or messages.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from farflung.protocol.process import exit_codes, failpoints
@@ -14,6 +17,7 @@ from farflung.protocol.process import exit_codes, failpoints
 RESTART_S = 0.5  # doubles with each crash in a row
 RESTART_MAX_S = 30.0
 CRASHES_IN_A_ROW = 5
+CRASHES_BEFORE_JOINING = 2  # of a script that has never come so far: it will fail at the same line again
 # It said why; again is no better.
 HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
@@ -31,6 +35,9 @@ class Supervisor(Protocol):
 
     def take_lines(self) -> list[str]:
         """What a person should hear since the last call."""
+
+    def on_attached(self) -> None:
+        """A trainer has said what its model is."""
 
     def on_stuck(self, seconds: float) -> None:
         """Once: the trainer has taken no step for so long, though it could."""
@@ -51,6 +58,9 @@ class ParentTrainer:
     def take_lines(self) -> list[str]:
         news, self._news = self._news, []
         return news
+
+    def on_attached(self) -> None:
+        pass  # it is not started again, so nothing is counted
 
     def on_stuck(self, seconds: float) -> None:
         """It is not ours to kill."""
@@ -75,6 +85,7 @@ class ChildTrainer:
         self._start_at = 0.0
         self._started_at = 0.0
         self._crashes = 0
+        self._attached_once = False
         self._died = False
         self.hopeless_code: int | None = None  # the exit code of a trainer that is not worth starting again
         self.ended = False  # it ended by itself with success: it is not started again
@@ -107,10 +118,13 @@ class ChildTrainer:
         self._started_at = now
         return None
 
+    def on_attached(self) -> None:
+        self._attached_once = True
+
     def on_stuck(self, seconds: float) -> None:
         if self._process is not None:
             self._news.append(f"the trainer has taken no step for {seconds:.0f} s: it is killed")
-            self._process.kill()
+            _kill_with_all_it_started(self._process)
 
     def _on_exit(self, code: int, now: float) -> str | None:
         self._process = None
@@ -124,6 +138,8 @@ class ChildTrainer:
             self.hopeless_code = code
             return f"the trainer ended with exit code {code}; its last message says why"
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if not self._attached_once and self._crashes >= CRASHES_BEFORE_JOINING:
+            return f"the script failed {self._crashes} times before it joined the run, lastly with {what}"
         if self._crashes >= CRASHES_IN_A_ROW:
             return f"the trainer crashed {self._crashes} times in a row, the last time with {what}"
         wait_s = min(RESTART_MAX_S, RESTART_S * 2 ** (self._crashes - 1))
@@ -141,5 +157,27 @@ class ChildTrainer:
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                _kill_with_all_it_started(self._process)
                 self._process.wait()
+
+
+def _kill_with_all_it_started(process: subprocess.Popen[bytes]) -> None:
+    """A launcher's workers, or those of a data loader, outlive it, in sessions of their own: they would hold the GPU,
+    and write into memory that a later trainer shares."""
+    started = _descendants(process.pid)  # before it dies: then they are somebody else's children
+    process.kill()
+    for pid in started:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):  # nothing where there is no /proc
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()  # a name may have blanks and brackets in it
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = children.get(pid, [])
+    for each in found:  # grows meanwhile
+        found.extend(children.get(each, []))
+    return found

@@ -76,19 +76,32 @@ class LocalServer:
         self._context.term()
 
 
+ELSEWHERE = (
+    "the run is only in the process that called farflung.join: read run.batches and take steps there, with "
+    "DataLoader(..., num_workers=0); how workers can read for it says docs/data.md"
+)
+
+
 class LocalClient:
-    """The trainer's end.  Waits for an agent that has not opened its socket yet."""
+    """The trainer's end.  Waits for an agent that has not opened its socket yet.
+
+    A process that the script forked, such as a worker of a DataLoader, has a copy of it that hears nothing, for ever:
+    there it is refused.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self._pid = os.getpid()
         self._context = zmq.Context()
         self._socket = opened(self._context, zmq.DEALER, LOCAL_CHANNEL)
         self._socket.connect(_address(folder))
         self._socket.send(b"")
 
     def send(self, message: FromTrainer) -> None:
+        self._refuse_elsewhere()
         self._socket.send(to_bytes(message))
 
     def recv(self, timeout_s: float) -> ToTrainer | None:
+        self._refuse_elsewhere()
         if not self._socket.poll(round(1000 * timeout_s)):
             return None
         try:
@@ -100,6 +113,10 @@ class LocalClient:
     def close(self) -> None:
         self._socket.close(linger=_LAST_WORDS_MS)
         self._context.term()
+
+    def _refuse_elsewhere(self) -> None:
+        if os.getpid() != self._pid:
+            raise UserError(ELSEWHERE)
 
 
 def _address(folder: Path) -> str:

@@ -203,6 +203,13 @@ def _place_with_room(folder: Path, bytes_needed: int) -> Path:
             f"no room for the {wanted >> 20} MiB that agent and trainer share, neither in {folder.parent} nor in "
             f"{place.parent}: make /dev/shm larger (containers: --shm-size) or set TMPDIR to a larger disk"
         )
+    log.warning(
+        "%s has no room for the %d MiB that agent and trainer share; they are in %s, where rounds are written to disk; "
+        "make /dev/shm larger (containers: --shm-size)",
+        folder.parent,
+        wanted >> 20,
+        place.parent,
+    )
     return place
 
 

@@ -124,6 +124,7 @@ class Load(_Local, frozen=True, kw_only=True, tag="load"):
     steps: int
     spare: int  # the slot to freeze into next
     fragment: int = 0
+    last: bool = False  # drop: the run is over, and `Finish` follows; no step is to be taken in between
 
 
 class Resume(_Local, frozen=True, kw_only=True, tag="resume"):

@@ -173,7 +173,8 @@ class Training:
             return []
         self._finish_told = True
         # The script's model is then the run's, without the steps that no round will use any more.
-        return [*self._drop_all(versions), Tell(Finish(version=min(versions.values())))]
+        drops = [_as_last(effect) for effect in self._drop_all(versions)]
+        return [*drops, Tell(Finish(version=min(versions.values())))]
 
     # ---- data ---------------------------------------------------------------------------------------------
 
@@ -252,6 +253,12 @@ class Training:
             uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
             told.append(_moved(lease, uptos))
         return [Tell(LeasesNow(leases=tuple(told), unsure=self.unsure))]
+
+
+def _as_last(effect: Effect) -> Effect:
+    if isinstance(effect, Tell) and isinstance(effect.message, Load):
+        return Tell(msgspec.structs.replace(effect.message, last=True))
+    return effect
 
 
 def _used(work: Work) -> tuple[Used, ...]:

@@ -105,8 +105,16 @@ class _StandIn:
                 self._shared = SharedState.create(self._folder, model.chunk_count * model.chunk_elements)
                 server.send(self._shared.as_message())
                 for fragment, version in zip(self._fragments, self._work.head.versions, strict=True):
-                    plain = {"slot": 0, "tokens": 0, "steps": 0, "spare": 0, "fragment": fragment.number}
-                    server.send(Load(version=version, keep="drop", **plain))
+                    first = Load(
+                        version=version,
+                        keep="drop",
+                        slot=0,
+                        tokens=0,
+                        steps=0,
+                        spare=0,
+                        fragment=fragment.number,
+                    )
+                    server.send(first)
             case Need():
                 server.send(LeasesNow(leases=self._leases()))
             case Frozen(fragment=number):

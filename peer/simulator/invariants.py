@@ -412,6 +412,14 @@ class Invariants:
             mine = [c for c in ever if c.fragment == load.fragment and peer.peer in c.included]
             self._require("P6", bool(mine), f"{peer.peer} gave up work that no commit used")
 
+    def _saw_over(self, details: tuple[VirtualPeer, VirtualTrainer]) -> None:
+        """A trainer whose run is over has the run's model, without a step of its own."""
+        peer, trainer = details
+        if trainer.machine.version >= 0:
+            self._require(
+                "P1", trainer.holds_the_anchor, f"{peer.peer} ends with another model than the run's"
+            )
+
     def on_books(self, ledger: Ledger) -> None:
         """P7 to the sample: what the books say of a fragment is what it has learned from, no more and no less."""
         leases = ledger.leases

@@ -81,6 +81,7 @@ class Scenario:
     liars: int = 0  # the last so many peers lie to the coordinator about their state, in league
     lies: str = ""  # how: see liars.py
     late_joiners: int = 0  # so many of the last honest peers come when the liars are there
+    reads_ahead: int = 0  # batches that the loader of every trainer holds back when it gives one out
     stream_samples: int = 0  # the data is a stream with so many; 0: it is indexed, and its length is known
     work_liars: int = 0  # so many of the last peers say what is not so of their data and their work
     work_lies: str = ""  # about what, such as "length tokens": see work_liars.py
@@ -184,6 +185,11 @@ class Scenario:
             blackout_at_s=0.0,
             store_fails=0.0,
         )
+
+    @staticmethod
+    def of_readers_ahead(seed: int) -> Scenario:
+        """As `of`, with loaders that ask for batches before the steps that use them."""
+        return replace(Scenario.of(seed), reads_ahead=1 + seed % 3)
 
     @staticmethod
     def of_liars(seed: int) -> Scenario:

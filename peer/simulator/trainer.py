@@ -42,7 +42,8 @@ class VirtualTrainer:
     fingerprint = b"of the simulated"
     machine_class: type[TrainerMachine] = TrainerMachine
 
-    def __init__(self, host: Host, world: Surroundings, rules: Rules) -> None:
+    def __init__(self, host: Host, world: Surroundings, rules: Rules, reads_ahead: int = 0) -> None:
+        """`reads_ahead`: so many batches its loader holds back when it gives one out."""
         self.host = host
         self.world = world
         self.alive = True
@@ -53,6 +54,9 @@ class VirtualTrainer:
             Part(each.number, slice(each.first * size, (each.first + each.count) * size))
             for each in host.fragments
         ]
+        self._ahead = reads_ahead
+        self.machine.read_ahead(reads_ahead)
+        self._batches: list[Span] = []  # handed out, not yet learned from
         self._parameters = host.model.first_plain_chunk * size  # the values after them are buffers
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
@@ -61,6 +65,11 @@ class VirtualTrainer:
     @property
     def waited_s(self) -> float:
         return self.machine.waited_s
+
+    @property
+    def holds_the_anchor(self) -> bool:
+        """Bit for bit: nothing of its own is in the model."""
+        return torch.equal(self._local, self.host.anchor)
 
     def delta(self, part: Part) -> Tensor:
         """All that is owed."""
@@ -83,17 +92,27 @@ class VirtualTrainer:
     def _step(self) -> None:
         if not self.alive or self.machine.finished:
             return
-        now = self.world.now()
-        wanted = self.machine.on_want(self.dataset_samples, self.samples_per_step, now, self.fingerprint)
-        self._carry_out(wanted)
-        if self.machine.stand is do.Stand.WITHOUT_DATA:
-            self._again()  # where the real one waits, this one looks again after the time of a step
+        while len(self._batches) <= self._ahead:
+            out = len(self._batches)
+            now = self.world.now()
+            self._carry_out(
+                self.machine.on_want(self.dataset_samples, self.samples_per_step, now, self.fingerprint)
+            )
+            if len(self._batches) == out:
+                if self.machine.stand is do.Stand.WITHOUT_DATA:
+                    self._again()  # where the real one waits, this one looks again after the time of a step
+                return
+        self._learn(self._batches.pop(0))
 
     def step_s(self) -> float:
         return self.world.delay("step")
 
-    def _learn(self, span: Span) -> None:
+    def _take(self, span: Span) -> None:
+        """The samples of a batch are here."""
         self.machine.hand_out(span, tokens=0)
+        self._batches.append(span)
+
+    def _learn(self, span: Span) -> None:
         self._carry_out(self.machine.before_step())
         samples = tuple((span.epoch, place) for place in range(span.start, span.stop))
         self.learn(samples)
@@ -143,12 +162,13 @@ class VirtualTrainer:
                     self._local[part.cells] = self._before[part.cells]
                     part.work.pop()
             case do.Read(span):
-                self._learn(span)
+                self._take(span)
             case do.GoOn():
                 self._again()
             case do.Over(stopped):
                 self.alive = not stopped
                 if not stopped:
+                    self.world.observe("over", (self.host, self))
                     self.host.from_trainer(Bye(reason="finished"))
             case do.Refuse():
                 self.alive = False

@@ -21,10 +21,12 @@ from msgspec import structs
 
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, Record
+from farflung.optim.schedule import Rules
 from farflung.peer.machine.effects import Exit
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.surroundings import Host, Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.trainer.leased_data import Span
 from farflung.protocol.messages import UNKNOWN_LENGTH, Beat, Message, Sent
@@ -38,23 +40,26 @@ GOOD_ENDS = ("", "left", "finished")
 class StreamTrainer(VirtualTrainer):
     """Reads a stream of so many samples, and does not know how many these are before it has read to the end."""
 
-    def __init__(self, *arguments: object, samples: int) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(
+        self, host: Host, world: Surroundings, rules: Rules, samples: int, reads_ahead: int = 0
+    ) -> None:
+        super().__init__(host, world, rules, reads_ahead)
         self.dataset_samples = UNKNOWN_LENGTH
         self._samples = samples
 
-    def _learn(self, span: Span) -> None:
+    def _take(self, span: Span) -> None:
         if span.stop > self._samples:
             self.dataset_samples = self._samples
             span = replace(span, stop=max(span.start, self._samples))
         if span.start < span.stop:
-            super()._learn(span)
+            super()._take(span)
         else:
             self._again()
 
 
 def trainer_for(scenario: Scenario, usual: type[VirtualTrainer]) -> Callable[..., VirtualTrainer]:
-    return partial(StreamTrainer, samples=scenario.stream_samples) if scenario.stream_samples else usual
+    made = partial(StreamTrainer, samples=scenario.stream_samples) if scenario.stream_samples else usual
+    return partial(made, reads_ahead=scenario.reads_ahead) if scenario.reads_ahead else made
 
 
 @dataclass

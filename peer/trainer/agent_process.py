@@ -50,6 +50,7 @@ class AgentProcess:
     @classmethod
     def start_or_find(cls, url: str | None, own: Mapping[str, object]) -> AgentProcess:
         """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
+        _refuse_ranks()
         if found := os.environ.get(AGENT_VARIABLE):
             if is_abandoned(Path(found)):
                 raise UserError(
@@ -112,7 +113,9 @@ class AgentProcess:
             self.channel.close()
 
     def _forget(self) -> bool:
-        """Whether it was closed before."""
+        """Whether it was closed before, or is not this process's to close: a forked child's way out is its own."""
+        if os.getpid() != self._pid:
+            return True
         before, self._closed = self._closed, True
         atexit.unregister(self._at_exit)
         return before
@@ -133,9 +136,27 @@ class AgentProcess:
         remove_folder(self._folder)
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child of the script: the agent is not its own
         if getattr(sys, "last_type", None) is not None:  # the interpreter printed a traceback
             self.abandon()
         else:
             self.close("the training script ended")
+
+
+def _refuse_ranks() -> None:
+    """Each rank would be a peer of its own: two with one key, or two that train on the same gradients."""
+    ranks = _ranks()
+    if ranks > 1:
+        raise UserError(
+            f"this is one of {ranks} processes that train together (torchrun, accelerate launch), and "
+            "several GPUs as one peer are not supported yet: start one process for each GPU without them, each with "
+            "CUDA_VISIBLE_DEVICES and an --identity of its own; unset WORLD_SIZE if it is left over from something else"
+        )
+
+
+def _ranks() -> int:
+    # Whoever has a process group has loaded the module; loading it here would cost every start.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    said = os.environ.get("WORLD_SIZE", "1")
+    return int(said) if said.isdecimal() else 1

@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.reading import Source, source_of, tokens_in
+from farflung.peer.trainer.reading import Source, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
@@ -84,6 +85,11 @@ def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) 
     return connection
 
 
+def _collate(samples: list[Any]) -> Any:
+    refuse_lists(samples[0])
+    return default_collate(samples)
+
+
 class Connection:
     """A run whose manifest is known and whose state is not loaded yet.  Made by `connect`."""
 
@@ -111,6 +117,7 @@ class Connection:
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
+            loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
                 inner.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
@@ -151,6 +158,7 @@ class Run:
         batch_size: int | None = None,
         collate: Collate | None = None,
         fingerprint: bool = True,
+        ahead: int = 0,
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
@@ -158,17 +166,27 @@ class Run:
         iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
         lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
         smaller.  Some items are read before the first batch, to see that all peers have the same data;
-        `fingerprint=False` compares its length alone.
+        `fingerprint=False` compares its length alone.  `ahead`: so many batches the loader around it asks for before
+        it gives one out (1 for that of accelerate, of transformers' Trainer and of Lightning): they are not used yet.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
             raise UserError(f"batch_size must be at least 1, found {batch}")
+        if ahead < 0:
+            raise UserError(f"ahead must not be negative, found {ahead}")
         source, made_of = source_of(dataset, self.manifest.run.seed), b""
         if fingerprint:
             made_of, why_none = source.fingerprint(self.manifest.digest)
             if why_none:
                 log.info("only the length of the data set is compared with that of others: %s", why_none)
-        return self._batches(source, made_of, batch, collate or default_collate)
+        return self._ahead(ahead, self._batches(source, made_of, batch, collate or _collate))
+
+    def _ahead(self, ahead: int, batches: Iterator[Any]) -> Iterator[Any]:
+        loader = self._loop.read_ahead(ahead)
+        try:
+            yield from batches
+        finally:  # it was left, and with it what it had not given out
+            self._loop.take_back(loader)
 
     def _batches(self, source: Source, made_of: bytes, batch: int, collate: Collate) -> Iterator[Any]:
         while (span := self._loop.next_span(source.samples, batch, made_of)) is not None:
@@ -214,7 +232,12 @@ class Run:
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
+        self._loop.end_watch()
         self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
+
+    def __getstate__(self) -> object:
+        """A worker that is spawned and not forked would be sent a copy."""
+        raise UserError(ELSEWHERE)
 
     def __enter__(self) -> Run:
         return self

@@ -26,6 +26,7 @@ from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.leased_data import Span
+from farflung.peer.trainer.loaded_weights import LoadWatch
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
@@ -93,6 +94,7 @@ class InnerLoop:
         self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
         self._before: list[Tensor] = []  # the model before a step that some fragments must not see
         self._outer = outer_of(manifest)
+        self._watch: LoadWatch | None = None  # that no weights are loaded past the run
         self._said_tokens: int | None = None
         self._losses = MeanLoss()
         self._loss: float | None = None
@@ -140,6 +142,16 @@ class InnerLoop:
             self._watcher.begins(held)
             for part, carry in zip(self.parts, held.carries, strict=True):
                 part.carry = carry
+
+    def watch_loads(self) -> None:
+        """From now on what the script loads into the model by itself is refused, as long as the run is on."""
+        if not self.finished:
+            self._watch = LoadWatch(self._model)
+
+    def end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     # ---- inner steps
 
@@ -206,6 +218,13 @@ class InnerLoop:
         """Right before the inner optimizer's step; what it returns is to be called right after."""
         return self._watcher.on_rates()
 
+    def read_ahead(self, batches: int) -> int:
+        """Of the loader that begins now: see TrainerMachine.read_ahead."""
+        return self.machine.read_ahead(batches)
+
+    def take_back(self, loader: int) -> None:
+        self.machine.take_back(loader)
+
     # ---- the agent's words
 
     def _wait(self) -> None:
@@ -239,7 +258,9 @@ class InnerLoop:
                     log.warning(text)
                 case do.Refuse(code, reason):
                     raise Refused(code, reason)
-                case do.Read() | do.GoOn() | do.Wait() | do.Over():
+                case do.Over():
+                    self.end_watch()
+                case do.Read() | do.GoOn() | do.Wait():
                     pass  # seen by the callers, which ask the machine where it stands
                 case _:
                     self._on_model(effect)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from farflung.peer.trainer.model_tensors import dtype_name, named_tensors_of, survey, unwrap
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_BIN_BYTES
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # Named here because the trainer and the API take a user's model and need the module inside it.
@@ -300,6 +300,11 @@ def _refuse_unsendable(schema: ModelSchema) -> None:
         raise UserError(
             f"the model makes {schema.chunk_count} chunks, at most {CHUNKS_PER_FRAGMENT} are allowed: "
             f"set chunk_kb in [round] of run.toml to {needed_kb} or more"
+        )
+    if len(schema.tensors) > CONTROL_ARRAY_LEN:
+        raise UserError(
+            f"the model has {len(schema.tensors)} tensors (tied and frozen too), at most {CONTROL_ARRAY_LEN} can be "
+            "described to the run: keep the experts of a layer in one tensor, or freeze by leaving modules out"
         )
     try:
         text = msgspec.msgpack.encode(schema)

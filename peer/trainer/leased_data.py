@@ -3,10 +3,14 @@
 Held by the trainer's machine.
 Must not know the network, or how leases are granted and acknowledged.
 
-A lease's samples [start, stop) are first read and later used: `read` moves when a batch is handed out, `used` when
-the optimizer step that saw the batch is done.  A batch never spans two leases, so one number per lease says exactly
-which samples are in the model.  With several fragments it is one number for each of them: when work on one of them
-was dropped or lost, its samples are read once more, and only the fragments that lack them learn from that step.
+A lease's samples [start, stop) are first handed out and later used: `used` moves when the optimizer step that saw the
+batch is done.  A batch never spans two leases, so one number per lease says exactly which samples are in the model.
+With several fragments it is one number for each of them: when work on one of them was dropped or lost, its samples are
+read once more, and only the fragments that lack them learn from that step.
+
+A loader may read ahead: it asks for batches that no step has seen yet when it gives one out.  A step has then used all
+that was handed out but the newest so many.  When samples have to be read once more, the batches that such a loader
+holds back come first; where a fragment has learned from them, or lacks what comes before, their steps are put back.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
 
 _WANT_MOST = 1 << 20  # the bound of the wire
+_STEPS_SEEN = 3  # before something is said of how a loader asks
 _UNKNOWN = -1  # how far a fragment has learned from a lease: the agent will say
 
 
@@ -30,10 +35,15 @@ class Span:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    span: Span
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Open:
     lease: Lease
-    read: int
     used: list[int]  # by each fragment
     told: bool = True  # it is in the agent's list: samples of it may be read
 
@@ -47,7 +57,8 @@ class LeaseBook:
     def __init__(self, fragments: int = 1) -> None:
         self._fragments = range(fragments)
         self._open: dict[int, _Open] = {}
-        self._unused: list[Span] = []  # handed out, not yet in an optimizer step
+        self._handed: list[_Handed] = []  # handed out, not yet in an optimizer step
+        self._ahead = 0  # so many of the newest of them the next step has not seen
         self._asked = False
         self._unsure = False
         self._ends = UNKNOWN_LENGTH  # of this peer's data: what is leased beyond is not there
@@ -66,11 +77,10 @@ class LeaseBook:
         for lease in sorted(leases, key=lambda each: each.lease):
             reached = list(lease.reached(len(self._fragments)))
             known = self._open.get(lease.lease)
-            # Only a new lease is read from where the agent says: a known one may have been read further.
+            # Only of a new lease the agent knows where to go on: from a known one more may have been learned.
             used = reached if known is None else known.used
             used = [reached[f] if used[f] == _UNKNOWN else used[f] for f in self._fragments]
-            read = known.read if known is not None and self._is_handed_out(lease.lease) else min(used)
-            self._open[lease.lease] = _Open(lease, read, used)
+            self._open[lease.lease] = _Open(lease, used)
         self._forget()
 
     def restart(self, fragment: int = 0) -> None:
@@ -78,21 +88,12 @@ class LeaseBook:
         for each in self._open.values():
             reached = each.lease.reached(len(self._fragments))
             each.used[fragment] = reached[fragment] if each.told else _UNKNOWN
-        self._go_back_to_what_is_missing()
         self._forget()
 
     def _forget(self) -> None:
         if self._unsure:
             return
         self._open = {i: each for i, each in self._open.items() if not each.is_over}
-
-    def _is_handed_out(self, lease: int) -> bool:
-        return any(span.lease == lease for span in self._unused)
-
-    def _go_back_to_what_is_missing(self) -> None:
-        for lease, each in self._open.items():
-            if each.told and not self._is_handed_out(lease):
-                each.read = min(each.used)
 
     # ---- what the trainer does
 
@@ -103,24 +104,70 @@ class LeaseBook:
     def _stop(self, lease: Lease) -> int:
         return max(lease.start, min(lease.stop, self._ends))
 
+    def read_ahead(self, batches: int) -> None:
+        """The loader that begins now holds so many batches back when it gives one out."""
+        self._ahead = batches
+
+    def take_back(self) -> None:
+        """That loader is gone, and what it held back with it."""
+        del self._handed[self._seen :]
+        self._ahead = 0
+
+    @property
+    def handed_out(self) -> int:
+        """Batches that are out and in no step yet."""
+        return len(self._handed)
+
+    @property
+    def _seen(self) -> int:
+        """So many of them are in the next step."""
+        return max(0, len(self._handed) - self._ahead)
+
+    @property
+    def step_tokens(self) -> int:
+        return sum(each.tokens for each in self._handed[: self._seen])
+
     def next_span(self, most: int) -> Span | None:
         """The next samples, in order, up to the end of their lease; they count as read at `hand_out`.
 
         All of them are new to the same fragments.
         """
         for lease_id, each in self._open.items():
-            if each.told and each.read < self._stop(each.lease):
-                ends = [upto for upto in each.used if upto > each.read]
-                stop = min(each.read + most, self._stop(each.lease), *ends)
-                return Span(lease_id, each.lease.epoch, each.read, stop)
+            place = self._place(lease_id, each)
+            if each.told and place < self._stop(each.lease):
+                ends = [upto for upto in each.used if upto > place]
+                stop = min(place + most, self._stop(each.lease), *ends)
+                return Span(lease_id, each.lease.epoch, place, stop)
         return None
 
-    def hand_out(self, span: Span) -> None:
-        self._open[span.lease].read = span.stop
-        self._unused.append(span)
+    def _place(self, lease_id: int, each: _Open) -> int:
+        """Where to go on reading: at the first sample that some fragment lacks, and that is not out to be learned."""
+        spans = [handed.span for handed in self._handed]
+        if not self._goes_on(spans):
+            # The step that these are in is lost.  Only those that stay out after it, were it the next thing to come,
+            # can be learned: the one to be read now, and before it the newest that are held back.
+            spans = spans[len(spans) - (self._ahead - 1) :] if self._ahead > 1 else []
+        place = min(each.used)
+        for span in spans:
+            if span.lease == lease_id and span.start == place:
+                place = span.stop
+        return place
+
+    def _goes_on(self, spans: list[Span]) -> bool:
+        """Each of them begins where somebody's learning will have ended."""
+        at: dict[int, int] = {}
+        for span in spans:
+            each = self._open.get(span.lease)
+            if each is None or at.get(span.lease, min(each.used)) != span.start:
+                return False
+            at[span.lease] = span.stop
+        return True
+
+    def hand_out(self, span: Span, tokens: int = 0) -> None:
+        self._handed.append(_Handed(span, tokens))
 
     def learners(self) -> list[int]:
-        """The fragments that the next step may change: those to which all that was handed out is new.
+        """The fragments that the next step may change: those to which all that it has seen is new.
 
         For the others the step must have no effect; what they lack of its samples is read again.
         """
@@ -128,22 +175,23 @@ class LeaseBook:
 
     def _is_new(self, fragment: int) -> bool:
         at: dict[int, int] = {}
-        for span in self._unused:
+        for span in self._spans_of_step():
             each = self._open.get(span.lease)
             if each is None or at.get(span.lease, each.used[fragment]) != span.start:
                 return False
             at[span.lease] = span.stop
         return True
 
+    def _spans_of_step(self) -> list[Span]:
+        return [handed.span for handed in self._handed[: self._seen]]
+
     def on_step(self) -> None:
-        """An optimizer step has used everything handed out so far, in the fragments that `learners` names."""
-        learners = self.learners()
-        spans, self._unused = self._unused, []
+        """An optimizer step has used all that it has seen, in the fragments that `learners` names."""
+        learners, spans = self.learners(), self._spans_of_step()
+        del self._handed[: len(spans)]
         for span in spans:
             for fragment in learners:
                 self._open[span.lease].used[fragment] = span.stop
-        if len(learners) < len(self._fragments):
-            self._go_back_to_what_is_missing()
 
     def used(self, fragment: int = 0) -> tuple[Used, ...]:
         """How far the fragment has learned from each lease.
@@ -161,9 +209,48 @@ class LeaseBook:
         """How many samples to ask for now, so that about two leases lie ahead; 0 for none."""
         unit = max(batch, lease_samples)
         missing = 2 * unit - sum(
-            max(0, self._stop(each.lease) - each.read) for each in self._open.values() if each.told
+            max(0, self._stop(each.lease) - self._place(i, each))
+            for i, each in self._open.items()
+            if each.told
         )
         if self._asked or missing < unit:
             return 0
         self._asked = True
         return min(missing, _WANT_MOST)
+
+
+class LoaderPace:
+    """How many batches a loader holds back, as far as it can be seen from when it asks.
+
+    What a script says of it may be wrong, and then samples are counted as learned that are not, or the other way round.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead = ahead
+        self._since = 0  # batches handed out since the last step
+        self._steps: list[int] = []  # so many before the first step, before the second, ...
+
+    def on_hand_out(self) -> None:
+        self._since += 1
+
+    def on_step(self, out: int) -> str:
+        """`out`: batches that are in no step yet.  What the script should hear; empty: nothing."""
+        if not self._since or len(self._steps) == _STEPS_SEEN:
+            return ""
+        self._steps.append(self._since)
+        self._since = 0
+        if len(self._steps) == 1 and out <= self.ahead:
+            said, self.ahead = self.ahead, out - 1
+            return (
+                f"run.batches was told that its loader reads {said} ahead, and the first step came after {out} "
+                f"batches: taken as ahead={self.ahead}"
+            )
+        if len(self._steps) == _STEPS_SEEN and self._steps[0] - self._steps[1] > self.ahead:
+            first, later = self._steps[0], self._steps[1]
+            if later == self._steps[2]:
+                return (
+                    f"{first} batches were read before the first step and {later} before each of the next: does a "
+                    "loader read ahead of the steps, as accelerate's, the Trainer's and Lightning's do? Say so, "
+                    f"run.batches(..., ahead={first - later}), or samples count as learned too early (docs/data.md)"
+                )
+        return ""

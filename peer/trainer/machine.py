@@ -61,7 +61,7 @@ from farflung.peer.trainer.effects import (
     Warn,
     WriteAnchor,
 )
-from farflung.peer.trainer.leased_data import LeaseBook, Span
+from farflung.peer.trainer.leased_data import LeaseBook, LoaderPace, Span
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.model_schema import ModelSchema
 
@@ -82,6 +82,10 @@ MOVES: dict[Stand, frozenset[Stand]] = {
 # For the agent's words; to be without data is no such wait.
 WAITS = frozenset({Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER})
 
+NO_LEASED_DATA = (
+    "this script has asked for no sample by run.batches: unless it reads other data than every other peer, all of them "
+    "train on the same samples; let its loop, or its Trainer's data loader, read run.batches(dataset) (docs/train.md)"
+)
 _REMINDERS = {
     Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
     Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
@@ -98,7 +102,10 @@ class Account:
     tokens: int = 0
     steps: int = 0
     spare: int = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
-    blocked: bool = False  # frozen, and the agent has not said how to go on
+    blocked: bool = (
+        False  # frozen, and the agent has not said how to go on; or nothing is to follow but the end
+    )
+    at_end: bool = False  # the anchor in it is the run's last
 
     def count(self, tokens: int) -> None:
         """One step more is in the model."""
@@ -117,7 +124,7 @@ class Account:
                 self.tokens, self.steps = 0, 0
             case "restore":
                 self.tokens, self.steps = load.tokens, load.steps
-        self.version, self.spare, self.blocked = load.version, load.spare, False
+        self.version, self.spare, self.blocked, self.at_end = load.version, load.spare, load.last, load.last
 
 
 class TrainerMachine:
@@ -125,6 +132,7 @@ class TrainerMachine:
         self.rules = rules
         self.accounts = [Account(number) for number in range(rules.fragments)]
         self.leases = LeaseBook(rules.fragments)
+        self._pace, self._loaders = LoaderPace(0), 0
         self.stand = Stand.ATTACHING
         self.finished = False
         self.step_count = self.all_tokens = 0
@@ -135,8 +143,8 @@ class TrainerMachine:
         self._due: list[int] = []  # to be frozen as soon as the agent has answered their last freeze
         self._stopped_at = now  # of the wait for a round, where it waits
         self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
-        self._samples = 0  # of an epoch, as it was said last
-        self._batch_tokens = 0  # handed out since the last step
+        self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
+        self._told_of_own_data = False
         self._remembers = False  # the shell has a copy of the model before the step
         self._refusal: Refuse | None = None
 
@@ -181,6 +189,15 @@ class TrainerMachine:
             self._move(Stand.OVER)
         return [Over(stopped)]
 
+    def _undo_last_steps(self) -> list[Effect]:
+        """The model is the run's at the end, also where a step was taken since the last load."""
+        effects: list[Effect] = []
+        for account in self.accounts:
+            if account.at_end and account.steps:
+                account.tokens, account.steps = 0, 0
+                effects.append(LoadAnchor(account.fragment, account.version, keep="drop", slot=0, steps=0))
+        return effects
+
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
@@ -213,7 +230,7 @@ class TrainerMachine:
             case LeasesNow(leases=leases, unsure=unsure):
                 self.leases.on_leases(leases, unsure)
             case Finish():
-                return self._end(now, stopped=False)
+                return [*self._undo_last_steps(), *self._end(now, stopped=False)]
             case Stop():
                 return self._on_stop(word, now)
             case _:
@@ -267,9 +284,9 @@ class TrainerMachine:
             return []
         if self.stand is Stand.WITHOUT_DATA:
             self._move(Stand.STEPPING)  # the script has data of its own
+        odd = self._look_at_the_loader()
         # A step that nobody counted counts as one token, so that weights still follow the work done.
-        tokens = said_tokens if said_tokens is not None else max(1, self._batch_tokens)
-        self._batch_tokens = 0
+        tokens = said_tokens if said_tokens is not None else max(1, self.leases.step_tokens)
         self.step_count += 1
         self.all_tokens += tokens
         learners = self.leases.learners()
@@ -280,7 +297,7 @@ class TrainerMachine:
         self._remembers = False
         self._schedule.count_step(now)
         self.leases.on_step()
-        return undone
+        return undone + odd
 
     def on_heard(self, now: float) -> list[Effect]:
         """A step is counted, and all that the agent had said by then is told: freeze what is due."""
@@ -338,9 +355,17 @@ class TrainerMachine:
             account.blocked = True
         if due:
             effects.append(SayFrozen(tuple(self._frozen(each, more=each is not due[-1]) for each in due)))
+            effects += self._tell_of_own_data()
         if any(account.fragment == BOOKS_FRAGMENT for account in due):
             effects.append(ForgetLoss())
         return effects
+
+    def _tell_of_own_data(self) -> list[Effect]:
+        """Once, with the first work that came from nothing that is leased."""
+        if self._samples or self._told_of_own_data:
+            return []
+        self._told_of_own_data = True
+        return [Warn(NO_LEASED_DATA)]
 
     def _frozen(self, account: Account, more: bool) -> Frozen:
         return Frozen(
@@ -395,9 +420,28 @@ class TrainerMachine:
         return [*asked, *loads, Wait(Stand.WITHOUT_DATA)]
 
     def hand_out(self, span: Span, tokens: int) -> None:
-        """The samples are in the script's hands: its next step learns from them."""
-        self.leases.hand_out(span)
-        self._batch_tokens += tokens
+        """The samples are in the script's hands: its next step learns from them, or one after that (`read_ahead`)."""
+        self.leases.hand_out(span, tokens)
+        self._pace.on_hand_out()
+
+    def read_ahead(self, batches: int) -> int:
+        """A loader begins that holds so many batches back when it gives one out.  Its number, for `take_back`."""
+        self.leases.take_back()  # there is one at a time: what the last one held back is in no step
+        self.leases.read_ahead(batches)
+        self._pace = LoaderPace(batches)
+        self._loaders += 1
+        return self._loaders
+
+    def take_back(self, loader: int) -> None:
+        """The loader is gone.  What it held back was in no step, and is read again."""
+        if loader == self._loaders:
+            self.leases.take_back()
+            self._pace = LoaderPace(0)
+
+    def _look_at_the_loader(self) -> list[Effect]:
+        told = self._pace.on_step(self.leases.handed_out)
+        self.leases.read_ahead(self._pace.ahead)
+        return [Warn(told)] if told else []
 
     def on_waited(self, now: float) -> None:
         """The script stood still for data until now: that was no part of a step."""

@@ -86,7 +86,12 @@ def _in_order(module: nn.Module) -> Iterator[tuple[Kind, str, Tensor]]:
     parameters = [(_clean(name), p) for name, p in module.named_parameters(remove_duplicate=False)]
     yield from (("param", name, p) for name, p in parameters if p.requires_grad)
     yield from (("frozen", name, p) for name, p in parameters if not p.requires_grad)
-    yield from (("buffer", name, b) for name, b in _persistent_buffers(module) if b.is_floating_point())
+    yield from (("buffer", name, b) for name, b in _persistent_buffers(module) if _is_of_numbers(b))
+
+
+def _is_of_numbers(buffer: Tensor) -> bool:
+    """Others count or mark something, and stay local."""
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -104,7 +109,12 @@ def _clean(name: str) -> str:
 def _refuse_unusable(kind: Kind, name: str, tensor: Tensor) -> None:
     word = "buffer" if kind == "buffer" else "parameter"
     if _is_sharded(name, tensor):
-        raise UserError(f"{word} {name!r} is sharded: FSDP2-sharded models are not supported yet; use DDP")
+        raise UserError(
+            f"{word} {name!r} is sharded{_placements(tensor)}: a model that lies on several GPUs in parts (FSDP, "
+            "tensor parallel) is not supported yet; join with the whole model in one process"
+        )
+    if tensor.is_nested:
+        raise UserError(f"{word} {name!r} is a nested tensor: only dense tensors can be exchanged")
     if is_lazy(tensor):
         raise UserError(f"{word} {name!r} has no shape yet: run one batch through the model before joining")
     if tensor.is_meta:
@@ -126,6 +136,12 @@ def _is_sharded(name: str, tensor: Tensor) -> bool:
     if dtensor_module is not None and isinstance(tensor, dtensor_module.DTensor):
         return True
     return "_fsdp_wrapped_module" in name.split(".")  # FSDP1
+
+
+def _placements(tensor: Tensor) -> str:
+    """over a device mesh, such as (Shard(dim=0),); FSDP1 has none."""
+    placements = getattr(tensor, "placements", None)
+    return f" {tuple(placements)}" if placements is not None else ""
 
 
 def _identity(tensor: Tensor) -> object:

@@ -11,6 +11,8 @@ read N              the next N samples, handed out at once, five tokens each
 at SECONDS          the clock
 silence, gone       of the agent
 counts              shows the machine's counts
+
+Most transcripts are of steps without leased samples: that the machine says so once is shown only where it is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from farflung.optim.schedule import Rules
 from farflung.peer.local import words
 from farflung.peer.local.words import LeasesNow, Load, ToTrainer
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.machine import TrainerMachine
+from farflung.peer.trainer.machine import NO_LEASED_DATA, TrainerMachine
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from rig.transcript import check_transcript
@@ -56,13 +58,14 @@ class Player:
 
     machine: TrainerMachine
 
-    def __init__(self, kind: type[TrainerMachine] = TrainerMachine) -> None:
+    def __init__(self, kind: type[TrainerMachine] = TrainerMachine, shows_own_data: bool = False) -> None:
         self.kind = kind
+        self.hidden = () if shows_own_data else (do.Warn(NO_LEASED_DATA),)
         self.now = 0.0
 
     def __call__(self, event: str) -> Iterable[object]:
         name, _, rest = event.partition(" ")
-        return getattr(self, f"_{name}")(rest)  # type: ignore[no-any-return]
+        return [effect for effect in getattr(self, f"_{name}")(rest) if effect not in self.hidden]
 
     def _rules(self, given: str) -> list[do.Effect]:
         schedule, steps, *more = given.split()
@@ -119,5 +122,5 @@ class Player:
         ]
 
 
-def check(text: str, kind: type[TrainerMachine] = TrainerMachine) -> None:
-    check_transcript(text, Player(kind), hidden=("model", "loss"))
+def check(text: str, kind: type[TrainerMachine] = TrainerMachine, shows_own_data: bool = False) -> None:
+    check_transcript(text, Player(kind, shows_own_data), hidden=("model", "loss"))

@@ -100,12 +100,13 @@ def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: 
 
 
 def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20)
     state = SharedState.create(folder, 1000)
     assert state.place.parent == tmp_path
+    assert "rounds are written to disk" in caplog.text
     SharedState.open(state.as_message()).slots[2].fill_(1.0)
     assert state.slots[2].all()
     monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 20)

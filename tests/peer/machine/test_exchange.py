@@ -90,6 +90,8 @@ def test_at_the_end_the_trainer_drops_what_no_round_will_use_and_hears_it_once()
     ann.freezes(0)
     effects = ann.exchange.finish()
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
+    drops = [word for word in told(effects) if isinstance(word, Load)]
+    assert [word.last for word in drops] == [True, True], "no step is to be taken before Finish"
     assert told(effects)[-1] == Finish(version=0) and ann.training.works[0].frozen is None
     assert ann.exchange.finish() == []
 

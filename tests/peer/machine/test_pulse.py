@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from farflung.peer.agent.supervisor import ChildTrainer
 from farflung.peer.machine.trainer_view import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
@@ -71,3 +74,57 @@ def test_a_stopped_trainer_is_killed_and_started_again() -> None:
         if trainer._process is not None:
             trainer._process.kill()
             trainer._process.wait()
+
+
+LAUNCHER = """
+import pathlib, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(f"{worker.pid} ")
+time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_workers_of_a_stuck_launcher_are_killed_with_it(tmp_path: Path) -> None:
+    """torchrun's are in sessions of their own, and would live on with the GPU in their hands."""
+    file = tmp_path / "pid"
+    trainer = ChildTrainer([sys.executable, "-c", LAUNCHER, str(file)], {})
+    assert trainer.watch(0.0) is None
+    eventually(lambda: file.exists() and file.read_text().endswith(" "), "the worker runs")
+    worker = int(file.read_text())
+    assert is_alive(worker)
+    trainer.on_stuck(7.0)
+    eventually(lambda: not is_alive(worker), "the worker is killed")
+    assert trainer._process is not None
+    trainer._process.wait()
+
+
+def ends_with(code: int, trainer: ChildTrainer, times: int, attaches: bool = False) -> str | None:
+    """Why it is given up after so many ends, or None."""
+    now, said = 0.0, None
+    for _ in range(times):
+        now += 100.0
+        assert trainer.watch(now) is None
+        if attaches:
+            trainer.on_attached()
+        said = trainer._on_exit(code, now + 1.0)
+    return said
+
+
+def test_a_script_that_never_joined_is_given_up_after_two_failures_and_one_that_did_is_not() -> None:
+    def fresh() -> ChildTrainer:
+        return ChildTrainer([sys.executable, "-c", ""], {})
+
+    assert ends_with(1, fresh(), 1) is None
+    assert "2 times before it joined the run" in (ends_with(1, fresh(), 2) or "")
+    trainer = fresh()
+    assert ends_with(1, trainer, 1, attaches=True) is None
+    assert ends_with(1, trainer, 3) is None, "it has joined once: what it meets now may pass"
+    assert "5 times in a row" in (ends_with(1, trainer, 1) or "")

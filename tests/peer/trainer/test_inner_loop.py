@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
 from farflung.peer.trainer.leased_data import LeaseBook, Span
 from farflung.peer.trainer.reading import tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -330,6 +332,42 @@ def test_a_finished_run_takes_no_more_part(trainer: Trainer) -> None:
     assert trainer.loop.next_span(100, 2) is None
 
 
+def last_load(version: int) -> Load:
+    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, last=True)
+
+
+def test_a_trainer_that_waits_at_the_end_of_the_run_takes_no_step_more_and_has_the_runs_model(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    anchor = new_anchor(trainer)
+    trainer.freeze(last_load(1), Finish(version=1))
+    assert trainer.loop.finished and trainer.loop.step_count == SYNC_EVERY
+    assert holds(trainer, anchor)
+
+
+def test_a_step_between_the_last_load_and_the_end_is_not_in_the_model(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    anchor = new_anchor(trainer)
+    trainer.channel.will_say(last_load(1))
+    trainer.step()
+    assert holds(trainer, anchor) and not trainer.loop.finished
+    trainer.step()
+    trainer.channel.will_say(Finish(version=1))
+    trainer.step()
+    assert trainer.loop.finished and holds(trainer, anchor)
+
+
+def test_weights_may_be_loaded_again_when_the_run_is_over(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path).attach(load(0))
+    trainer.loop.watch_loads()
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(UserError, match="as if they had been learned"):
+        trainer.model.load_state_dict(weights)
+    trainer.freeze(last_load(1), Finish(version=1))
+    trainer.model.load_state_dict(weights)
+
+
 def test_finish_and_leave_end_the_waiting_at_the_barrier(tmp_path: Path) -> None:
     for word in (Finish(version=1), Stop(code="left", reason="Ctrl-C"), Stop(code="finished", reason="")):
         trainer = Trainer(tmp_path).attach(load(0))
@@ -533,6 +571,51 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
     assert [f.used for f in frozen] == [(Used(1, 5),), (Used(1, 5), Used(2, 10))]
     needs = [word for word in trainer.channel.said if isinstance(word, Need)]
     assert (needs[0].samples, needs[0].want) == (10, 12) and all(len(need.data) == 16 for need in needs)
+
+
+def one_ahead(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """As the loaders of accelerate, transformers' Trainer and Lightning ask."""
+    now = next(batches)
+    for following in batches:
+        yield now
+        now = following
+
+
+def test_P7_what_a_loader_holds_back_is_used_by_no_step_yet(trainer: Trainer) -> None:
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 20),)))
+    for _ in one_ahead(run.batches(Numbers(20), ahead=1)):
+        if run.step_count == SYNC_EVERY - 1:
+            trainer.channel.will_answer(Resume(spare=1))
+        run.step()
+        if run.step_count == SYNC_EVERY:
+            break
+    [frozen] = [word for word in trainer.channel.said if isinstance(word, Frozen)]
+    assert frozen.used == (Used(1, 2 * SYNC_EVERY),)
+    assert frozen.tokens == SYNC_EVERY * 2 * 3
+
+
+def test_what_a_loader_held_back_when_it_was_left_is_read_again(trainer: Trainer) -> None:
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 20),)))
+    trainer.channel.may_wait = True
+    first = one_ahead(run.batches(Numbers(20), ahead=1))
+    next(first)
+    run.step()
+    seen = next(first)
+    run.step()
+    del first
+    again = run.batches(Numbers(20))
+    following = next(again)
+    whole = [trainer.loop.machine.leases.used()]
+    assert whole == [(Used(1, 4),)]
+    first_six = permuted_range(MANIFEST.run.seed, 0, 20, 0, 6)
+    assert seen[:, 0].tolist() == list(first_six)[2:4] and following[:, 0].tolist() == list(first_six)[4:6]
+
+
+def test_a_loader_cannot_read_behind(trainer: Trainer) -> None:
+    with pytest.raises(UserError, match="ahead must not be negative, found -1"):
+        run_of(trainer).batches(Numbers(20), ahead=-1)
 
 
 def test_waiting_for_data_handles_loads_and_notices_a_dead_agent(trainer: Trainer) -> None:

@@ -331,7 +331,9 @@ def test_ddp_is_looked_through_and_sharded_parameters_are_refused() -> None:
     model = nn.Linear(3, 3)
     assert ModelLayout.of(nn.parallel.DistributedDataParallel(model), CHUNK) == ModelLayout.of(model, CHUNK)
     sharded = DTensor.from_local(torch.randn(4), init_device_mesh("cpu", (1,)))
-    with pytest.raises(UserError, match="'w' is sharded: FSDP2-sharded models are not supported yet"):
+    with pytest.raises(
+        UserError, match=r"'w' is sharded .*Replicate.*several GPUs in parts .*not supported yet"
+    ):
         ModelLayout.of(parameter_model(w=sharded), CHUNK)
 
 
@@ -356,13 +358,27 @@ def test_models_that_cannot_be_exchanged_are_refused_by_name(model: nn.Module, t
         ModelLayout.of(model, CHUNK)
 
 
-def test_a_buffer_of_an_odd_dtype_is_refused_unless_it_is_local() -> None:
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64])
+def test_a_buffer_of_an_odd_dtype_is_refused_unless_it_is_local(dtype: torch.dtype) -> None:
     model = nn.Linear(2, 2)
-    model.register_buffer("scale", torch.ones(2).to(torch.float8_e4m3fn))
-    with pytest.raises(UserError, match="buffer 'scale' has dtype float8_e4m3fn.*persistent=False"):
+    model.register_buffer("scale", torch.ones(2).to(dtype))
+    said = f"buffer 'scale' has dtype {str(dtype).removeprefix('torch.')}.*persistent=False"
+    with pytest.raises(UserError, match=said):
         ModelLayout.of(model, CHUNK)
-    model.register_buffer("scale", torch.ones(2).to(torch.float8_e4m3fn), persistent=False)
+    model.register_buffer("scale", torch.ones(2).to(dtype), persistent=False)
     assert len(ModelLayout.of(model, CHUNK).entries) == 2
+
+
+def test_a_nested_parameter_is_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(UserError, match="parameter 'w' is a nested tensor"):
+        ModelLayout.of(parameter_model(w=nested), CHUNK)
+
+
+def test_a_model_of_too_many_tensors_is_told_how_many_it_may_have() -> None:
+    model = nn.ParameterList(torch.zeros(1) for _ in range(4097))
+    with pytest.raises(UserError, match="has 4097 tensors .*at most 4096 can be described"):
+        ModelLayout.of(model, 4096).model_schema(model)
 
 
 def test_a_model_that_changed_after_joining_is_named() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.peer.trainer.leased_data import LeaseBook, Span
-from farflung.peer.trainer.reading import MapStyle, Source, Stream, source_of
+from farflung.peer.trainer.reading import MapStyle, Source, Stream, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -223,3 +223,44 @@ def test_text_goes_into_batches(tmp_path: Path) -> None:
 
     made = default_collate(source_of(path, seed=1).read(span(0, 3)))
     assert sorted(made) == ["a", "b", "c"] and not isinstance(made, torch.Tensor)
+
+
+def test_a_data_loader_with_workers_is_a_stream_of_whole_batches() -> None:
+    """What docs/data.md says of workers: they read below `run.batches`."""
+    loader = DataLoader(list(range(24)), batch_size=4, num_workers=1)  # type: ignore[arg-type]
+    source = source_of(loader, seed=1)
+    assert source.samples == 6
+    assert [batch.tolist() for batch in source.read(span(2, 4))] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+class AtOnce(list[int]):
+    """As a `Dataset` of Hugging Face: row by row is slow."""
+
+    def __getitem__(self, index: object) -> int:
+        raise AssertionError("read one by one")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+def test_a_data_set_that_reads_many_at_once_is_asked_to() -> None:
+    places = MapStyle(list(range(100)), 5).read(span(4, 8))
+    assert MapStyle(AtOnce(range(100)), 5).read(span(4, 8)) == [10 * place for place in places]
+
+
+def test_samples_of_plain_lists_are_refused_with_both_ways_out() -> None:
+    with pytest.raises(UserError, match=r"'input_ids'.*with_format\(\"torch\"\), or collate="):
+        refuse_lists({"text": "a", "input_ids": [1, 2]})
+    for good in ({"x": torch.ones(2), "names": ["a"], "none": []}, (1.0, 2.0), [1, 2], {"label": 3}):
+        refuse_lists(good)
+
+
+def test_pixels_are_no_tokens() -> None:
+    assert (
+        tokens_in(
+            {"image": torch.zeros(4, 3, 8, 8, dtype=torch.uint8), "label": torch.zeros(4, dtype=torch.long)},
+            4,
+        )
+        == 4
+    )
+    assert tokens_in(torch.zeros(4, 9, dtype=torch.uint8), 4) == 36, "bytes of text are tokens"

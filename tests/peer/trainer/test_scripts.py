@@ -198,6 +198,48 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, 
     agent.close()
 
 
+@pytest.mark.slow
+def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent() -> None:
+    agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
+    process = trainer(agent.folder, code=SCRIPT.format(end="model.load_state_dict(model.state_dict())"))
+    agent.serve(process, Loaded(version=0))
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "as if they had been learned" in said
+    assert not any(isinstance(word, Frozen) for word in agent.heard)
+    agent.close()
+
+
+WITH_WORKERS = """
+import torch, farflung
+from torch.utils.data import DataLoader, IterableDataset
+model = torch.nn.Linear(2, 2)
+run = farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+class Leased(IterableDataset):
+    def __iter__(self):
+        return run.batches([torch.ones(2)] * 1000)
+torch.multiprocessing.set_start_method("{method}")
+for batch in DataLoader(Leased(), batch_size=None, num_workers=1):
+    model(batch).sum().backward()
+    run.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_run_batches_in_a_worker_of_a_data_loader_is_refused_where_it_would_wait_for_ever(
+    method: str,
+) -> None:
+    agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
+    process = trainer(agent.folder, code=WITH_WORKERS.format(method=method))
+    agent.serve(process)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "num_workers=0" in said, said
+    assert not any(isinstance(word, Need | Bye) for word in agent.heard), (
+        "only the worker asked, or said good-bye"
+    )
+    agent.close()
+
+
 # ---- an agent of the script's own
 
 
@@ -264,6 +306,33 @@ def test_without_a_run_or_an_agent_there_is_a_way_out(
     monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path / "gone"))
     with pytest.raises(UserError, match="no agent is there"):
         connect()
+
+
+def test_one_rank_of_several_is_refused_before_an_agent_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UserError, match="one of 8 processes"):
+        connect(URL)
+    monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path))  # nor under `farflung join`
+    with pytest.raises(UserError, match="one of 8 processes"):
+        connect()
+    assert not (tmp_path / "arguments").exists()
+
+
+def test_a_process_group_of_several_is_refused_and_one_of_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exit 3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="one of 2 processes"):
+        connect(URL)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    with pytest.raises(Refused, match="exit code 3"):
+        connect(URL)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from farflung.peer.trainer.machine import NO_LEASED_DATA
 from rig.trainer_player import check
 
 
@@ -545,6 +546,50 @@ def test_a_stop_before_the_runs_state_is_here_is_a_refusal() -> None:
     """)
 
 
+def test_between_the_last_load_and_the_end_a_trainer_that_waits_takes_no_step() -> None:
+    check("""
+        > rules blocking 1 fragments=2
+        > begin
+        > step 10
+            Freeze fragment=0 slot=0
+            Freeze fragment=1 slot=0
+            SayFrozen
+                Frozen slot=0 tokens=10 steps=1 used=[] step=1 more=true
+                Frozen slot=0 tokens=10 steps=1 used=[] fragment=1 step=1
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Load version=1 keep=drop last=true
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > hear Load version=1 keep=drop last=true fragment=1
+            LoadAnchor fragment=1 version=1 keep=drop slot=0 steps=0
+            Say Loaded version=1 fragment=1
+        > hear Finish version=1
+            Over stopped=false
+        > counts
+            fragment 0 at 1: 0 steps, 0 tokens, spare 0, blocked
+            fragment 1 at 1: 0 steps, 0 tokens, spare 0, blocked
+            over, 1 steps in all, waited 0 s
+    """)
+
+
+def test_a_step_that_was_under_way_at_the_last_load_is_undone_at_the_end() -> None:
+    check("""
+        > rules blocking 4
+        > begin
+        > hear Load version=1 keep=drop last=true
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            ForgetLoss
+            Say Loaded version=1
+        > step 10
+            GoOn
+        > hear Finish version=1
+            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            Over stopped=false
+    """)
+
+
 def test_a_finish_before_the_runs_state_is_here_still_waits_for_it() -> None:
     check("""
         > rules blocking 2
@@ -598,3 +643,51 @@ def test_a_wait_that_the_script_broke_off_is_begun_again() -> None:
 def test_the_machine_needs_neither_tensors_nor_sockets() -> None:
     hidden = "import sys; sys.modules.update(torch=None, zmq=None); import farflung.peer.trainer.machine"
     subprocess.run([sys.executable, "-c", hidden], check=True)
+
+
+# ---- data
+
+
+def test_a_script_that_never_asks_for_leased_samples_hears_once_what_that_means() -> None:
+    check(
+        f"""
+        > rules blocking 1
+        > begin
+        > step 10
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=10 steps=1 used=[] step=1
+            Warn text={NO_LEASED_DATA!r}
+            ForgetLoss
+            Wait stand='at the barrier'
+        > hear Resume spare=1
+            GoOn
+        > step 10
+            Freeze fragment=0 slot=1
+            SayFrozen Frozen slot=1 tokens=20 steps=2 used=[] step=2
+            ForgetLoss
+            Wait stand='at the barrier'
+        """,
+        shows_own_data=True,
+    )
+
+
+def test_a_script_that_reads_leased_samples_hears_nothing_of_it() -> None:
+    check(
+        """
+        > rules blocking 1
+        > begin
+        > read 2
+            Say Need samples=100 want=8
+            Wait stand='without data'
+        > hear LeasesNow 1:0-4
+        > read 2
+            Say Need samples=100 want=4
+            Read Span lease=1 epoch=0 start=0 stop=2
+        > step
+            Freeze fragment=0 slot=0
+            SayFrozen Frozen slot=0 tokens=10 steps=1 used=[(Used lease=1 upto=2)] step=1
+            ForgetLoss
+            Wait stand='at the barrier'
+        """,
+        shows_own_data=True,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -29,6 +31,7 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.machine import WAITS, TrainerMachine
 from farflung.protocol.messages import Lease
 from rig.trainer_player import MODEL
@@ -48,11 +51,22 @@ Samples = tuple[int, ...]
 # ---- a truthful agent, and a model that is a list of the steps that are in it ---------------------------------------
 
 
+class Loader(NamedTuple):
+    group: int = 1  # batches in a step
+    ahead: int = 0  # batches that are held back when one is given out
+
+
+PLAIN = Loader()
+
+
 class Pair:
     """The machine, a shell that writes down which samples are in each fragment's unmerged work, and a small agent."""
 
-    def __init__(self, rules: Rules, machine: type[TrainerMachine] = TrainerMachine) -> None:
+    def __init__(
+        self, rules: Rules, machine: type[TrainerMachine] = TrainerMachine, loader: Loader = PLAIN
+    ) -> None:
         self.rules, self.fragments = rules, range(rules.fragments)
+        self.loader = loader
         self.kind = machine
         self.now = 0.0
         self.leases: dict[int, Lease] = {}  # with what is committed of each
@@ -67,6 +81,8 @@ class Pair:
     def start(self) -> None:
         """A trainer begins: what stands frozen is its own."""
         self.machine = self.kind(self.rules, lease_samples=6, now=self.now)
+        self.machine.read_ahead(self.loader.ahead)
+        self.batches: list[Span] = []  # handed out, in no step yet
         self.work: list[list[Samples]] = [[] for _ in self.fragments]
         self.do(self.machine.attach(MODEL, pid=1))
         self.tell_leases()
@@ -108,16 +124,19 @@ class Pair:
     def step(self) -> None:
         if self.machine.stand in WAITS:
             return
-        for effect in self.wanted():
-            if isinstance(effect, do.Read):
-                span = effect.span
-                self.machine.hand_out(span, 1)
-                self.do(self.machine.before_step())
-                for work in self.work:
-                    work.append(tuple(range(span.start, span.stop)))
-                self.now += 1.0
-                self.do(self.machine.on_step(self.now, TOKENS))
-                self.do(self.machine.on_heard(self.now))
+        while len(self.batches) < self.loader.group + self.loader.ahead:
+            found = [effect.span for effect in self.wanted() if isinstance(effect, do.Read)]
+            if not found:
+                return
+            self.machine.hand_out(found[0], 1)
+            self.batches += found
+        spans, self.batches = self.batches[: self.loader.group], self.batches[self.loader.group :]
+        self.do(self.machine.before_step())
+        for work in self.work:
+            work.append(tuple(sample for span in spans for sample in range(span.start, span.stop)))
+        self.now += 1.0
+        self.do(self.machine.on_step(self.now, TOKENS))
+        self.do(self.machine.on_heard(self.now))
 
     def wanted(self) -> list[do.Effect]:
         effects = self.machine.on_want(1000, 2, self.now)
@@ -255,22 +274,49 @@ HAPPENS = (
 EVENTS = st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 2)), max_size=60)
 
 
-def play(rules: Rules, events: list[tuple[str, int]], machine: type[TrainerMachine] = TrainerMachine) -> None:
-    pair = Pair(rules, machine)
+def play(
+    rules: Rules,
+    events: list[tuple[str, int]],
+    machine: type[TrainerMachine] = TrainerMachine,
+    loader: Loader = PLAIN,
+) -> Pair:
+    pair = Pair(rules, machine, loader)
     for name, fragment in events:
         getattr(pair, name)(fragment % rules.fragments)
         for account in pair.machine.accounts:
             # What came early is loaded later; all that the agent was told of stands frozen.
             frozen = pair.frozen[account.fragment] is not None or account.fragment in pair.machine._held
             assert frozen or not account.blocked, "blocked, and nothing of it is frozen"
+    return pair
+
+
+LOADERS = st.builds(Loader, st.integers(1, 3), st.integers(0, 3))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(SCHEDULES), EVENTS)
+@given(st.sampled_from(SCHEDULES), EVENTS, LOADERS)
 def test_P6_P7_in_any_order_each_step_and_each_sample_is_counted_once_for_each_fragment(
-    rules: Rules, events: list[tuple[str, int]]
+    rules: Rules, events: list[tuple[str, int]], loader: Loader
 ) -> None:
-    play(rules, events)
+    play(rules, events, loader=loader)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SCHEDULES), EVENTS, LOADERS)
+def test_P7_whatever_a_loader_holds_back_every_sample_is_learned_in_the_end(
+    rules: Rules, events: list[tuple[str, int]], loader: Loader
+) -> None:
+    """Batches that it holds back may be of no use any more; those that are missing come behind them."""
+    pair = play(rules, events, loader=loader)
+    wanted = 6 * pair.next_lease
+    for _ in range(200):
+        for fragment in pair.fragments:
+            pair.grant(fragment)
+            pair.steps(fragment)
+            pair.commit(fragment)
+            pair.fail(fragment)
+    for learned in pair.committed:
+        assert set(range(wanted)) <= set(learned)
 
 
 WORDS: st.SearchStrategy[ToTrainer] = st.one_of(
@@ -420,7 +466,23 @@ class HoldsBackForEver(TrainerMachine):
         return []
 
 
-def seen_by_the_simulator(mutant: type[TrainerMachine]) -> str:
+class StepsOnAtTheEnd(TrainerMachine):
+    """Goes on between the last load and the end, and keeps that step."""
+
+    def _load(self, load, now):  # type: ignore[no-untyped-def]
+        return super()._load(msgspec.structs.replace(load, last=False), now)
+
+
+class CountsWhatIsHeldBack(TrainerMachine):
+    """Takes what a loader has asked for as learned from."""
+
+    def read_ahead(self, batches):  # type: ignore[no-untyped-def]
+        return super().read_ahead(0)
+
+
+def seen_by_the_simulator(
+    mutant: type[TrainerMachine], scenario_of: Callable[[int], Scenario] = Scenario.of
+) -> str:
     class Mutated(VirtualTrainer):
         machine_class = mutant
 
@@ -430,18 +492,18 @@ def seen_by_the_simulator(mutant: type[TrainerMachine]) -> str:
     torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
     for seed in range(200):
         try:
-            MutatedWorld(seed, Scenario.of(seed)).run()
+            MutatedWorld(seed, scenario_of(seed)).run()
         except Broken as seen:
             return str(seen)
     return ""
 
 
-def seen_in_play(machine: type[TrainerMachine]) -> str:
+def seen_in_play(machine: type[TrainerMachine], loader: Loader = PLAIN) -> str:
     draw = random.Random(1)
     for _ in range(400):
         rules = draw.choice(SCHEDULES)
         try:
-            play(rules, [(draw.choice(HAPPENS), draw.randrange(3)) for _ in range(60)], machine)
+            play(rules, [(draw.choice(HAPPENS), draw.randrange(3)) for _ in range(60)], machine, loader)
         except AssertionError as seen:
             return str(seen)
     return ""
@@ -468,9 +530,18 @@ def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
     assert seen_by_the_simulator(mutant).startswith(promise)
 
 
+def test_the_simulator_sees_a_step_of_its_own_in_a_trainers_last_model() -> None:
+    assert seen_by_the_simulator(StepsOnAtTheEnd).startswith("P1")
+
+
 @pytest.mark.parametrize("mutant", [mutant for mutant, _ in MUTANTS])
 def test_so_does_the_play_with_a_truthful_agent(mutant: type[TrainerMachine]) -> None:
     assert seen_in_play(mutant)
+
+
+def test_both_see_that_what_a_loader_holds_back_counts_as_learned_from() -> None:
+    assert seen_by_the_simulator(CountsWhatIsHeldBack, Scenario.of_readers_ahead).startswith("P7")
+    assert seen_in_play(CountsWhatIsHeldBack, Loader(ahead=1)).startswith("P7")
 
 
 def test_the_play_finds_no_fault_with_the_machine_itself() -> None:
