@@ -549,7 +549,8 @@ class InFlight:
         if member not in alive:
             return Excluded(ExclusionCause.LOST, "it was lost before its contribution was safe")
         if member in self.sent:
-            return Excluded(ExclusionCause.NOT_WHOLE, "its contribution was not whole in time")
+            said = f"; {self.accused[member]}" if member in self.accused else ""
+            return Excluded(ExclusionCause.NOT_WHOLE, f"its contribution was not whole in time{said}")
         return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
 
     def _names(self, members: Iterable[str]) -> str:

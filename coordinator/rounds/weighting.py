@@ -16,6 +16,8 @@ from farflung.coordinator.rounds.screening import Screening
 NORMS_LEAST = 4  # before so many commits nobody knows what size is usual
 # What is believed of a member's tokens: for each leased sample so many times what is usual in the run,
 RATE_MOST = 4.0
+# of which the run remembers so much of a rise: else a league that is among itself for a few rounds would set the usual.
+RATE_RISE = 1.25
 # and for each round since its work went in last so many times what the member in the middle has.  Honest peers differ
 # by ten times and more in speed: this is no measure of it, but keeps absurd claims out of the run's figures.
 PACE_MOST = 32.0
@@ -83,7 +85,10 @@ def believed(claims: Mapping[str, Claim], rules: MergeRules) -> Believed:
             told = f"more than {PACE_MOST:g} times as many as the member in the middle, which has {middle}"
             bound(name, PACE_MOST * middle * rules.rounds.get(name, 1), told)
     counted = [tokens[name] / claim.samples for name, claim in with_samples.items()]
-    return Believed(tokens, why, statistics.median_low(counted) if counted else None)
+    rate = statistics.median_low(counted) if counted else None
+    if rate is not None and rules.usual_rate:
+        rate = min(rate, RATE_RISE * rules.usual_rate)
+    return Believed(tokens, why, rate)
 
 
 @dataclass(frozen=True)

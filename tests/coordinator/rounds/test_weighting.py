@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farflung.coordinator.rounds.weighting import (
     PACE_MOST,
     RATE_MOST,
+    RATE_RISE,
     Claim,
     MergeRules,
     believed,
@@ -44,7 +45,7 @@ def test_P9_a_thousand_times_the_tokens_are_not_believed_where_samples_are_lease
 def test_P9_in_a_league_up_to_all_but_one_the_runs_own_past_is_what_counts() -> None:
     claims = {"ann": Claim(80, 8)} | {f"liar{number}": Claim(80_000, 8) for number in range(9)}
     found = believed(claims, MergeRules(usual_rate=10.0))
-    assert found.tokens["ann"] == 80 and found.rate == RATE_MOST * 10
+    assert found.tokens["ann"] == 80 and found.rate == RATE_RISE * 10, "a league among itself sets no usual"
     assert {found.tokens[f"liar{number}"] for number in range(9)} == {int(RATE_MOST * 80)}
 
 
