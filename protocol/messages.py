@@ -211,9 +211,8 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     used: Useds
     seat: Count  # of a synchronous batch: whose sums these are, and
     counted: Mask  # which microbatches are in them
-    signature: Annotated[
-        bytes, Meta(max_length=64)
-    ]  # of its author, over all the rest: see protocol/signed_words.py
+    # Of its author, over all the rest: see protocol/signed_words.py.
+    signature: Annotated[bytes, Meta(max_length=64)]
 
 
 class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -230,12 +229,10 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     round_no: Count
     decision_no: Count
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
-    refused: Annotated[
-        dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)
-    ]  # whose bytes are of no use, and why (P9)
-    cut_off: Annotated[
-        tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)
-    ]  # members that should own nothing
+    # Whose bytes are of no use, and why (P9).
+    refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)]
+    # Members that should own nothing.
+    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     merged: Mask
     merged_hashes: HashList
     got: Mask
@@ -352,9 +349,8 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     """The answer to a beat: where the run is and what to do now."""
 
     answers: Count  # the beat's seq
-    heard_s: Annotated[
-        float, Meta(ge=0)
-    ]  # when it came, on the coordinator's clock: shows how full the way there is
+    # When it came, on the coordinator's clock: shows how full the way there is.
+    heard_s: Annotated[float, Meta(ge=0)]
     # Of each fragment that its receiver holds.
     fragments: Annotated[tuple[FragmentTick, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     goal: Annotated[str, Meta(max_length=16)]  # a Goal of protocol/states.py, of the least advanced fragment

@@ -35,14 +35,12 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     round_no: Count
     epoch: Count
     version: Count  # the version that the round starts from
-    members: Annotated[
-        tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)
-    ]  # sorted: the sum's order
+    # Sorted: the sum's order.
+    members: Annotated[tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
     # index of a chunk within the fragment -> index in members
     owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
-    codecs: Annotated[
-        tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)
-    ]  # of each member's contribution
+    # Of each member's contribution.
+    codecs: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)]
     fragment: Count = 0
     # Chunks that moved to a member whose result for them is proven: it answers for those bytes.  Results of all other
     # chunks that moved are made again, since whoever made them may have told others otherwise.

@@ -126,9 +126,8 @@ class Held:
         return min(self.uptos[fragment] for fragment in keepers)
 
 
-Learned = tuple[
-    int, int, list[tuple[int, int, int]]
-]  # fragment, version, (epoch, start, stop) of its samples
+# Fragment, version, (epoch, start, stop) of its samples.
+Learned = tuple[int, int, list[tuple[int, int, int]]]
 
 
 @dataclass

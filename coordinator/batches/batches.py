@@ -107,9 +107,8 @@ class Batches:
     desk: Desk
     house: House
     _heard: dict[int, Heard] = field(default_factory=dict)  # by seat
-    _idle: set[tuple[str, int]] = field(
-        default_factory=set
-    )  # trainers that held work for long and did nothing
+    # Trainers that held work for long and did nothing.
+    _idle: set[tuple[str, int]] = field(default_factory=set)
     # By peer: when it got its last seat, and what it got no gradient out of in this batch, whatever it says later.
     _seated_at: dict[str, float] = field(default_factory=dict)
     _unusable: dict[str, int] = field(default_factory=dict)

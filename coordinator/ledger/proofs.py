@@ -79,9 +79,8 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
     maker: Hash  # its identity
     results: Results
     signature: Signature  # of the maker
-    said: Annotated[
-        tuple[Said, ...], Meta(max_length=MEMBERS_PER_ROUND)
-    ]  # of each that counts, in the sum's order
+    # Of each that counts, in the sum's order.
+    said: Annotated[tuple[Said, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     contributions: Annotated[tuple[bytes, ...], Meta(max_length=MEMBERS_PER_ROUND)]  # of the same
 
     @property

@@ -136,9 +136,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
         case DataFixed(samples=samples, peer=peer, data=data):
             return "data", {"peer": peer, "samples": samples, "data": data.hex()}
         case Started():
-            return _plain(
-                msgspec.structs.replace(record, secret=b"")
-            )  # whoever reads the events must not foresee what follows from it
+            # Whoever reads the events must not foresee what follows from it.
+            return _plain(msgspec.structs.replace(record, secret=b""))
         case Granted(peer=peer, lease=lease):
             fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
             return "granted", {"peer": peer, **fields}

@@ -110,9 +110,8 @@ class InFlight:
     decision: Decision | None = None
     excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
     sent: dict[str, Sent] = field(default_factory=dict)
-    samples: dict[str, int] = field(
-        default_factory=dict
-    )  # member -> leased samples that its work has learned from
+    # Member -> leased samples that its work has learned from.
+    samples: dict[str, int] = field(default_factory=dict)
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
     accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
@@ -511,9 +510,8 @@ class InFlight:
         for member in self.plan.members:
             held.update(self.plan.owner_of(chunk) for chunk in bits(self._got(member)))
         owing = {self.plan.owner_of(chunk) for chunk in self._thin(alive) if chunk in self.merged} & alive
-        patience_s = max(
-            self.rules.scatter_grace_s, self.rules.round_timeout_s / 4
-        )  # a chunk may take its time
+        # A chunk may take its time.
+        patience_s = max(self.rules.scatter_grace_s, self.rules.round_timeout_s / 4)
         return self._spread.stuck(owing, held, now, patience_s)
 
     # ---- questions -------------------------------------------------------------------------------------

@@ -111,9 +111,8 @@ class GoingBack:
             known = book.digests.get(said.version)
             unknown = known is None and said.version >= book.version and not settled
             due = book.shown.get(said.version)
-            shows = (
-                due is None or conductor.settling.has_shown(said) == due
-            )  # an echo of the digest holds nothing
+            # An echo of the digest holds nothing.
+            shows = due is None or conductor.settling.has_shown(said) == due
             if (said.digest == known and shows) or unknown:
                 newest = said.version
         return min(newest, book.version)

@@ -54,15 +54,13 @@ class Settling:
         self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is
         self._refuted: dict[bytes, Refuted] = {}
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
-        self._absent: set[str] = (
-            set()
-        )  # of these: those that only said nothing, and may be right all the same
-        self._silent_once: set[str] = set()  # the same of any version
+        # Of these: those that only said nothing, and may be right all the same; then the same of any version.
+        self._absent: set[str] = set()
+        self._silent_once: set[str] = set()
         self._dispute: Dispute | None = None
         self._checks: dict[str, PossessionCheck] = {}
-        self._kept_waiting: Counter[str] = (
-            Counter()
-        )  # disputes in which a member showed its list, and nothing else
+        # Disputes in which a member showed its list, and nothing else.
+        self._kept_waiting: Counter[str] = Counter()
         # Members behind the run that contradict it, by session: how often they did, and since when they do.
         self._behind: dict[bytes, tuple[int, float]] = {}
 

@@ -252,9 +252,8 @@ class Auditing:
 
     def _accuse(self, task: Task, now: float) -> list[Effect]:
         if self._accused is not None and now - self._accused.seen_at < SEEN_LATELY_S:
-            del self._at_work[
-                task.key
-            ]  # one accusation at a time is kept to be shown; it is asked of me again
+            # One accusation at a time is kept to be shown; it is asked of me again.
+            del self._at_work[task.key]
             return []
         self._accused = Accused(task, now + ACCUSED_KEPT_S, now)
         return self._end(task, True)

@@ -100,9 +100,8 @@ class Restoring:
             self._empty_since = {}
             return []
         self._empty_since = {number: self._empty_since.get(number, now) for number in empty}
-        alone = (
-            tick.goal == Goal.WAIT
-        )  # the least advanced fragment has to wait; another one may be on its way
+        # The least advanced fragment has to wait; another one may be on its way.
+        alone = tick.goal == Goal.WAIT
         starved = {
             word.fragment: word.digests
             for word in tick.fragments

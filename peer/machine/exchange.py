@@ -66,9 +66,8 @@ class Exchange:
     def go_back(self, ticks: tuple[FragmentTick, ...], because: str) -> list[Effect]:
         """The run is at another version again: a peer that holds exactly that keeps it, and its work on samples of its
         own."""
-        news = any(
-            lane.version != NO_VERSION for lane in self._part.lanes.values()
-        )  # not to who has just come
+        # Not to who has just come.
+        news = any(lane.version != NO_VERSION for lane in self._part.lanes.values())
         for lane, tick in self._part.words(ticks):
             lane.go_back(tick.version, dict(tick.digests).get(tick.version))
         versions = ", ".join(str(tick.version) for tick in ticks)

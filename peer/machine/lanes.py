@@ -118,9 +118,8 @@ class Participation:
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
         elif frame.header.round_no and kind is not Kind.MISSING:
-            verdict = (
-                Verdict.MALFORMED
-            )  # no round knows such frames, and nobody's patience is renewed by them
+            # No round knows such frames, and nobody's patience is renewed by them.
+            verdict = Verdict.MALFORMED
         elif frame.header.round_no:
             verdict = Verdict.ACCEPTED  # the next quiet spell asks again
             if lane.round is not None and frame.header.round_no == lane.round.plan.round_no:

@@ -37,9 +37,8 @@ class Training:
         self.data = b""  # the fingerprint of the data set
         self.want = 0
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
-        self._done: deque[int] = deque(
-            maxlen=DONE_KEPT
-        )  # leases that every fragment has learned from to their end
+        # Leases that every fragment has learned from to their end.
+        self._done: deque[int] = deque(maxlen=DONE_KEPT)
         self._finish_told = False
 
     @staticmethod

@@ -51,9 +51,8 @@ class OwnDisk:
     """Beside the key of one peer: what peer/state/arrived_pieces.py and peer/state/results_on_disk.py keep."""
 
     results_on_disk: bool = False
-    pieces: dict[int, tuple[int, int, bytes, bytes]] = field(
-        default_factory=dict
-    )  # era, version, digest, bytes
+    # Era, version, digest, bytes.
+    pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
 
     def keep_result(self, era: int, effect: Roll, keep: int) -> None:

@@ -273,9 +273,8 @@ class InnerLoop:
                 self.layout.write_anchor(self._model, self.shared.anchor)
             case do.LoadAnchor():
                 if not self._loaded:
-                    self._loaded = self.layout.snapshot(
-                        self._model
-                    )  # room for what every part is loaded with
+                    # Room for what every part is loaded with.
+                    self._loaded = self.layout.snapshot(self._model)
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
                 self._watcher.on_loaded()
             case do.Freeze():

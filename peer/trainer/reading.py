@@ -65,9 +65,8 @@ class MapStyle:
 
     def read(self, span: Span) -> list[Any]:
         order = list(permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop))
-        at_once = getattr(
-            self._dataset, "__getitems__", None
-        )  # of torch's own convention; many times as fast
+        # Of torch's own convention; many times as fast.
+        at_once = getattr(self._dataset, "__getitems__", None)
         return list(at_once(order)) if at_once is not None else [self._dataset[index] for index in order]
 
     def fingerprint(self, run: bytes) -> Fingerprint:

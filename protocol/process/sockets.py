@@ -125,9 +125,8 @@ LEAST_FRAMES, MOST_FRAMES = 2, 64  # ... at least and at most so many
 CAPPED_RECEIVE_S, CAPPED_RECEIVE_LEAST_BYTES = 0.2, 128 * 1024
 HIGH_LIMIT_BYTES_PER_S = 6_250_000  # 50 Mbit/s
 
-BULK_CLIENT: Options = {
-    zmq.IMMEDIATE: 1
-}  # a socket that is not connected takes nothing: it waits in the line
+# A socket that is not connected takes nothing: it waits in the line.
+BULK_CLIENT: Options = {zmq.IMMEDIATE: 1}
 BULK_SERVER: Options = {zmq.ROUTER_HANDOVER: 1, zmq.ROUTER_MANDATORY: 1}
 
 

@@ -84,9 +84,8 @@ class Holder:
     name: str
     version: int = 3
     base: int = 2
-    hashes: list[bytes] = field(
-        default_factory=list
-    )  # of its version; a lie where these are not the true ones
+    # Of its version; a lie where these are not the true ones.
+    hashes: list[bytes] = field(default_factory=list)
     named: bytes = b""  # the digest that it names, if not that of its hashes
     says: dict[tuple[What, int], bytes | None] = field(default_factory=dict)  # (what, version) -> instead
     value: bytes | None = None  # that it shows under the version's nonce, if not the true one

@@ -116,9 +116,8 @@ class Host:
     kept: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
     work: list[Any] = field(default_factory=list)
     busy: bool = False
-    sums: Counter[tuple[int, int]] = field(
-        default_factory=Counter
-    )  # (version, microbatch): how often it was added
+    # (version, microbatch): how often it was added.
+    sums: Counter[tuple[int, int]] = field(default_factory=Counter)
     frames: int = 0  # given to its machine
 
 

@@ -54,9 +54,8 @@ def test_an_honest_run_is_audited_and_nobody_is_blamed() -> None:
         assert not world.invariants.found
         told = [each for audited in world.told_by_auditors for each in audited.chunks]
         assert not any(each.wrong for each in told)
-        right = [
-            each for each in told if not each.missing
-        ]  # those who are finished are gone with what they kept
+        # Those who are finished are gone with what they kept.
+        right = [each for each in told if not each.missing]
         assert len(right) >= 10, "of 24 chunks many were merged again"
 
 

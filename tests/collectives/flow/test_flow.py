@@ -329,9 +329,8 @@ def test_damaged_frames_are_asked_for_again_and_the_second_one_is_told() -> None
     ]
     effects = flow.on_spoiled("p1", Spoiled(Verdict.BAD_HASH, header), 0.0)
     assert Note(Cause.DAMAGED, 1, 5) in effects
-    assert (
-        flow.on_spoiled("p2", Spoiled(Verdict.BAD_HASH, header), 0.0) == []
-    )  # not its seat: it says nothing
+    # Not its seat: it says nothing.
+    assert flow.on_spoiled("p2", Spoiled(Verdict.BAD_HASH, header), 0.0) == []
     assert flow.on_spoiled("p1", Spoiled(Verdict.MALFORMED, None), 0.0) == []
 
 

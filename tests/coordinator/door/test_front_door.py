@@ -232,9 +232,8 @@ def test_a_flood_of_parts_costs_no_member_a_beat_and_strangers_are_answered_agai
 
     def is_open() -> bool:
         try:
-            return bool(
-                server.status(3.0)["members"][0]["alive"]
-            )  # a door that dies takes the question with it
+            # A door that dies takes the question with it.
+            return bool(server.status(3.0)["members"][0]["alive"])
         except FarflungError:
             return False
 

@@ -189,9 +189,8 @@ def test_P9_an_owner_that_exaggerates_everybody_cannot_hide_how_long_one_is() ->
     vectors = honest()
     vectors[7] *= 1000.0
     shares = shares_of(vectors)
-    shares[7] = exaggerated(
-        Share(3, shares_of(honest())[7].products), 1e30
-    )  # one peer is that owner and that member
+    # One peer is that owner and that member.
+    shares[7] = exaggerated(Share(3, shares_of(honest())[7].products), 1e30)
     factor = screened(NAMES, shares, 1.0).factors["h"]
     assert factor < 0.01, "the part of it that counts is at most ten times the median"
 

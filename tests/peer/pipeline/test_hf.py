@@ -88,9 +88,8 @@ def test_first_values_are_those_that_transformers_draws_and_the_same_for_every_c
     named = dict(whole.named_parameters())
     assert all(torch.equal(parameter, named[name]) for name, parameter in tail.named_parameters())
     assert float(named["1.layer.attn.c_attn.weight"].detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert float(named["1.layer.mlp.c_proj.weight"].detach().std()) == pytest.approx(
-        0.01, rel=0.1
-    )  # by depth
+    # By depth.
+    assert float(named["1.layer.mlp.c_proj.weight"].detach().std()) == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_tied_head_is_refused_unless_it_is_untied() -> None:

@@ -121,9 +121,8 @@ def test_the_docs_name_every_metric_and_no_other() -> None:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exporter]:
-    monkeypatch.setattr(
-        module, "STALE_S", 3600.0
-    )  # this machine may stand still for longer than a loop should
+    # This machine may stand still for longer than a loop should.
+    monkeypatch.setattr(module, "STALE_S", 3600.0)
     with Exporter("0") as made:
         made.tell(b"farflung_x 1\n")
         yield made

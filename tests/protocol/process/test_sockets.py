@@ -185,9 +185,8 @@ def test_the_two_ends_of_a_benchs_reports(
     monkeypatch.setattr(exchange, "SEND_S", 0.0)
     with Collector(tmp_path, "127.0.0.1", Line(0)):
         pass
-    assert recorded.only("bind", zmq.REP) == SERVER_KEYS | {
-        "LINGER": 1000, "IPV6": 1, "MAXMSGSIZE": 64 << 20,
-    }  # fmt: skip
+    # Fmt: skip.
+    assert recorded.only("bind", zmq.REP) == SERVER_KEYS | {"LINGER": 1000, "IPV6": 1, "MAXMSGSIZE": 64 << 20}
     with pytest.raises(Unreachable):
         send_report(JoinUrl("127.0.0.1", 9 - ABOVE_THE_DOOR, "run", bytes(range(32))), {})
     assert recorded.only("connect", zmq.REQ) == CLIENT
