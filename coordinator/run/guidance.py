@@ -32,7 +32,7 @@ DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their l
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
-LAST_AUDITS_S = 40.0  # and for the audits of the last versions: an auditor after another one, and a case
+LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
 Judgement = tuple[Goal, str]  # (goal, reason)

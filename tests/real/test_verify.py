@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ with farflung.join(None, model, torch.optim.AdamW(model.parameters(), lr=3e-3)) 
 """
 
 
-@pytest.mark.parametrize("own", [False, True])
+built_in = pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="half a minute; make hard runs it")
+
+
+@pytest.mark.parametrize("own", [pytest.param(False, marks=built_in), True])
 def test_recorded_work_is_taken_again_to_the_same_bits_and_scaled_work_is_found(
     stage: Any, own: bool
 ) -> None:
