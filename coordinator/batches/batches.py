@@ -101,6 +101,10 @@ class Heard:
     at_all: bool = False  # by this coordinator
     ready: bool = False  # its sums stand frozen
 
+    def forget(self) -> None:
+        """What it said of a batch is not said of the next one."""
+        self.counted, self.ready = 0, False
+
 
 @dataclass
 class Batches:
@@ -167,8 +171,7 @@ class Batches:
         heard, batch = self._of(seat.number), self.book.batch
         heard.at_all = True
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
-            heard.counted = 0
-            heard.ready = False
+            heard.forget()
             return
         counted = mask_from_bytes(said.counted) & seat.mask
         if counted != heard.counted:
@@ -262,7 +265,7 @@ class Batches:
         )
 
     def _unseat(self, seat: Seat, why: str) -> None:
-        lost = self._of(seat.number).counted.bit_count()
+        lost = self._of(seat.number).counted.bit_count() if self.book.batch is not None else 0
         self.desk.write(Unseated(number=seat.number, peer=seat.peer, reason=why))
         if lost:
             self.desk.note(
@@ -284,6 +287,8 @@ class Batches:
         desk.write(
             BatchBegun(version=due.version, epoch=due.epoch, start=due.start, stop=due.stop, count=due.count)
         )
+        for heard in self._heard.values():
+            heard.forget()
 
     def _look_at_unusable(self, batch: Batch) -> None:
         """What one trainer gets no gradient out of another one tries; after two, or where there is no other, the batch

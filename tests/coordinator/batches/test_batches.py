@@ -130,6 +130,19 @@ def test_P11_a_round_opens_with_every_microbatch_and_whoever_counted_any() -> No
     assert hall.batches.shares()[1] == "every microbatch is counted: waiting for the sums of ann"
 
 
+def test_P11_what_was_counted_of_one_batch_is_not_counted_of_the_next() -> None:
+    """Its seats stay, and nobody has said a word since the commit."""
+    hall = Hall("ann", "bob")
+    shares = {peer: mask_to_bytes(mask_of(micros)) for peer, micros in full(hall).items()}
+    hall.batches.book.commit(shares, samples=100)
+    del hall.workers["bob"]
+    hall.batches.advance()
+    assert not hall.desk.notes, "what bob had counted is in a commit: nobody computes it again"
+    batch = hall.batches.book.batch
+    assert batch is not None and batch.start == 16 and not hall.batches.complete
+    assert hall.batches.shares() == ({}, "waiting for microbatches: 0 of 8 counted")
+
+
 def test_P11_what_a_gone_seat_had_counted_is_granted_again_and_its_word_counts_no_more() -> None:
     hall = Hall("ann", "bob")
     mine = full(hall)
