@@ -222,7 +222,7 @@ class Batches:
             self._look_at_unusable(self.book.batch)
         now = (self.book.batch and self.book.batch.version, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
-        return news
+        return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
 
     def _why_gone(self, seat: Seat) -> str:
         desk, worker = self.desk, self.house.living().get(seat.peer)
