@@ -231,6 +231,10 @@ class World:
                 and p.machine.reports.session in sessions
             ]
 
+    def _is_of_liars_alone(self) -> bool:
+        commits = [commit for era in self.invariants.eras for commit in era.commits.values()]
+        return all(set(commit.included) <= self.league.members for commit in commits)
+
     def _tokens_of(self, peer: str, round_no: int) -> int:
         return self.invariants.contributions[peer, round_no].steps * self.trainer_class.tokens_per_step
 
@@ -518,9 +522,10 @@ class World:
             if p.alive and not p.exit_code and p.peer not in self.league.members
         ]
         if finished and left_behind:
-            if can_go_on:
+            if can_go_on and not self._is_of_liars_alone():
                 raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
-            # One fragment was done and lost with everybody, the other came to its end after that.
+            # One fragment was done and lost with everybody, the other came to its end after that; or liars began the
+            # run and made it among themselves, and let nobody else in.
             outcome = "complete, and its last version is lost"
         return Report(
             self.seed,

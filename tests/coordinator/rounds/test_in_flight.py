@@ -23,7 +23,7 @@ from farflung.coordinator.rounds.in_flight import (
 )
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import token_weights as weigh
-from farflung.protocol.causes import AbortCause
+from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Decision, Plan
@@ -239,6 +239,17 @@ def test_P9_one_owner_that_says_it_holds_other_bytes_bars_nobody() -> None:
     room.holds(BOB, CYD)
     step = room.step()
     assert isinstance(step, Settled) and step.reason == "every living member's contribution is in"
+
+
+def test_whose_contribution_is_barred_does_not_count_though_every_owner_holds_it() -> None:
+    room = Room()
+    room.scatter()
+    room.flight.barred[CYD] = Excluded(ExclusionCause.LEASES, "it used samples of others")
+    step = room.step()
+    assert isinstance(step, Settled)
+    assert (
+        step.decision.weights == (0.5, 0.5, 0.0) and step.decision.reasons[CYD] == "it used samples of others"
+    )
 
 
 def test_of_two_members_the_only_one_that_can_tell_is_believed() -> None:
