@@ -243,17 +243,20 @@ def test_everybody_dies_and_the_way_back_breaks(arena: Arena, figures: Figures, 
     restart(arena, "go_back.before_fsync=kill" if action == "kill" else both)
     arena.join("dan", f"restore.before={action}")
     reading = arena.broken("dan", "restore.before", blackout)
+    # It goes back when those who may hold more are here, and do not.
+    others = ("ann", "bob", "cid")
     if action == "kill":
         arena.reap("dan")
-        arena.join("dan")
+        for name in ("dan", *others):
+            arena.join(name)
         broken_coordinator(arena, "go_back.before_fsync", blackout, "go_back.after_fsync=kill")
         broken_coordinator(arena, "go_back.after_fsync", blackout)
     else:
         wake(arena, "dan", reading["at"])
+        for name in others:
+            arena.join(name)
         for point in ("go_back.before_fsync", "go_back.after_fsync"):
             wake(arena, "coordinator", arena.broken("coordinator", point, blackout)["at"])
-    for name in ("ann", "bob", "cid"):
-        arena.join(name)
     arena.takes_part("ann", "bob", "cid", "dan", since=blackout)
     arena.kill("dan")
     is_kept(arena)
