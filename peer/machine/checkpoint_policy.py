@@ -50,7 +50,12 @@ class Saving:
         """Asked at every tick, before anything newer is applied."""
         effects: list[Effect] = []
         late = [lane for lane in lanes if lane.fragment.number not in self._taken]
-        if self._busy and any(lane.version > self._tried for lane in late):
+        # The state that the run ends with is worth more than the one that a slow disk is still writing: nobody would
+        # save it later.
+        ends = any(lane.version == self._rounds and lane.serves for lane in lanes)
+        if self._busy and (
+            any(lane.version > self._tried for lane in late) or (ends and self._tried < self._rounds)
+        ):
             effects.append(DropSave(self._tried))
             self._busy = False
         for lane in lanes:

@@ -97,6 +97,21 @@ def test_what_can_not_become_whole_is_given_up_and_the_next_one_is_tried() -> No
     assert due.on_saved(2, "") == [], "nobody waits for it any more"
 
 
+def test_the_last_version_is_saved_though_an_earlier_one_is_still_being_written() -> None:
+    due = saving()
+    assert due.due_saves(lanes(8, 8), 0)[0] == SaveFragment(8, 0, bytes([8]) * 32, 0, 0)
+    assert due.due_saves(lanes(9, 8), 0) == [DropSave(8), SaveFragment(9, 0, bytes([9]) * 32, 0, 0)]
+    assert due.due_saves(lanes(9, 9), 0) == [SaveFragment(9, 1, bytes([9]) * 32, 0, 0)]
+    assert due.due_saves(lanes(9, 9), 0) == [] and due.on_saved(8, "") == []
+    assert due.on_saved(9, "") == [Note("checkpoint of version 9 saved")]
+
+
+def test_an_earlier_version_waits_for_the_one_that_is_being_written() -> None:
+    due = saving()
+    due.due_saves(lanes(6, 6), 0)
+    assert due.due_saves(lanes(8, 8), 0) == [], "a slow disk would never end one"
+
+
 def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
     due = saving()
     due.due_saves(lanes(2), 0)
