@@ -52,7 +52,6 @@ from farflung.coordinator.ledger.records import (
 from farflung.peer.identity import Identity
 from farflung.protocol import envelope
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import (
     ALL_KINDS,
     WANTS,
@@ -291,7 +290,7 @@ def checkpoint_target() -> Target:
     model = said_model()
     form = StateForm(model.chunk_elements, parts=2)
     chunks = tuple(f"{number:064x}" for number in range(model.chunk_count))
-    (fragment,) = fragments_of(model.chunk_count, 1)
+    (fragment,) = model.fragments(1)
     digest = checkpoint.root_of(bytes.fromhex(each) for each in chunks).hex()
     files = [
         checkpoint.ShardFile(

@@ -16,7 +16,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, StateForm
@@ -142,7 +141,7 @@ def _problem(manifest: CheckpointManifest) -> str:
     model = manifest.model
     if len(manifest.fragments) > model.chunk_count:
         return f"{len(manifest.fragments)} fragments of {model.chunk_count} chunks"
-    expected = fragments_of(model.chunk_count, len(manifest.fragments))
+    expected = model.fragments(len(manifest.fragments))
     for fragment, saved in zip(expected, manifest.fragments, strict=True):
         if len(saved.chunks) != fragment.count or saved.version != manifest.version:
             return f"fragment {fragment.number} is not as the model and the version say"

@@ -90,7 +90,13 @@ go_back_after_s = 300.0   # nobody here holds the newest version: after so long 
 batch = 0                 # microbatches in one update of the model, up to 4096; 0: every peer takes steps of its own;
                           # else write policy = "mean" in [merge]
 micro = 1                 # samples in a microbatch
-stages = 1                # models cut into several stages are not built yet
+stages = 1                # 1: every peer holds the whole model; else it is cut, and a peer holds one stage
+cuts = "auto"             # or the numbers of the parts at which stages 1, 2, ... begin, such as [7, 13, 19]
+codec = "int8"            # of activations between stages: fp32, bf16, int8, int4
+gradient_codec = "int8"   # of their gradients
+min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
+rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
+rebalance_gain = 1.15     # a move must raise the slowest stage's rate by this factor
 
 [admission]               # who may come in.  Not hashed: change it and start the coordinator again, the run goes on
 mode = "open"             # anyone with the URL; "token": by invitation (farflung invite); "allowlist": peers whose

@@ -115,7 +115,7 @@ class Server:
         self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
         self._strikes: Tally[bytes] = Tally()
         rules = machine.core.manifest
-        self._allowance = Allowance(rules.net.heartbeat_s, rules.round.fragments)
+        self._allowance = Allowance(rules.net.heartbeat_s, rules.fragments)
         self._to_cut: list[tuple[float, int]] = []  # connections of members that had to go, and when
         self.arrived = 0  # frames, and connections that were never let in
         self.evidence: EvidenceFolder | None = None  # where it is kept

@@ -11,6 +11,7 @@ import difflib
 import json
 import re
 import tomllib
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from blake3 import blake3
@@ -136,9 +137,17 @@ class PipelineSection(_Section):
 
     batch: Annotated[int, Field(ge=0, le=MICROS_PER_BATCH)] = 0  # 0: every peer takes steps of its own
     micro: Annotated[int, Field(ge=1, le=65536)] = 1
-    stages: Annotated[
-        int, Field(ge=1, le=1, description="1: models cut into several stages are not built yet")
-    ] = 1
+    stages: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1  # 1: every peer holds the whole model
+    # Numbers of the parts at which stages 1, 2, ... begin.
+    cuts: Annotated[
+        Auto | Annotated[tuple[int, ...], Field(strict=False)],
+        Field(description='"auto", or a list with the number of the part at which each later stage begins'),
+    ] = "auto"
+    codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of activations
+    gradient_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of their gradients
+    min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
+    rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
+    rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
 
 
 class AdmissionSection(_Section):
@@ -172,6 +181,11 @@ class Manifest(_Section):
     checkpoint: CheckpointSection = CheckpointSection()
     pipeline: PipelineSection = PipelineSection()
     admission: AdmissionSection = AdmissionSection()
+
+    @property
+    def fragments(self) -> int:
+        """Parts of the state with versions of their own: stages of a pipeline, else what [round] asks for."""
+        return self.pipeline.stages if self.pipeline.stages > 1 else self.round.fragments
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
@@ -271,6 +285,7 @@ def _cross_checks(m: Manifest) -> list[str]:
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
+    problems += _stage_checks(m) if m.pipeline.stages > 1 else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -309,6 +324,23 @@ def _batch_checks(m: Manifest) -> list[str]:
         for found, due, key in rules
         if found != due
     ]
+
+
+def _stage_checks(m: Manifest) -> list[str]:
+    """A model in stages learns by synchronous batches and exact steps of AdamW."""
+    pipeline = m.pipeline
+    problems = []
+    if not pipeline.batch:
+        problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")
+    if m.outer.step != "adamw":
+        problems.append(f'[outer] step: expected "adamw" with [pipeline] stages > 1, found "{m.outer.step}"')
+    if pipeline.cuts != "auto":
+        cuts = list(pipeline.cuts)
+        rising = all(before < cut for before, cut in pairwise([0, *cuts]))
+        if len(cuts) != pipeline.stages - 1 or not rising:
+            due = f"{pipeline.stages - 1} rising part numbers for {pipeline.stages} stages"
+            problems.append(f"[pipeline] cuts: expected {due}, found {cuts}")
+    return problems
 
 
 def _explain(error: ValidationError) -> list[str]:

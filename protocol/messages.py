@@ -21,6 +21,7 @@ from farflung.protocol.limits import (
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     PART_BYTES,
+    SEATS_TOLD,
     TOKENS_MAX,
 )
 from farflung.protocol.model_schema import ModelSchema
@@ -83,7 +84,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     software: ShortText
     manifest: Bytes32
     model: ModelSchema
-    # Which fragments it holds, in order: a stage of a pipeline is a peer that holds some of them.
+    # Which fragments it holds, in order.  Where a model is cut into stages: those that it could hold, the one that it
+    # held last first; of which its welcome names one.
     fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     version: Version  # of the first of these; the first beat tells of all
     digest: Digest
@@ -96,6 +98,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     session: Session
     incarnation: Count
     member_port: Annotated[int, Meta(ge=1, le=65535)]
+    # Which fragments it holds from now on: all of its hello, or one stage of them.
+    fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
 
@@ -165,6 +169,18 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     unusable: Mask  # those out of which I get no gradient
     want: bool  # I could compute some
     unit_s: Annotated[float, Meta(ge=0, le=1e9)]  # busy seconds for one; 0: not known
+    table_no: Count = 0  # the newest table of seats that I know
+
+
+class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A line of the table of seats: see collectives/flow/seats.py."""
+
+    number: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    peer: PeerName
+    stage: FragmentNo
+    share: Annotated[float, Meta(gt=0, le=1e9)]
+    since: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    gone: Annotated[int, Meta(ge=0, lt=1 << 32)]  # 0: it is here
 
 
 class Beat(_FromMember, frozen=True, kw_only=True):
@@ -343,6 +359,11 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     # [first, stop) of all microbatches that are mine, the counted ones too.
     granted: Annotated[tuple[tuple[int, int], ...], Meta(max_length=MICROS_PER_BATCH // 2)]
     freeze: bool  # all are counted: give the sums
+    # Where a model is cut into stages: of what is granted, the mask of what another seat had before,
+    again: Mask = b""
+    # and the table of seats in my stage and in those beside it, if it is newer than mine.
+    table_no: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    table: Annotated[tuple[SeatRow, ...], Meta(max_length=SEATS_TOLD)] | None = None
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):

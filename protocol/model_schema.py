@@ -5,13 +5,16 @@ Made by the peer from its model, kept by the coordinator from the first peer, co
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN
+from farflung.protocol.errors import UserError
+from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, FRAGMENTS_MAX
 from farflung.protocol.round_words import Count, Hash
 
 
@@ -22,12 +25,45 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
     kind: Annotated[str, Meta(max_length=16)]  # param, buffer, alias, frozen
 
 
-class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True):
+class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A stage of a model that is cut into several: parts [first_part, ...) in chunks of its own."""
+
+    first_part: Count
+    first_tensor: Count  # of the schema's tensors
+    chunk_count: Annotated[int, Meta(ge=1, le=CHUNKS_PER_FRAGMENT)]
+    plain_chunks: Count  # the last of these hold buffers
+
+
+class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=CONTROL_ARRAY_LEN)]
     chunk_elements: Annotated[int, Meta(ge=1)]
-    chunk_count: Annotated[int, Meta(ge=1, le=CHUNKS_PER_FRAGMENT)]
-    first_plain_chunk: Count  # from here on buffers: averaged, without momentum
+    chunk_count: Annotated[int, Meta(ge=1, le=CHUNKS_PER_FRAGMENT * FRAGMENTS_MAX)]
+    first_plain_chunk: Count  # from here on buffers: averaged, without momentum; with stages `chunk_count`
     frozen: Hash  # content of what is not trained: equal everywhere, never sent
+    # Empty: the model is in one piece.  Else each stage is a fragment, and `is_plain` says which chunks hold buffers.
+    stages: Annotated[tuple[StageSpec, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
+
+    def fragments(self, count: int) -> tuple[Fragment, ...]:
+        """`count`: as the manifest has it.  UserError if this model can't be cut into so many."""
+        if not self.stages:
+            return fragments_of(self.chunk_count, count)
+        if len(self.stages) != count:
+            raise UserError(f"the model is cut into {len(self.stages)} stages, the run has {count}")
+        ends = list(accumulate((stage.chunk_count for stage in self.stages), initial=0))
+        return tuple(
+            Fragment(number, first, stop - first) for number, (first, stop) in enumerate(pairwise(ends))
+        )
+
+    def is_plain(self, chunk: int) -> bool:
+        """It holds buffers: averaged, without momentum."""
+        if not self.stages:
+            return chunk >= self.first_plain_chunk
+        end = 0
+        for stage in self.stages:
+            end += stage.chunk_count
+            if chunk < end:
+                return chunk >= end - stage.plain_chunks
+        return False
 
     @property
     def hash(self) -> bytes:
@@ -49,6 +85,9 @@ def first_difference(mine: ModelSchema, run: ModelSchema) -> str | None:
     for field in ("chunk_elements", "chunk_count", "first_plain_chunk"):
         if getattr(mine, field) != getattr(run, field):
             return f"{field} is {getattr(mine, field)} here, {getattr(run, field)} in the run"
+    if mine.stages != run.stages:
+        begin, due = ([stage.first_part for stage in each.stages] for each in (mine, run))
+        return f"stages: they begin at parts {begin} here, {due} in the run; name [pipeline] cuts in run.toml"
     if mine.frozen != run.frozen:
         return "frozen parameters: their values differ from the run's; load the same pretrained weights"
     return None

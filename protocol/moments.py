@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.outer_numbers import StateForm
@@ -40,7 +40,7 @@ class Attached:
     @cached_property
     def fragments(self) -> tuple[Fragment, ...]:
         """UserError if the model has fewer chunks than the run has fragments."""
-        return tuple(fragments_of(self.model.chunk_count, self.known.manifest.round.fragments))
+        return tuple(self.model.fragments(self.known.manifest.fragments))
 
     @property
     def held(self) -> tuple[Fragment, ...]:

@@ -203,7 +203,7 @@ class LearningWorld(World):
 
     def __init__(self, setting: Setting) -> None:
         manifest = setting.manifest
-        fragments = manifest.round.fragments
+        fragments = manifest.fragments
         calm = Scenario(
             peers=setting.peers,
             fragments=fragments,
@@ -261,7 +261,7 @@ class LearningWorld(World):
         """The held-out loss of the anchor, after so many steps of a peer of full speed."""
         newest = max(self.peers.values(), key=lambda p: p.machine.part.version if p.machine.part else -1)
         self.layout.load(self.evaluated, newest.anchor)
-        steps = self._commits * self.setting.period // self.manifest.round.fragments
+        steps = self._commits * self.setting.period // self.manifest.fragments
         self.curve.append((steps, evaluate(self.evaluated, CORPUS.held_out, 128, 64)))
 
     # ---- the network: every message takes 10 ms, and a contribution or a result half of the transfer's time

@@ -128,7 +128,7 @@ class BenchTrainer:
                 case Load():
                     channel.send(Loaded(version=message.version, fragment=message.fragment))
                     self._loaded[message.fragment] = message
-                    fragments = self._manifest.round.fragments
+                    fragments = self._manifest.fragments
                     if {load.version for load in self._loaded.values()} == {message.version}:
                         if len(self._loaded) == fragments:
                             self._freeze([self._loaded[number] for number in range(fragments)])

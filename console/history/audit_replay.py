@@ -25,7 +25,7 @@ from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.ledger.evidence import Evidence
 from farflung.protocol.digests import split_hashes
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
-from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import exit_codes
 from farflung.protocol.round_words import result_name
@@ -172,7 +172,7 @@ class _Replay:
             return
         manifest = self._manifest_of(self._starts[0].manifest)
         rules = ChunkRules.of(manifest, self._starts[0].manifest.model)
-        fragments = fragments_of(self._starts[0].manifest.model.chunk_count, manifest.round.fragments)
+        fragments = self._starts[0].manifest.model.fragments(manifest.fragments)
         at = -1  # the version that the state is at
         for version in range(self._starts[0].manifest.version, self._last + 1):
             saved = next((each for each in self._starts if each.manifest.version == version), None)

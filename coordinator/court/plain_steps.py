@@ -10,7 +10,7 @@ Each operation is a single one in fp32 and rounded on its own, so numpy and torc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +69,7 @@ class ChunkRules:
     outer: StepNumbers
     gather_codec: str
     form: StateForm  # of a chunk
-    first_plain_chunk: int  # from here on buffers, which take the mean
+    is_plain: Callable[[int], bool]  # the chunk holds buffers, which take the mean
 
     @classmethod
     def of(cls, manifest: Manifest, model: ModelSchema) -> ChunkRules:
@@ -77,11 +77,11 @@ class ChunkRules:
             manifest.outer_numbers,
             manifest.round.gather_codec,
             manifest.state_form(model.chunk_elements),
-            model.first_plain_chunk,
+            model.is_plain,
         )
 
     def outer_of(self, chunk: int) -> StepNumbers:
-        return self.outer if chunk < self.first_plain_chunk else _BUFFERS
+        return _BUFFERS if self.is_plain(chunk) else self.outer
 
     def after(self, old: Bytes, payload: Bytes, chunk: int, version: int) -> bytes:
         """The chunk's state at this version, from that at the one before.  `chunk` is its number in the whole model.

@@ -216,7 +216,7 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
         if self.rules.outer.parts > self.rules.parts:
             return "its step needs a larger state than it has"
         form = StateForm(self.rules.elements, self.rules.parts)
-        rules = ChunkRules(self.rules.outer, self.rules.codec, form, first_plain_chunk=1)
+        rules = ChunkRules(self.rules.outer, self.rules.codec, form, is_plain=lambda chunk: False)
         state = self.before
         try:
             for version, payload in enumerate(self.results, self.base + 1):

@@ -68,7 +68,7 @@ class RecordEvents:
             rules={
                 "min_peers": rules.run.min_peers,
                 "rounds": rules.run.rounds,
-                "fragments": rules.round.fragments,
+                "fragments": rules.fragments,
                 "weight_cap": rules.round.weight_cap,
                 "deadline_s": rules.round.deadline_s,
                 "round_timeout_s": rules.round.round_timeout_s,

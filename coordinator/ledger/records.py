@@ -123,6 +123,12 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks
 
 
+class CommittedBatch(_Record, frozen=True, kw_only=True, tag="committed_batch"):
+    """All stages of a model go on to the next version at once: one round of each, in the order of the stages."""
+
+    rounds: tuple[CommittedRound, ...]
+
+
 class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
     round_no: int
     cause: AbortCause
@@ -212,6 +218,7 @@ class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
     peer: str
     process: bytes
     trainer: int
+    stage: int = 0
 
 
 class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
@@ -331,6 +338,7 @@ Record = (
     | Opened
     | DecidedOn
     | CommittedRound
+    | CommittedBatch
     | AbortedRound
     | DigestFixed
     | ShownFixed

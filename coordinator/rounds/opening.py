@@ -14,7 +14,6 @@ from typing import Protocol
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.shares import codecs_by_member
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat
 from farflung.protocol.model_schema import ModelSchema
@@ -125,7 +124,7 @@ def owners_for(
     peers, turn = list(beats), fragment % len(beats)
     rates = shares.smoothed([_rates(beat, codecs[peer]) for peer, beat in beats.items()])
     owners = shares.assign(
-        fragments_of(model.chunk_count, manifest.round.fragments)[fragment].count,
+        model.fragments(manifest.fragments)[fragment].count,
         peers[turn:] + peers[:turn],
         set(can_own),
         rates[turn:] + rates[:turn],

@@ -15,7 +15,6 @@ from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import first_difference
@@ -82,7 +81,7 @@ class Admission:
             if difference:
                 return refuse("model", f"the model differs from the run's: {difference}")
         try:
-            fragments_of(hello.model.chunk_count, core.ledger.fragments)
+            hello.model.fragments(core.ledger.fragments)
         except UserError as error:
             return refuse("model", str(error))
         if hello.fragments != tuple(range(core.ledger.fragments)):

@@ -104,7 +104,7 @@ class Core:
 
     def of(self, fragment: int) -> str:
         """For texts about one of several fragments."""
-        return f" of fragment {fragment}" if self.manifest.round.fragments > 1 else ""
+        return f" of fragment {fragment}" if self.manifest.fragments > 1 else ""
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []

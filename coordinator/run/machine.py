@@ -69,7 +69,7 @@ class RunMachine:
         ledger = Ledger(
             manifest.data.lease_samples,
             manifest.round.keep_results,
-            manifest.round.fragments,
+            manifest.fragments,
             manifest.checkpoint.every_rounds,
         )
         for record in records:
@@ -293,6 +293,7 @@ class RunMachine:
             session=member.session,
             incarnation=core.ledger.incarnation,
             member_port=self.member_port,
+            fragments=tuple(member.standings),
             roster=core.members.roster() if few else (),
         )
         core.do(AnswerDoor(caller, welcome))

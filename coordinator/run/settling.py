@@ -31,7 +31,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
-from farflung.protocol.fragments import Fragment, fragments_of
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import FragmentBeat
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
@@ -348,7 +348,7 @@ class Settling:
         core, model = self._core, self._core.ledger.model
         if model is None:
             raise RuntimeError("a version of a model that nobody has named")
-        fragment = fragments_of(model.chunk_count, core.ledger.fragments)[self._number]
+        fragment = model.fragments(core.ledger.fragments)[self._number]
         return ChunkRules.of(core.manifest, model), fragment
 
     def _is_signed(self, member: Member | None, digest: bytes, signature: bytes) -> bool:

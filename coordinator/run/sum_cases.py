@@ -20,7 +20,6 @@ from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.witness import CommittedSums
 from farflung.protocol.digests import hash_bytes, split_hashes
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
 from farflung.protocol.messages import What
 from farflung.protocol.signed_words import Results
@@ -114,7 +113,7 @@ class SumCases:
     def _ask(self, case: Case, of: str, author: str) -> int:
         plan, model = case.sums.plan, self._core.ledger.model
         assert model is not None  # or there were no commit
-        first = fragments_of(model.chunk_count, self._core.ledger.fragments)[plan.fragment].first
+        first = model.fragments(self._core.ledger.fragments)[plan.fragment].first
         wanted = Wanted(
             What.CONTRIBUTION,
             plan.fragment,

@@ -33,7 +33,7 @@ class Answering:
         carry_out: Callable[[list[do.Effect]], None],
     ) -> None:
         self._line, self._submit, self._carry_out = line, submit, carry_out
-        self._serving = Serving(attached.known.manifest.round.fragments)
+        self._serving = Serving(attached.known.manifest.fragments)
         self._tag, self._piece_bytes = attached.known.tag, attached.form.size_bytes
 
     def idle_s(self) -> float:

@@ -23,6 +23,8 @@ from farflung.protocol.round_words import Used
 #   rest     only what came after the slot that the commit used
 #   restore  it is a fresh trainer: it takes the slot's delta as its own unmerged work
 Keep = Literal["drop", "all", "rest", "restore"]
+# Of a stage's work: see collectives/flow/effects.py.
+Way = Literal["forward", "backward", "both"]
 
 
 class _Local(Struct, frozen=True, kw_only=True, tag_field="say", forbid_unknown_fields=True):
@@ -35,6 +37,9 @@ class _Local(Struct, frozen=True, kw_only=True, tag_field="say", forbid_unknown_
 class Attach(_Local, frozen=True, kw_only=True, tag="attach"):
     model: ModelSchema
     pid: int
+    # Where the model is cut into stages: those that fit this machine, and of one work the most bytes that go in or out.
+    stages: tuple[int, ...] = ()
+    crossing_bytes: int = 0
 
 
 class Provided(_Local, frozen=True, kw_only=True, tag="provided"):
@@ -86,6 +91,18 @@ class Unusable(_Local, frozen=True, kw_only=True, tag="unusable"):
     problem: str
 
 
+class Made(_Local, frozen=True, kw_only=True, tag="made"):
+    """What came of a `Hand`.  Backward and both: the gradient is in the sums of the batch from this version."""
+
+    way: Way
+    version: int
+    micro: int
+    bytes_made: int  # in the slot for it; 0 where nothing goes on
+    tokens: int
+    loss: float | None
+    problem: str  # why there is nothing; empty: all is well
+
+
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
     reason: str
 
@@ -110,6 +127,8 @@ class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
     slots: tuple[str, str, str]
     progress: str
     elements: int
+    stage: int = 0  # the trainer holds this one, whose values these are
+    belt: str = ""  # crossings pass through it; empty: the model is in one piece
 
 
 class Provide(_Local, frozen=True, kw_only=True, tag="provide"):
@@ -168,6 +187,25 @@ class Freeze(_Local, frozen=True, kw_only=True, tag="freeze"):
     slot: int
 
 
+class Hand(_Local, frozen=True, kw_only=True, tag="hand"):
+    """Work on one microbatch of the batch from this version, in a model that is cut into stages.
+
+    Bytes pass through slots of the belt, each as long as `Attach.crossing_bytes` says: work with place p has the slots
+    3 p (what came from the stage before), 3 p + 1 (the gradient that came back) and 3 p + 2 (for what is made).  They
+    are the trainer's until it says `Made`.  A source reads its samples itself.
+    """
+
+    way: Way
+    version: int
+    micro: int
+    epoch: int
+    start: int  # samples of the epoch's order: those of this microbatch
+    stop: int
+    place: int
+    given_bytes: int  # 0: none
+    returned_bytes: int
+
+
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
     version: int
 
@@ -177,8 +215,10 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Bye
-ToTrainer = Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Grants | Freeze | Finish | Stop
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Bye
+ToTrainer = (
+    Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Grants | Freeze | Hand | Finish | Stop
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)

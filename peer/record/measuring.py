@@ -62,7 +62,7 @@ def binding(work: Work, sent: SentOf, residual: Tensor | None) -> Binding:
 
 
 def _part_of(delta: Tensor, elements: int, chunks: int, number: int, manifest: Manifest) -> Tensor:
-    fragment = fragments_of(chunks, manifest.round.fragments)[number]
+    fragment = fragments_of(chunks, manifest.fragments)[number]
     return delta[fragment.first * elements : (fragment.first + fragment.count) * elements]
 
 

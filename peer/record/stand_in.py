@@ -21,7 +21,6 @@ from farflung.peer.local.memory import SharedState, make_folder, remove_folder
 from farflung.peer.local.words import Attach, Begin, Bye, FromTrainer, Frozen, LeasesNow, Load, Need, Stop
 from farflung.peer.record.work_files import Work
 from farflung.protocol.errors import UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 
@@ -49,7 +48,7 @@ class _StandIn:
     def __init__(self, work: Work, folder: Path, patience_s: float) -> None:
         self._work, self._folder, self._patience_s = work, folder, patience_s
         self._manifest = Manifest.from_canonical(work.head.manifest)
-        self._fragments = fragments_of(work.head.model.chunk_count, self._manifest.round.fragments)
+        self._fragments = work.head.model.fragments(self._manifest.fragments)
         self._shared: SharedState | None = None
         self._frozen: dict[int, Frozen] = {}  # by fragment
 

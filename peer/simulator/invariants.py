@@ -37,7 +37,6 @@ from farflung.peer.simulator.surroundings import Sample
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, root_of, split_hashes
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import Sent
 from farflung.protocol.model_schema import ModelSchema
@@ -93,7 +92,7 @@ class Invariants:
         self.brought: list[Counter[str]] = [Counter() for _ in range(fragments)]
         self._elements = model.chunk_elements
         self._gather = gather
-        self._fragments = fragments_of(model.chunk_count, fragments)
+        self._fragments = model.fragments(fragments)
         self.eras = [Era()]
         self.used: dict[int, set[Sample]] = {}  # samples, by round
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned

@@ -23,7 +23,6 @@ from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDis
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show
@@ -51,7 +50,7 @@ class VirtualPeer:
         self.anchor, *moments = (torch.zeros(elements) for _ in form.names)
         self.moments = tuple(moments)
         self.slots = tuple(torch.zeros(elements) for _ in range(3))
-        self.fragments = fragments_of(self.model.chunk_count, self.manifest.round.fragments)
+        self.fragments = self.model.fragments(self.manifest.fragments)
         self.outer = outer_of(self.manifest)
         self.state = OuterState(
             self.anchor, self.model, self.manifest.round, self.outer, moments=self.moments

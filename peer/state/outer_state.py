@@ -24,7 +24,6 @@ from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import RoundSection
 from farflung.protocol.messages import Show, What
@@ -55,7 +54,7 @@ class OuterState:
         self._gather = codec_named(rules.gather_codec)
         self._codecs = {codec_named(name) for name in _codecs_of(rules)}
         self._outer = outer
-        self._fragments = fragments_of(model.chunk_count, rules.fragments)
+        self._fragments = model.fragments(rules.fragments)
         self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
@@ -94,7 +93,7 @@ class OuterState:
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
-        step: OuterStep = self._outer if effect.chunk < self._model.first_plain_chunk else PlainMean()
+        step: OuterStep = PlainMean() if self._model.is_plain(effect.chunk) else self._outer
         advance(step, [part[effect.chunk] for part in self._parts], delta_n, effect.version)
 
     def _tear(self, chunk: int) -> None:

@@ -83,7 +83,7 @@ class InnerLoop:
         self._watcher = watcher if watcher is not None else NoWatcher()
         self._has_frozen = False  # in the step that is being counted
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4)
-        fragments = fragments_of(self.layout.chunk_count, manifest.round.fragments)
+        fragments = fragments_of(self.layout.chunk_count, manifest.fragments)
         self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
         self.machine = TrainerMachine(rules_of(manifest), manifest.data.lease_samples, clock())
         self._model = model

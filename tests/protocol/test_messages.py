@@ -52,12 +52,13 @@ EXAMPLES: dict[str, m.Message] = {
         session=SESSION,
         incarnation=1,
         member_port=4000,
+        fragments=(0,),
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
     ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
-        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5),
+        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9),
         **TO,
         roster_no=1,
         fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
@@ -110,7 +111,9 @@ EXAMPLES: dict[str, m.Message] = {
     "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
     "leave": m.Leave(**TO, reason="bye"),
     "tick": m.Tick(
-        batch=m.BatchTick(3, 0, 64, 96, 16, 2, ((0, 4), (8, 12)), False),
+        batch=m.BatchTick(
+            3, 0, 64, 96, 16, 2, ((0, 4), (8, 12)), False, b"\x01", 9, (m.SeatRow(2, "ann", 1, 0.5, 4, 0),)
+        ),
         **TO,
         answers=8,
         heard_s=1.5,
@@ -185,7 +188,7 @@ FROZEN_FIELDS = {
     "probe": "padding want address key",
     "probed": "came_from wall_s padding dialled",
     "challenge": "nonce run_id manifest",
-    "welcome": "session incarnation member_port roster",
+    "welcome": "session incarnation member_port fragments roster",
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
@@ -210,8 +213,9 @@ FROZEN_PARTS = {
     m.ChunkVerdict: "chunk wrong missing question",
     m.DrawnChunk: "chunk result hashes question",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
-    m.BatchBeat: "version seat trainer counted unusable want unit_s",
-    m.BatchTick: "version epoch start stop count seat granted freeze",
+    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no",
+    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table",
+    m.SeatRow: "number peer stage share since gone",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
     "proof nonce_for nonce refuted",
@@ -221,7 +225,7 @@ FROZEN_PARTS = {
     Used: "lease upto",
     Contact: "peer name key address",
     m.Lease: "lease epoch start stop upto uptos",
-    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen",
+    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages",
     TensorSpec: "name shape dtype kind",
 }
 
@@ -325,6 +329,7 @@ def test_a_field_too_many_is_malformed(kind: str) -> None:
         ("sent", "signature", bytes(65)),
         ("tick", "batch", [3, 0, 0, 8, limits.MICROS_PER_BATCH + 1, 2, [], False]),
         ("tick", "batch", [3, 0, 0, 8, 8, 2, [[0, 1]] * 2049, False]),
+        ("tick", "batch", [3, 0, 0, 8, 8, 2, [], False, b"", 1, [[1, "ann", 0, 1.0, 1, 0]] * 1025]),
         ("sent", "used", [[1, 1, 1]]),
         ("progress", "got", bytes(limits.CHUNKS_PER_FRAGMENT // 8 + 1)),
         ("progress", "held", {str(peer): [b"", H1] for peer in range(65)}),
