@@ -1,6 +1,7 @@
 """What the trainer's machine tells its shell to do, in order.  Types only; no effect holds a tensor.
 
-Made by machine.py; carried out by the inner loop on a model, by the simulator's trainer on numbers that can be counted.
+Made by machine.py, batch_machine.py and stage_machine.py; carried out by their loops on a model, and by the simulator's
+trainers on numbers that can be counted.
 Effects are carried out one after the other before the machine hears of anything else.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farflung.peer.local.words import FromTrainer, Frozen, Keep, Shared
+from farflung.peer.local.words import FromTrainer, Frozen, Hand, Keep, Shared
 from farflung.peer.trainer.leased_data import Span
 
 
@@ -101,6 +102,13 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Work on a microbatch of one stage: from the slots of its place, or from the data set, into the slot for it."""
+
+    word: Hand
+
+
+@dataclass(frozen=True, slots=True)
 class WriteSums:
     """Write the sums into the slot, divided by the tokens in them, as what falls if they are taken; and keep them."""
 
@@ -185,6 +193,7 @@ OnModel = (
     | PutBack
     | ForgetLoss
     | Accumulate
+    | Work
     | WriteSums
     | DropSums
 )

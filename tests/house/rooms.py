@@ -196,6 +196,8 @@ PURE_MODULES = (
     "peer/trainer/effects",
     "peer/trainer/leased_data",
     "peer/trainer/machine",
+    "peer/trainer/stage_machine",
+    "peer/trainer/summing",
     "protocol/process/units",
 )
 

@@ -1,0 +1,192 @@
+"""What the trainers of synchronous batches have in common: sums of one version, which end at a load.  Pure.
+
+Owns: which microbatches are in the sums, their tokens, when sums are written and dropped; how a trainer gets in, and
+how it ends.
+Called by its two kinds, which say what is computed next: batch_machine.py (a whole model, by what is granted) and
+stage_machine.py (a stage of one, by what is handed over).
+Must not know: tensors, clocks, sockets, seats, rounds, who else computes, where microbatches come from.
+
+A shell tells all words that have come, then asks `next`, and carries out what it says.  Between that and what came of
+it, words wait: nothing is dropped under a gradient that is just being added.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from farflung.peer.local.words import (
+    Finish,
+    Freeze,
+    Frozen,
+    Load,
+    Loaded,
+    Provide,
+    Provided,
+    Shared,
+    Stop,
+    ToTrainer,
+)
+from farflung.peer.trainer.effects import (
+    Accumulate,
+    DropSums,
+    Effect,
+    LoadAnchor,
+    OpenShared,
+    Over,
+    Refuse,
+    Say,
+    Stand,
+    Wait,
+    Work,
+    WriteAnchor,
+    WriteSums,
+)
+from farflung.peer.trainer.machine import GOOD_ENDS, NOT_LOADED
+from farflung.protocol.digests import mask_of, mask_to_bytes
+
+_ENDS = frozenset({Stand.OVER, Stand.REFUSED})
+Due = TypeVar("Due", Accumulate, Work)
+
+
+@dataclass
+class Sums:
+    """What is in the sums of the batch from the version that is loaded."""
+
+    counted: set[int] = field(default_factory=set)  # microbatches
+    unusable: set[int] = field(default_factory=set)  # those that gave no gradient: not asked for again here
+    tokens: int = 0
+    losses: list[tuple[float, int]] = field(default_factory=list)  # with their tokens
+
+    @property
+    def loss(self) -> float | None:
+        weight = sum(tokens for _, tokens in self.losses)
+        return sum(loss * tokens for loss, tokens in self.losses) / weight if weight else None
+
+    def count(self, micro: int, tokens: int, loss: float | None) -> None:
+        self.counted.add(micro)
+        self.tokens += tokens
+        self.losses += [(loss, tokens)] if loss is not None else []
+
+    def freeze(self, slot: int, fragment: int) -> list[Effect]:
+        said = Frozen(
+            slot=slot,
+            tokens=self.tokens,
+            steps=len(self.counted),
+            used=(),
+            loss=self.loss,
+            fragment=fragment,
+            counted=mask_to_bytes(mask_of(self.counted)),
+        )
+        return [WriteSums(slot, self.tokens), Say(said)]
+
+
+class SummingMachine(ABC, Generic[Due]):
+    def __init__(self) -> None:
+        self.stand = Stand.ATTACHING
+        self.version = NOT_LOADED
+        self.sums = Sums()
+        self._fragment = 0  # that is loaded
+        self._computing: Due | None = None
+        self._frozen = False  # and nothing was counted since
+        self._refusal: Refuse | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.stand in _ENDS
+
+    # ---- what its kinds say
+
+    @abstractmethod
+    def _on_work(self, word: ToTrainer) -> None:
+        """A word that belongs to none of all machines: work for the version that is loaded, or nothing."""
+
+    @abstractmethod
+    def _forget_work(self) -> None:
+        """Whatever was to be computed is of no use any more."""
+
+    @abstractmethod
+    def _next_due(self) -> Due | None:
+        """What to compute now; None where there is nothing."""
+
+    # ---- the end
+
+    def on_agent_gone(self, problem: str) -> list[Effect]:
+        return self._refuse("agent", problem)
+
+    def _refuse(self, code: str, reason: str) -> list[Effect]:
+        self.stand = Stand.REFUSED
+        self._refusal = Refuse(code, reason)
+        return [self._refusal]
+
+    def _end(self, stopped: bool) -> list[Effect]:
+        self.stand = Stand.OVER
+        return [Over(stopped)]
+
+    # ---- the agent's words
+
+    def on_message(self, word: ToTrainer) -> list[Effect]:
+        if self._computing is not None:
+            raise RuntimeError("a word while a microbatch is computed: tell it afterwards")
+        if self.stand is Stand.REFUSED:
+            return []
+        match word:
+            case Shared():
+                return self._on_shared(word)
+            case Provide():
+                return [WriteAnchor(), Say(Provided())]
+            case Load():
+                return self._load(word)
+            case Freeze(version=version, slot=slot) if version == self.version and self.sums.counted:
+                self._frozen = True
+                return self.sums.freeze(slot, self._fragment)
+            case Finish():
+                return self._end(stopped=False)
+            case Stop(code=code, reason=reason):
+                good = code in GOOD_ENDS and self.version != NOT_LOADED
+                return self._end(stopped=True) if good else self._refuse(code, reason)
+            case _:
+                self._on_work(word)
+        return []
+
+    def _on_shared(self, word: Shared) -> list[Effect]:
+        return [OpenShared(word)]
+
+    def _load(self, load: Load) -> list[Effect]:
+        """A new version, or the seat that these sums belong to is gone: either way nobody will ask for them again."""
+        self.version, self.sums, self._frozen = load.version, Sums(), False
+        self._fragment = load.fragment
+        self._forget_work()
+        anchor = LoadAnchor(
+            fragment=load.fragment, version=load.version, keep="drop", slot=load.slot, steps=0
+        )
+        return [DropSums(), anchor, Say(Loaded(version=load.version, fragment=load.fragment))]
+
+    # ---- microbatches
+
+    def next(self) -> list[Effect]:
+        """What to do now that all words are told: one thing to compute, or `Wait`, or the end."""
+        if self._refusal is not None:
+            return [self._refusal]
+        if self.stand is Stand.OVER:
+            return [Over(stopped=False)]
+        if self.version == NOT_LOADED:
+            return [Wait(Stand.ATTACHING)]
+        due = self._next_due()
+        if due is None:
+            self.stand = Stand.AT_BARRIER if self._frozen else Stand.WITHOUT_DATA
+            return [Wait(self.stand)]
+        self.stand = Stand.STEPPING
+        self._computing = due
+        return [due]
+
+    def _count(self, micro: int, tokens: int, loss: float | None) -> None:
+        self.sums.count(micro, tokens, loss)
+        self._frozen = False
+
+    def _take(self) -> Due:
+        done, self._computing = self._computing, None
+        if done is None:
+            raise RuntimeError("no microbatch is being computed")
+        return done
