@@ -25,6 +25,17 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
     kind: Annotated[str, Meta(max_length=16)]  # param, buffer, alias, frozen
 
 
+class BorderTensor(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What passes from a stage to the next one with each sample: its shape is that of one."""
+
+    dtype: Annotated[str, Meta(max_length=32)]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    name: Annotated[str, Meta(max_length=512)] = ""  # of a rider
+
+    def __str__(self) -> str:
+        return f"{self.name and self.name + ' '}{self.dtype} {list(self.shape)}"
+
+
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A stage of a model that is cut into several: parts [first_part, ...) in chunks of its own."""
 
@@ -32,6 +43,8 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     first_tensor: Count  # of the schema's tensors
     chunk_count: Annotated[int, Meta(ge=1, le=CHUNKS_PER_FRAGMENT)]
     plain_chunks: Count  # the last of these hold buffers
+    # To the next stage, besides the riders; nothing of the last one.
+    gives: Annotated[tuple[BorderTensor, ...], Meta(max_length=16)] = ()
 
 
 class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,6 +55,7 @@ class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     frozen: Hash  # content of what is not trained: equal everywhere, never sent
     # Empty: the model is in one piece.  Else each stage is a fragment, and `is_plain` says which chunks hold buffers.
     stages: Annotated[tuple[StageSpec, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
+    riders: Annotated[tuple[BorderTensor, ...], Meta(max_length=16)] = ()  # over every border, in this order
 
     def fragments(self, count: int) -> tuple[Fragment, ...]:
         """`count`: as the manifest has it.  UserError if this model can't be cut into so many."""
@@ -85,9 +99,22 @@ def first_difference(mine: ModelSchema, run: ModelSchema) -> str | None:
     for field in ("chunk_elements", "chunk_count", "first_plain_chunk"):
         if getattr(mine, field) != getattr(run, field):
             return f"{field} is {getattr(mine, field)} here, {getattr(run, field)} in the run"
-    if mine.stages != run.stages:
-        begin, due = ([stage.first_part for stage in each.stages] for each in (mine, run))
-        return f"stages: they begin at parts {begin} here, {due} in the run; name [pipeline] cuts in run.toml"
+    if mine.stages != run.stages or mine.riders != run.riders:
+        return _difference_of_stages(mine, run)
     if mine.frozen != run.frozen:
         return "frozen parameters: their values differ from the run's; load the same pretrained weights"
     return None
+
+
+def _difference_of_stages(mine: ModelSchema, run: ModelSchema) -> str:
+    begin, due = ([stage.first_part for stage in each.stages] for each in (mine, run))
+    if begin != due:
+        return f"stages: they begin at parts {begin} here, {due} in the run; name [pipeline] cuts in run.toml"
+    if mine.riders != run.riders:
+        here, there = (", ".join(map(str, each.riders)) or "none" for each in (mine, run))
+        return f"riders: {here} here, {there} in the run; is the data the same, and are riders named alike?"
+    for number, (one, other) in enumerate(zip(mine.stages, run.stages, strict=True)):
+        if one.gives != other.gives:
+            here, there = (", ".join(map(str, each.gives)) or "nothing" for each in (one, other))
+            return f"stage {number} gives {here} here, {there} in the run; are samples as long as the others' are?"
+    return "stages: they have other chunks here than in the run; name [pipeline] cuts in run.toml"

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Payload
 from farflung.protocol.limits import TOKENS_MAX
+from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.model_schema import BorderTensor, ModelSchema
 from farflung.protocol.verdicts import Verdict
 
 TENSORS_MOST = 16  # of a border, and as many riders
@@ -104,6 +106,22 @@ class Border:
         items = self.items(backwards)
         pieces = sum(self.piece_bytes(codec, tensor, self.samples) for codec, tensor in items)
         return _head_bytes(items) + pieces
+
+
+def border_after(stage: int, model: ModelSchema, pipeline: PipelineSection, bytes_of: BytesOf) -> Border:
+    """What lies between a stage and the next one, of a model that is cut into stages; ValueError as for any border."""
+    return Border(
+        tensors=tuple(map(_tensor, model.stages[stage].gives)),
+        riders=tuple(map(_tensor, model.riders)),
+        codec=pipeline.codec,
+        gradient_codec=pipeline.gradient_codec,
+        samples=pipeline.micro,
+        bytes_of=bytes_of,
+    )
+
+
+def _tensor(said: BorderTensor) -> Tensor:
+    return Tensor(said.dtype, said.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan, Used
 from farflung.protocol.verdicts import Verdict
 
@@ -225,8 +225,10 @@ FROZEN_PARTS = {
     Used: "lease upto",
     Contact: "peer name key address",
     m.Lease: "lease epoch start stop upto uptos",
-    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages",
+    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders",
     TensorSpec: "name shape dtype kind",
+    StageSpec: "first_part first_tensor chunk_count plain_chunks gives",
+    BorderTensor: "dtype shape name",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.protocol.model_schema import ModelSchema, TensorSpec, first_difference
+from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec, first_difference
 
 RUN = ModelSchema(
     tensors=(
@@ -42,6 +42,44 @@ def with_tensor(index: int, **changes: object) -> ModelSchema:
 )
 def test_the_first_difference_is_told_in_words(mine: ModelSchema, text: str) -> None:
     told = first_difference(mine, RUN)
+    assert told is not None
+    assert text in told
+
+
+STAGED = replace(
+    RUN,
+    first_plain_chunk=3,
+    stages=(StageSpec(0, 0, 2, 1, (BorderTensor("float32", (16, 8)),)), StageSpec(2, 2, 1, 0)),
+    riders=(BorderTensor("int64", (16,), "labels"),),
+)
+
+
+def with_stage(number: int, **changes: object) -> ModelSchema:
+    stages = list(STAGED.stages)
+    stages[number] = replace(stages[number], **changes)
+    return replace(STAGED, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("mine", "text"),
+    [
+        (with_stage(1, first_part=3), "begin at parts [0, 3] here, [0, 2] in the run"),
+        (replace(STAGED, stages=()), "begin at parts [] here, [0, 2] in the run"),
+        (with_stage(0, plain_chunks=0), "other chunks here"),
+        (
+            with_stage(0, gives=(BorderTensor("bfloat16", (16, 8)), BorderTensor("int64", ()))),
+            "stage 0 gives bfloat16 [16, 8], int64 [] here, float32 [16, 8] in the run",
+        ),
+        (with_stage(0, gives=()), "stage 0 gives nothing here"),
+        (replace(STAGED, riders=()), "riders: none here, labels int64 [16] in the run"),
+        (
+            replace(STAGED, riders=(BorderTensor("int64", (16,), "mask"),)),
+            "riders: mask int64 [16] here, labels int64 [16] in the run",
+        ),
+    ],
+)
+def test_the_first_difference_of_stages_is_told_in_words(mine: ModelSchema, text: str) -> None:
+    told = first_difference(mine, STAGED)
     assert told is not None
     assert text in told
 

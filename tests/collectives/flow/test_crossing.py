@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.flow.crossing import DTYPES, RAW, Border, Tensor, fit, pack, parse
+from farflung.collectives.flow.crossing import DTYPES, RAW, Border, Tensor, border_after, fit, pack, parse
 from farflung.protocol.errors import FrameError
+from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
 from farflung.protocol.verdicts import Verdict
 
 FLOATS, INTEGERS = ("float32", "bfloat16", "float16"), ("int64", "int32", "int16", "int8", "uint8", "bool")
@@ -173,3 +175,14 @@ def test_two_stages_agree_on_their_border_or_say_where_they_do_not() -> None:
 
 def test_numbers_on_the_wire_are_exactly_these() -> None:
     assert list(DTYPES.values()) == list(range(1, 10)) and set(DTYPES) == {*FLOATS, *INTEGERS}
+
+
+def test_the_border_after_a_stage_is_what_the_schema_says() -> None:
+    """So agent and trainer, and the trainers of both stages, have the same one."""
+    gives = (BorderTensor("float32", (3, 2)), BorderTensor("int64", (2,)))
+    stages = (StageSpec(0, 0, 1, 0), StageSpec(1, 1, 1, 0, gives), StageSpec(2, 2, 1, 0))
+    model = ModelSchema((), 4, 3, 3, bytes(32), stages, (BorderTensor("int32", (3,), "mask"),))
+    how = PipelineSection(batch=8, stages=3, micro=4, codec="int8", gradient_codec="fp32")
+    assert border_after(1, model, how, bytes_of) == BORDER
+    with pytest.raises(ValueError, match="1 to 16 tensors"):
+        border_after(2, model, how, bytes_of)  # nothing lies behind the last one
