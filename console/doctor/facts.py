@@ -26,6 +26,7 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Knock
+from farflung.protocol.process.host_memory import available_bytes
 
 PATIENCE_S = 5.0
 
@@ -41,7 +42,7 @@ def of_this_machine() -> Facts:
         cuda=_why_no_cuda() if gpus else "",
         gpus=gpus,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_available_memory(),
+        memory_bytes=available_bytes(),
         shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
         home=str(place),
         disk_bytes=shutil.disk_usage(place).free,
@@ -91,10 +92,3 @@ def _why_no_cuda() -> str:
     return (
         "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no usable device"
     )
-
-
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0

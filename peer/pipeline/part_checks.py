@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from farflung.peer.pipeline.parts import (
     Part,
     Riders,
+    Stage,
     Tensors,
     as_output,
     built,
@@ -27,7 +28,7 @@ from farflung.peer.pipeline.parts import (
     label,
     run_part,
 )
-from farflung.peer.trainer.model_tensors import dtype_name
+from farflung.peer.trainer.model_tensors import Survey, dtype_name, survey
 from farflung.protocol.errors import UserError
 
 Loss = Callable[..., Tensor]
@@ -53,6 +54,10 @@ class Signature:
             size *= length
         return int(size)
 
+    @property
+    def is_floating(self) -> bool:
+        return bool(getattr(torch, self.dtype).is_floating_point)
+
 
 @dataclass(frozen=True, slots=True)
 class PartFacts:
@@ -60,6 +65,7 @@ class PartFacts:
     flops: int  # of the forward pass of one sample
     memory_bytes: int  # parameters, buffers, and the fp32 sums of what trains
     gives: tuple[Signature, ...]  # for the last part too, where nothing passes
+    holds: Survey = field(default_factory=Survey)  # by their names in a stage, without values
 
 
 def survey_parts(
@@ -70,10 +76,10 @@ def survey_parts(
     UserError with one line where the list cannot be trained in stages.
     """
     parts = checked_parts(parts)
-    modules = _meta_modules(parts)
+    modules, held = _meta_modules(parts)
     small, large = (_dry_run(modules, _repeated(item, count), inputs, loss) for count in _SAMPLES)
     facts = []
-    for number, (module, few, more) in enumerate(zip(modules, small, large, strict=True)):
+    for number, (module, few, more, holds) in enumerate(zip(modules, small, large, held, strict=True)):
         at_border = number < len(modules) - 1
         facts.append(
             PartFacts(
@@ -81,6 +87,7 @@ def survey_parts(
                 flops=few.flops // _SAMPLES[0],
                 memory_bytes=_memory_bytes(module),
                 gives=_signatures(label(number, module), few.gives, more.gives) if at_border else (),
+                holds=holds,
             )
         )
     return facts
@@ -89,11 +96,14 @@ def survey_parts(
 # ---- building without memory
 
 
-def _meta_modules(parts: Sequence[Part]) -> list[nn.Module]:
-    """Every part on the meta device.  A parameter in two parts is refused: each stage would train its own."""
+def _meta_modules(parts: Sequence[Part]) -> tuple[list[nn.Module], list[Survey]]:
+    """Every part on the meta device, and what it holds.
+
+    A parameter in two parts is refused: each stage would train its own.
+    """
     holders: dict[int, str] = {}
     alive: list[object] = []  # ids stay what they are as long as the objects live
-    modules = []
+    modules, held = [], []
     for number, part in enumerate(parts):
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = built(part, number)
@@ -107,7 +117,9 @@ def _meta_modules(parts: Sequence[Part]) -> list[nn.Module]:
                 )
         alive.append(module)
         modules.append(_on_meta(module))
-    return modules
+        # Of the module as it was built: what its copy shares is not what it shares itself.
+        held.append(survey(Stage(number, [module]), planned=True))
+    return modules, held
 
 
 def _identity(parameter: nn.Parameter) -> int:

@@ -23,7 +23,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from farflung.peer.trainer.model_tensors import dtype_name, named_tensors_of, survey, unwrap
+from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -85,9 +85,13 @@ class ModelLayout:
 
     @staticmethod
     def of(model: nn.Module, chunk_elements: int) -> ModelLayout:
+        return ModelLayout.placed(survey(unwrap(model)), chunk_elements)
+
+    @staticmethod
+    def placed(found: Survey, chunk_elements: int) -> ModelLayout:
+        """Of what a model holds, or will hold once it is built."""
         if chunk_elements < 1:
             raise UserError(f"chunk_elements must be at least 1, not {chunk_elements}")
-        found = survey(unwrap(model))
         entries, plain_start = _place(found.params, "param", 0, chunk_elements)
         if plain_start == 0:
             raise UserError("the model has no trainable parameter: is everything frozen?")
@@ -110,19 +114,23 @@ class ModelLayout:
 
     def model_schema(self, model: nn.Module) -> ModelSchema:
         """What the run compares at hello; equal on every peer that trains the same model in the same chunks."""
-        specs = [TensorSpec(e.name, e.shape, e.dtype, e.kind) for e in self.entries]
-        specs += [TensorSpec(f.name, f.shape, f.dtype, "frozen") for f in self.frozen]
-        # Which name it is tied to is part of the model: "a = b" and "a = c" train differently.
-        specs += [TensorSpec(f"{name} = {of}", (), "", "alias") for name, of in self.aliases]
         schema = ModelSchema(
-            tensors=tuple(specs),
+            tensors=self.specs,
             chunk_elements=self.chunk_elements,
             chunk_count=self.chunk_count,
             first_plain_chunk=self.first_plain_chunk,
             frozen=self.frozen_hash(model),
         )
-        _refuse_unsendable(schema)
+        refuse_unsendable(schema)
         return schema
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        specs = [TensorSpec(e.name, e.shape, e.dtype, e.kind) for e in self.entries]
+        specs += [TensorSpec(f.name, f.shape, f.dtype, "frozen") for f in self.frozen]
+        # Which name it is tied to is part of the model: "a = b" and "a = c" train differently.
+        specs += [TensorSpec(f"{name} = {of}", (), "", "alias") for name, of in self.aliases]
+        return tuple(specs)
 
     def frozen_hash(self, model: nn.Module) -> bytes:
         """blake3 of the frozen parameters' raw bytes in name order; 32 zero bytes when there are none."""
@@ -293,13 +301,14 @@ def _difference(then: Tensor, now: Tensor) -> Tensor:
     return (then.to(wide) - now.to(wide)).masked_fill_(then == now, 0.0)
 
 
-def _refuse_unsendable(schema: ModelSchema) -> None:
+def refuse_unsendable(schema: ModelSchema) -> None:
     """The bounds of the wire, told as what the user can do about them."""
-    if schema.chunk_count > CHUNKS_PER_FRAGMENT:
-        needed_kb = -(-schema.chunk_count * schema.chunk_elements * 4 // (CHUNKS_PER_FRAGMENT * 1024))
+    most = max((stage.chunk_count for stage in schema.stages), default=schema.chunk_count)
+    if most > CHUNKS_PER_FRAGMENT:
+        needed_kb = -(-most * schema.chunk_elements * 4 // (CHUNKS_PER_FRAGMENT * 1024))
         raise UserError(
-            f"the model makes {schema.chunk_count} chunks, at most {CHUNKS_PER_FRAGMENT} are allowed: "
-            f"set chunk_kb in [round] of run.toml to {needed_kb} or more"
+            f"{'a stage of ' if schema.stages else ''}the model makes {most} chunks, at most {CHUNKS_PER_FRAGMENT} are "
+            f"allowed: set chunk_kb in [round] of run.toml to {needed_kb} or more"
         )
     if len(schema.tensors) > CONTROL_ARRAY_LEN:
         raise UserError(

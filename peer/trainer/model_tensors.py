@@ -61,13 +61,16 @@ def named_tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return named
 
 
-def survey(module: nn.Module) -> Survey:
-    """Sort the tensors of an unwrapped module; UserError where one cannot be exchanged."""
+def survey(module: nn.Module, planned: bool = False) -> Survey:
+    """Sort the tensors of an unwrapped module; UserError where one cannot be exchanged.
+
+    `planned`: it may lie on the meta device, where it says what it will be and has no memory yet.
+    """
     found = Survey()
     shelves = {"param": found.params, "frozen": found.frozen, "buffer": found.buffers}
     first_name: dict[object, str] = {}
     for kind, name, tensor in _in_order(module):
-        _refuse_unusable(kind, name, tensor)
+        _refuse_unusable(kind, name, tensor, planned)
         first = first_name.setdefault(_identity(tensor), name)
         if first == name:
             shelves[kind][name] = tensor
@@ -106,7 +109,7 @@ def _clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_SEGMENTS)
 
 
-def _refuse_unusable(kind: Kind, name: str, tensor: Tensor) -> None:
+def _refuse_unusable(kind: Kind, name: str, tensor: Tensor, planned: bool) -> None:
     word = "buffer" if kind == "buffer" else "parameter"
     if _is_sharded(name, tensor):
         raise UserError(
@@ -117,7 +120,7 @@ def _refuse_unusable(kind: Kind, name: str, tensor: Tensor) -> None:
         raise UserError(f"{word} {name!r} is a nested tensor: only dense tensors can be exchanged")
     if is_lazy(tensor):
         raise UserError(f"{word} {name!r} has no shape yet: run one batch through the model before joining")
-    if tensor.is_meta:
+    if tensor.is_meta and not planned:
         raise UserError(f"{word} {name!r} is on the meta device: give it memory (to_empty) before joining")
     if tensor.layout is not torch.strided:
         raise UserError(f"{word} {name!r} is sparse ({tensor.layout}): only dense tensors can be exchanged")
@@ -152,7 +155,9 @@ def _identity(tensor: Tensor) -> object:
 
 
 def _storage(tensor: Tensor) -> tuple[torch.device, int]:
-    return tensor.device, tensor.untyped_storage().data_ptr()
+    storage = tensor.untyped_storage()
+    # On meta all begin at address 0; torch has no other name for the object that two views share.
+    return tensor.device, storage._cdata if tensor.is_meta else storage.data_ptr()
 
 
 def _span_bytes(tensor: Tensor) -> tuple[int, int]:

@@ -93,7 +93,17 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "peer/trainer": Room(("peer", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)),
-    "peer/pipeline": Room(("peer", "peer/local", "peer/trainer", "compression", "optim", *PROTOCOL)),
+    "peer/pipeline": Room(
+        (
+            "peer",
+            "peer/local",
+            "peer/trainer",
+            "collectives/flow/crossing",
+            "compression",
+            "optim",
+            *PROTOCOL,
+        )
+    ),
     "peer/builtin": Room(("peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
         (
