@@ -24,7 +24,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from farflung.peer.identity import default_path
-from farflung.protocol.caps import CONNECTIONS_MOST, RESULTS_BYTES, Cap, parse_cap, strictest
+from farflung.protocol.caps import CONNECTIONS_MOST, CROSSINGS_BYTES, RESULTS_BYTES, Cap, parse_cap, strictest
 from farflung.protocol.errors import UserError
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ _UPLOAD_HELP = 'For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".'
 _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
 _RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
+_CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
 
@@ -107,6 +108,7 @@ class OwnConfig:
     stuck_after: float | None = _setting(None, parse=_seconds)
     results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, _bytes)
     results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
+    crossings_limit: int = _setting(CROSSINGS_BYTES, _CROSSINGS_HELP, _bytes)
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
     )

@@ -113,6 +113,7 @@ ROOMS: dict[str, Room] = {
             "peer/line",
             "peer/state",
             "peer/trainer/agent_process",
+            "collectives/flow",
             "collectives/round",
             "collectives/link",
             "checkpoints",

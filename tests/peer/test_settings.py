@@ -33,6 +33,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "stuck_after": ("90", 90.0),
     "results_limit": ("500 MB", 500_000_000),
     "results_on_disk": ("yes", True),
+    "crossings_limit": ("250 MB", 250_000_000),
     "archive": ("yes", True),
     "archive_contributions": ("yes", True),
     "record": ("/tmp/work", Path("/tmp/work")),
