@@ -124,7 +124,6 @@ class WinningBack:
                 version
                 for member in conductor.holders
                 if (version := self._version_of(member, number)) > book.forked
-                and version in book.digests
                 and self.has_proven(member, number, version)
             ]
             mine = conductor.book.digests.get(book.forked)

@@ -330,8 +330,8 @@ ERAS = (
     Mutant(
         "P20 what is won back is shown, not said",
         "coordinator/run/winning_back.py",
-        "return may_hold and said.digest == book.digests.get(version) and shown == book.shown.get(version)",
-        "return may_hold and said.digest == book.digests.get(version)",
+        "and shown == book.shown.get(version)",
+        "",
         WON,
     ),
     Mutant(
@@ -349,10 +349,17 @@ ERAS = (
         WON,
     ),
     Mutant(
-        "P20 what was never settled is not won back",
+        "P20 whoever shows the drawn chunk of a version of its own wins nothing back",
         "coordinator/run/winning_back.py",
-        "                and version in book.digests",
-        "                and True",
+        "said.digest == book.digests.get(version) and",
+        "",
+        WON,
+    ),
+    Mutant(
+        "P20 what was never settled is not waited for",
+        "coordinator/run/winning_back.py",
+        "return version in book.digests",
+        "return True",
         WON,
     ),
     Mutant(

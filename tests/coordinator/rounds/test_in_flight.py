@@ -24,7 +24,7 @@ from farflung.coordinator.rounds.in_flight import (
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
-from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import combined, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
@@ -389,6 +389,21 @@ def test_an_owner_that_dies_in_gather_is_followed_by_one_that_holds_its_result()
     step = room.step()
     assert isinstance(step, Moved) and step.plan.owners == (0, 2, 2)
     assert room.flight.merged == {1: h("result", 1)}, "what exists is not made again"
+
+
+def test_P19_nobody_inherits_the_result_of_an_owner_that_is_found_out() -> None:
+    """An heir would give the false sum to everybody once more, as one that is proven."""
+    room = Room().decided()
+    room.has_results(BOB, 1, who="false sum")
+    room.has_results(CYD, 1, who="false sum")
+    room.flight.on_found_out(BOB, Excluded(ExclusionCause.UNUSABLE, "it sums wrongly"))
+    assert room.flight.makers == {} and room.flight.merged == {}
+    room.alive.remove(BOB)
+    step = room.step()
+    assert isinstance(step, Moved) and step.plan.owners == (0, 0, 2)
+    assert mask_from_bytes(step.plan.kept) == 0
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.weights == (0.5, 0.0, 0.5)
 
 
 def test_an_owner_that_dies_in_gather_with_its_result_is_followed_by_one_that_makes_it_again() -> None:

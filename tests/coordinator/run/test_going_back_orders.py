@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.console import operator_commands
+from farflung.coordinator.ledger.ledger import SAVED_KEPT
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.operator_orders import GoingBackByOrder
@@ -172,6 +173,18 @@ def test_a_version_that_nobody_has_is_refused_with_what_is_there() -> None:
     bare = Hosted()
     bare.holds("ann", 8)
     bare.refuses(Rewind(to=6), "no checkpoint is known to be here, and version 8 is held")
+
+
+def test_a_checkpoint_of_a_version_whose_digest_is_forgotten_is_not_there() -> None:
+    """Nobody could tell whether what it holds is the run's: the run would go on from whatever the file says."""
+    run = Hosted(versions=SAVED_KEPT * 2 + 4)
+    newest = run.versions[0]
+    run.holds("ann", newest, saved=(2, 6))
+    assert 2 not in run.core.ledger.books[0].digests and 6 in run.core.ledger.books[0].digests
+    run.refuses(
+        Rewind(to=2), "known to hold version 2, or to have a checkpoint of it; checkpoints of 6 are here"
+    )
+    assert run.says_so(Rewind(to=6, sure=True)).ok
 
 
 def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_not_count() -> None:

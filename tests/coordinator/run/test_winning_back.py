@@ -29,6 +29,7 @@ from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal
 from rig.made_part import MODEL
 from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
+from rig.showing import shown_under
 
 DEAD_AFTER_S = 10.0
 
@@ -71,6 +72,13 @@ class Split(MadeRun):
         beat = self.says(member, **{"fragments": holding(*versions), "era": era, **changes})
         self.guidance.on_beat(member, beat)
         return member, self.tick(member)
+
+    def comes_showing(self, name: str, version: int, shown: bytes, digest: bytes = b"") -> None:
+        """It names that version's digest, or another one, and shows this under the version's nonce."""
+        member = self.enters(name)
+        said = replace(holding(version)[0], digest=digest or digest_of(version), shown=shown)
+        beat = replace(self.says(member, fragments=holding(version), era=0), fragments=(said,))
+        self.guidance.on_beat(member, beat)
 
     def tick(self, member: Member) -> Tick:
         effects = self.core.take_effects()
@@ -148,6 +156,36 @@ def test_a_state_that_is_not_that_eras_wins_nothing() -> None:
     wrong = replace(holding(8)[0], digest=digest_of(7))
     run.comes("cat", 8, fragments=(wrong,))
     assert run.versions == [4] and run.core.ledger.era == 1
+
+
+def test_whoever_was_there_and_names_the_right_digest_wins_nothing_by_that_alone() -> None:
+    """Its process is a new one, say, and has read the digest somewhere: by its word the run would be stuck."""
+    run = Split(was=8, now=4)
+    nonce = run.core.ledger.nonce_of(0, 8)
+    for shown in (b"", shown_under(nonce, b"other bytes"), shown_under(bytes(32), digest_of(8))):
+        run.comes_showing("cat", 8, shown)
+        assert run.versions == [4] and run.core.ledger.era == 1
+    run.comes_showing("cat", 8, shown_under(nonce, digest_of(8)))
+    assert run.versions == [8], "the same word of one that holds it"
+
+
+def test_whoever_shows_one_chunk_and_names_another_state_wins_nothing() -> None:
+    """It changed a chunk that the nonce does not draw."""
+    run = Split(was=8, now=4)
+    shown = shown_under(run.core.ledger.nonce_of(0, 8), digest_of(8))
+    run.comes_showing("cat", 8, shown, digest=digest_of(7))
+    assert run.versions == [4] and run.core.ledger.era == 1
+
+
+def test_a_version_whose_digest_was_never_settled_is_not_waited_for() -> None:
+    """All who made it were lost before they agreed: nothing says which state was the right one."""
+    run = Split(was=8, now=4)
+    abandoned = run.core.ledger.abandoned
+    assert abandoned is not None
+    del abandoned.books[0].digests[8], abandoned.books[0].shown[8]
+    _, told = run.comes("cat", 8)
+    assert (run.versions, told.era) == ([4], 1)
+    assert "its digest was never settled" in told.era_because
 
 
 def test_a_stranger_that_names_the_right_digest_wins_nothing() -> None:
