@@ -34,6 +34,10 @@ lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
 warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
+schedule = "constant"     # then it stays; "linear", "cosine": it goes down until the last step (rounds * sync_every);
+                          # "wsd": it stays until decay_steps before that.  By the run's step, for late joiners too
+last_lr = "auto"          # the rate at the last step; "auto": a tenth of lr
+decay_steps = "auto"      # wsd: "auto": a fifth of all steps
 rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its optimizer begins without memory
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 

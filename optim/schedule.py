@@ -80,6 +80,14 @@ class Schedule:
             self.restart(now)
         return due
 
+    @property
+    def place(self) -> int:
+        """How far this period is, in steps of which it has `period_steps`, by the clock too."""
+        whole, period_s = self.rules.period_steps, self.rules.period_s
+        if period_s and self._steps:
+            return min(whole, int(whole * (self._last_step_at - self._began) / period_s))
+        return min(whole, self._steps)
+
     def on_waited(self, now: float) -> None:
         """Training stood still until now: that was no part of a step."""
         self._last_step_at = now

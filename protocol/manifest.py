@@ -76,6 +76,11 @@ class InnerSection(_Section):
     ] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    last_lr: Annotated[
+        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
+    ] = "auto"
+    decay_steps: Annotated[Count | Auto, Field(description='an integer >= 1, or "auto"')] = "auto"
     rejoin_warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 10
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
 
@@ -187,6 +192,11 @@ class Manifest(_Section):
         """Parts of the state with versions of their own: stages of a pipeline, else what [round] asks for."""
         return self.pipeline.stages if self.pipeline.stages > 1 else self.round.fragments
 
+    @property
+    def total_steps(self) -> int:
+        """Inner steps of the run, each round counted as one period."""
+        return self.run.rounds * self.round.sync_every
+
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         problems = _cross_checks(self)
@@ -280,6 +290,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         found = f'codec = "{m.round.codec}"'
         problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
     problems += _outer_problems(m)
+    problems += _rate_problems(m) if m.inner.schedule != "constant" else []
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
         problems.append(
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
@@ -310,6 +321,24 @@ def _outer_problems(m: Manifest) -> list[str]:
             f"found {inner.warmup_steps}"
         )
     return problems
+
+
+def _rate_problems(m: Manifest) -> list[str]:
+    """A rate that goes down does so between the warm-up and the last step."""
+    inner, total = m.inner, m.total_steps
+    if m.pipeline.batch:
+        return [
+            f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], found '
+            f'"{inner.schedule}"'
+        ]
+    decay = inner.decay_steps if inner.schedule == "wsd" and inner.decay_steps != "auto" else 0
+    if inner.warmup_steps + decay < total:
+        return []
+    both = "warmup_steps and decay_steps" if decay else "warmup_steps"
+    return [
+        f"[inner] {both}: expected less than the {total} steps of the run (rounds * sync_every), found "
+        f"{inner.warmup_steps + decay}"
+    ]
 
 
 def _batch_checks(m: Manifest) -> list[str]:

@@ -67,15 +67,13 @@ def train(out: Path | None) -> None:
     inner = connection.manifest.inner
     optimizer = inner_of(connection.manifest, model)
     with connection.join(model, optimizer) as run:
-        # Where the run has learned something already, the run itself makes a fresh optimizer's first steps small.
-        steps = max(inner.warmup_steps, 1) if run.version == 0 else 1
-        warmup = LambdaLR(run.optimizer, lambda step: min(1.0, (step + 1) / steps))
+        rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data):
             loss = model(batch.to(device)).loss
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
             run.step(loss)
-            warmup.step()
+            rate.step()
         if out is not None:
             run.save(out)
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.optim.rates import rates_of
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
@@ -216,9 +217,29 @@ class Run:
         return self._loop.step_count
 
     @property
+    def global_step(self) -> int:
+        """Where the run is, in inner steps, each version counted as `sync_every`: the same for whoever joins late."""
+        return self._loop.run_step
+
+    @property
+    def total_steps(self) -> int:
+        """The `global_step` at which the run ends: `rounds * sync_every`."""
+        return self.manifest.total_steps
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over for this peer: steps are local from then on, and `batches` has stopped."""
         return self._loop.finished
+
+    def lr_lambda(self, rate: Callable[[int], float] | None = None) -> Callable[[int], float]:
+        """For torch's LambdaLR: the share of the full rate at the run's step, not at this process's.
+
+        `rate`: from `global_step` to the share; left out, `[inner] schedule` of run.toml.  A scheduler that wraps a
+        function, as all of transformers do, becomes the run's by `scheduler.lr_lambdas = [run.lr_lambda(each) for each
+        in scheduler.lr_lambdas]`.
+        """
+        of_step = rate if rate is not None else rates_of(self.manifest).share
+        return lambda _: of_step(self.global_step)
 
     # ---- the end
 

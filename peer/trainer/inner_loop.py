@@ -115,6 +115,10 @@ class InnerLoop:
         return self.machine.step_count
 
     @property
+    def run_step(self) -> int:
+        return self.machine.run_step
+
+    @property
     def finished(self) -> bool:
         return self.machine.finished
 

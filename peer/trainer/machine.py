@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from farflung.optim.rates import RunPlace
 from farflung.optim.schedule import Rules, Schedule
 from farflung.peer.local.words import (
     Attach,
@@ -139,6 +140,7 @@ class TrainerMachine:
         self.waited_s = 0.0  # for rounds, all in all
         self._lease_samples = lease_samples
         self._schedule = Schedule(rules, now)
+        self._place = RunPlace(rules)
         self._held: dict[int, Load] = {}  # results that are here before their time, by fragment
         self._due: list[int] = []  # to be frozen as soon as the agent has answered their last freeze
         self._stopped_at = now  # of the wait for a round, where it waits
@@ -157,6 +159,15 @@ class TrainerMachine:
     def waits(self) -> bool:
         """No step may be taken before the agent has said something."""
         return self.stand in WAITS
+
+    @property
+    def run_step(self) -> int:
+        """The run's own step, as far as this peer can see it."""
+        return self._place.step
+
+    def _see_the_run(self) -> None:
+        if self.stand not in WAITS:
+            self._place.see(self.accounts[BOOKS_FRAGMENT].version, self._schedule.place)
 
     # ---- getting in, and the end
 
@@ -253,6 +264,8 @@ class TrainerMachine:
         account = self.accounts[load.fragment]
         account.load(load)
         restarts = load.keep in ("drop", "restore")
+        if load.fragment == BOOKS_FRAGMENT:
+            self._place.on_load(restarts)
         if restarts:
             self.leases.restart(load.fragment)
         begins = restarts and load.fragment == BOOKS_FRAGMENT
@@ -307,6 +320,7 @@ class TrainerMachine:
         self._due = self._schedule.take_due(now)
         effects += self._load_held(self._due, now)
         if not self._due:
+            self._see_the_run()
             return [*effects, GoOn()]
         self._stopped_at = now
         self._move(Stand.HELD_UP)
@@ -335,6 +349,7 @@ class TrainerMachine:
             self._move(Stand.OVER if self.finished else Stand.STEPPING)
             self._schedule.on_waited(now)
             effects += [] if self.finished else [GoOn()]
+        self._see_the_run()
         return effects
 
     def _may_step(self) -> bool:
@@ -357,6 +372,7 @@ class TrainerMachine:
             effects.append(SayFrozen(tuple(self._frozen(each, more=each is not due[-1]) for each in due)))
             effects += self._tell_of_own_data()
         if any(account.fragment == BOOKS_FRAGMENT for account in due):
+            self._place.on_freeze()
             effects.append(ForgetLoss())
         return effects
 

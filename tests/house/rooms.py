@@ -200,6 +200,7 @@ PURE_MODULES = (
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",
+    "optim/rates",
     "optim/schedule",
     "peer/agent/turns",
     "peer/local/words",

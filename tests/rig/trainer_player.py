@@ -11,6 +11,7 @@ read N              the next N samples, handed out at once, five tokens each
 at SECONDS          the clock
 silence, gone       of the agent
 counts              shows the machine's counts
+place               shows the run's own step
 
 Most transcripts are of steps without leased samples: that the machine says so once is shown only where it is asked for.
 """
@@ -111,6 +112,9 @@ class Player:
 
     def _gone(self, _: str) -> list[do.Effect]:
         return self.machine.on_agent_gone("the agent is gone")
+
+    def _place(self, _: str) -> list[str]:
+        return [f"step {self.machine.run_step} of the run"]
 
     def _counts(self, _: str) -> list[str]:
         return [
