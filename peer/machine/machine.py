@@ -16,10 +16,8 @@ Effects must be carried out in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Merge, MergeAgain, Weigh
 from farflung.peer.local.words import (
     Attach,
@@ -36,17 +34,15 @@ from farflung.peer.local.words import (
     Unusable,
 )
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.auditing import Auditing
-from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
-from farflung.peer.machine.exchange import Exchange
-from farflung.peer.machine.gathering import Gathering, may_gather
+from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.getting_in import STAY_S, STAY_WITH_SUMS_S, Doorway, Leaving, PeerConfig, Stand
+from farflung.peer.machine.joined import Joined
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Frame, Payload, Spoiled
-from farflung.protocol.manifest import Manifest, NetSection
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     FINISHED,
     Aborted,
@@ -69,50 +65,6 @@ from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Verdict
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The machine's parts from the moment on when a trainer has said what its model is."""
-
-    attached: Attached
-    address: str  # where other peers dial me, if they can
-    part: Participation
-    auditing: Auditing
-    exchange: Exchange
-    log: ResultLog
-    saving: Saving
-    restoring: Restoring
-    recalling: Recalling
-    gathering: Gathering
-
-    @staticmethod
-    def of(
-        attached: Attached, address: str, training: Training, config: PeerConfig, reports: Reporter
-    ) -> Joined:
-        known = attached.known
-        log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
-        part = Participation(config.me.peer, attached, log, config.check)
-        return Joined(
-            attached,
-            address,
-            part,
-            Auditing(config.me.peer, known.tag, part, reports.audited),
-            Exchange(part, training),
-            log,
-            Saving(known, config.saves, config.pinned),
-            Restoring(config.saves),
-            Recalling(config.recalls),
-            Gathering(config.me.peer, known, part, config.gathers and may_gather(known.manifest)),
-        )
-
-    @property
-    def lanes(self) -> list[Lane]:
-        return list(self.part.lanes.values())
-
-    @property
-    def net(self) -> NetSection:
-        return self.attached.known.manifest.net
 
 
 class PeerMachine:
@@ -409,9 +361,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        notes: list[do.Effect] = [do.Note(each) for each in problems]
-        read = joined.restoring.on_end(version, now, self.era)
-        return notes + (joined.exchange.on_restored(version, read) if read else []) + self._move_on()
+        return joined.on_restored(version, problems, now, self.era) + self._move_on()
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
@@ -426,7 +376,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        return joined.recalling.on_end(held, joined.lanes, self.era) + self._move_on()
+        return joined.on_recalled(held, self.era) + self._move_on()
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
         """By version, chunks whose results lie on disk from a former life of mine."""
@@ -436,9 +386,7 @@ class PeerMachine:
 
     def on_results_lost(self, why: str) -> list[do.Effect]:
         """The disk can't keep results any more: the memory does."""
-        if self.joined is None or not self.joined.log.on_disk_lost():
-            return []
-        return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
+        return self.joined.on_results_lost(why) if self.joined is not None else []
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -564,7 +512,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         for lane in joined.lanes if only is None else [only]:
             number = lane.fragment.number
-            busy = self._providing or number in joined.restoring.lacking or joined.recalling.busy
+            busy = self._providing or joined.is_filling(number)
             if not self.training.works[number].loading and not busy:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
