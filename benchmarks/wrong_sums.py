@@ -40,7 +40,7 @@ def count(world: World) -> Counter[str]:
     records = [from_bytes(raw) for raw in world.journal]
     return Counter(
         runs=1,
-        cheated=bool(world.cheated),
+        cheated=bool(world.last.cheated),
         convicted=bool(world.invariants.found),
         committed=sum(isinstance(each, CommittedRound) for each in records),
         aborted=sum(isinstance(each, AbortedRound) for each in records),

@@ -17,7 +17,7 @@ from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.collectives.round.effects import Merge, SendFrame
+from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, Record, from_bytes, to_bytes
@@ -37,8 +37,9 @@ from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
-from farflung.peer.simulator.hostile import LARGEST_BYTES, forged, forged_sum, lied, spoil
+from farflung.peer.simulator.hostile import LARGEST_BYTES
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
+from farflung.peer.simulator.last_peer import LastPeer
 from farflung.peer.simulator.liars import League
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
@@ -46,11 +47,10 @@ from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
-from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Frame, Kind, Payload, Spoiled, check_payload, claimed, parse
+from farflung.protocol.frames import Frame, Spoiled, check_payload, claimed, parse
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, Audited, FromMember, Message
+from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.moments import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 
@@ -104,9 +104,8 @@ class World:
         self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
         self._host = Host(scenario)
         self._held_at_cut = Held()
-        self.hostile = _peer_of(self._keys[-1]) if scenario.hostile > 0.0 else ""
-        self.cheated: dict[int, int] = {}  # by round, the chunk that is made wrong
-        self.told_by_auditors: list[Audited] = []
+        self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
+        self.invariants.cheated = self.last.wrong
         self.invariants.nothing_wrong = scenario.audit_first > scenario.league
         lies_itself = scenario.cheats or scenario.accuses or scenario.mutes or scenario.withholds
         about_sums = scenario.league + lies_itself
@@ -267,8 +266,8 @@ class World:
             machine=self._machine_class,
             run_tag=TAG,
             trainer=self._trainers(),
-            forge=self._forge,
-            forge_sum=self._forge_sum,
+            forge=self.last.forges,
+            forge_sum=self.last.forges_sum,
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
@@ -288,7 +287,7 @@ class World:
         return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
-        told = self._told(peer, message)
+        told = self.last.says(message, lies=peer in self.invariants.liars)
         said = self.league.says(self.peers[peer], told) if told and peer in self.league.members else told
         if said is not None:
             self._deliver(peer, COORDINATOR, self.work_league.said(peer, said), _MEMBERS[0], key)
@@ -349,11 +348,10 @@ class World:
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         if not (self._dialable(source) or self._dialable(effect.to)):
             return  # nobody can open a connection between the two
-        if self._withholds(source, effect):
+        if self.last.withholds(source, effect, self.peers[source].machine.part):
             return
-        header, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
-        if self._is_hostile(source) and self.random.random() < self.scenario.hostile:
-            header, payload = spoil(header, payload, self.random)
+        packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
+        header, payload = self.last.spoils(source, packed, payload, self.now)
         if source in self.league.members and self.league.keeps(effect.frame.header.kind, effect.to):
             return
         if source in self.league.members:
@@ -374,44 +372,6 @@ class World:
                 peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, TAG)))
             else:
                 peer.on_frame(source, Frame(parsed, payload))
-
-    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
-        how = self.scenario.forges if peer == _peer_of(self._keys[-1]) else ""
-        return forged(payloads, self.model.chunk_elements, how) if how else payloads
-
-    def _forge_sum(self, peer: str, effect: Merge, made: bytes) -> bytes:
-        """One chunk of each round that it owns any of."""
-        if not self.scenario.cheats or peer != _peer_of(self._keys[-1]):
-            return made
-        if self.cheated.setdefault(effect.round_no, effect.chunk) != effect.chunk:
-            return made
-        wrong = forged_sum(made)
-        self.invariants.cheated.add(hash_bytes(wrong))
-        return wrong
-
-    def _told(self, peer: str, message: FromMember) -> FromMember | None:
-        if isinstance(message, Audited) and peer in self.invariants.liars:
-            if self.scenario.mutes:
-                return None
-            message = lied(message, wrong=self.scenario.accuses)
-        if isinstance(message, Audited):
-            self.told_by_auditors.append(message)
-        return message
-
-    def _withholds(self, source: str, effect: SendFrame) -> bool:
-        """Owners get its contribution, and auditors do not."""
-        if not self.scenario.withholds or source != _peer_of(self._keys[-1]):
-            return False
-        header, part = effect.frame.header, self.peers[source].machine.part
-        lane = part.lane_of_chunk(header.chunk) if part is not None else None
-        if header.kind != Kind.CONTRIBUTION or lane is None:
-            return False
-        flight = lane.round if lane.is_in_flight(header.round_no) else None
-        return flight is None or flight.plan.owner_of(header.chunk - lane.fragment.first) != effect.to
-
-    def _is_hostile(self, peer: str) -> bool:
-        # Else a seed keeps its course.
-        return peer == self.hostile and self.now < self.scenario.hostile_until_s
 
     # ---- misfortune -----------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def test_every_result_of_an_honest_run_is_merged_again_before_its_commit(peers: 
     for seed in range(SEEDS):
         world = run(seed, replace(CALM, peers=peers))
         assert not world.invariants.found
-        told = [each for audited in world.told_by_auditors for each in audited.chunks]
+        told = [each for audited in world.last.told_by_auditors for each in audited.chunks]
         assert sum(not each.wrong and not each.missing for each in told) >= 4 * 6 - 4, (
             "but for a lonely first round"
         )
@@ -64,8 +64,8 @@ def test_an_owner_that_corrupts_a_chunk_in_each_round_commits_nothing_wrong_and_
     for seed in range(SEEDS):
         world = run(seed, replace(CALM, cheats=True))
         found += len(world.invariants.found)
-        assert len(world.cheated) <= 1, "it is out with its first wrong sum"
-        assert bool(world.cheated) == bool(world.invariants.found)
+        assert len(world.last.cheated) <= 1, "it is out with its first wrong sum"
+        assert bool(world.last.cheated) == bool(world.invariants.found)
     assert found >= SEEDS - 2
 
 
@@ -84,7 +84,7 @@ def test_a_league_of_owner_and_auditors_passes_nothing_where_one_auditor_more_is
 def test_one_auditor_of_a_league_may_pass_a_wrong_sum_and_so_the_host_chooses_how_many() -> None:
     """What is not promised: with one auditor each, the maker's two friends among five others find everything right."""
     worlds = [run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2)) for seed in range(SEEDS)]
-    assert any(len(world.cheated) > 1 for world in worlds)
+    assert any(len(world.last.cheated) > 1 for world in worlds)
     assert sum(bool(world.invariants.found) for world in worlds) > SEEDS // 3
 
 
@@ -103,7 +103,7 @@ def test_who_accuses_falsely_says_nothing_or_withholds_delays_a_round_and_stops_
 def test_who_cheats_and_withholds_what_would_convict_it_is_out_all_the_same() -> None:
     for seed in range(SEEDS):
         world = run(seed, replace(CALM, peers=5, cheats=True, withholds=True, end_s=400.0))
-        assert len(world.cheated) <= 6
+        assert len(world.last.cheated) <= 6
 
 
 @pytest.mark.parametrize("batch", range(2))

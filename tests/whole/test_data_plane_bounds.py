@@ -215,10 +215,10 @@ def test_the_status_says_who_was_left_out_and_why() -> None:
         )
     )
     by_id = {member["id"]: member for member in status["members"]}
-    assert by_id[world.hostile]["left_out"]
-    assert {each["left_out"] for peer, each in by_id.items() if peer != world.hostile} == {""}
+    assert by_id[world.last.hostile]["left_out"]
+    assert {each["left_out"] for peer, each in by_id.items() if peer != world.last.hostile} == {""}
     excluded = [out for done in status["rounds"] for out in done["excluded"]]
-    assert excluded and {out["name"] for out in excluded} == {by_id[world.hostile]["name"]}
+    assert excluded and {out["name"] for out in excluded} == {by_id[world.last.hostile]["name"]}
     assert any("unusable" in out["reason"] for out in excluded), (
         "some of what it spoiled did not match its hash"
     )

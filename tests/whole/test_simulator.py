@@ -128,7 +128,7 @@ def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blame
         for record in world.coordinator.core.ledger.rounds:
             out = record.excluded.items()
             guilty = {peer for peer, why in out if why.cause.of_its_bytes or NOT_WHOLE_BECAUSE in why.text}
-            assert guilty <= {world.hostile}, f"seed {seed}: {record.excluded}"
+            assert guilty <= {world.last.hostile}, f"seed {seed}: {record.excluded}"
             blamed += bool(guilty)
     assert blamed, (
         "in some round its frames were found out, and the coordinator wrote down why it was left out"

@@ -52,7 +52,7 @@ def test_an_honest_run_is_audited_and_nobody_is_blamed() -> None:
     for seed in range(SEEDS):
         world = run(seed, CALM)
         assert not world.invariants.found
-        told = [each for audited in world.told_by_auditors for each in audited.chunks]
+        told = [each for audited in world.last.told_by_auditors for each in audited.chunks]
         assert not any(each.wrong for each in told)
         # Those who are finished are gone with what they kept.
         right = [each for each in told if not each.missing]
@@ -64,10 +64,10 @@ def test_an_owner_that_corrupts_a_chunk_in_each_round_is_found_and_banned() -> N
     rounds = []
     for seed in range(SEEDS):
         world = run(seed, replace(CALM, cheats=True))
-        if world.cheated:  # in some seeds it owns nothing
+        if world.last.cheated:  # in some seeds it owns nothing
             (found,) = world.invariants.found
             assert {found.peer} == world.invariants.liars
-            rounds.append(len(world.cheated))
+            rounds.append(len(world.last.cheated))
     assert len(rounds) >= SEEDS - 3 and median(rounds) <= 2 and max(rounds) < 6, (
         "it is out: it makes no more sums"
     )
@@ -79,7 +79,7 @@ def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> No
     for seed in range(SEEDS):
         world = run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2))
         assert {each.peer for each in world.invariants.found} <= world.invariants.liars
-        found += bool(world.invariants.found) or not world.cheated
+        found += bool(world.invariants.found) or not world.last.cheated
     assert found >= SEEDS - 2
 
 
@@ -89,7 +89,7 @@ def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() ->
     for seed in range(6):
         world = run(seed, RESTARTING)
         if world.invariants.found:
-            rounds.append(len(world.cheated))
+            rounds.append(len(world.last.cheated))
     assert len(rounds) >= 5 and max(rounds) <= 8
 
 
@@ -98,7 +98,7 @@ def test_without_that_rule_they_would_hide_it(monkeypatch: pytest.MonkeyPatch) -
     hidden = 0
     for seed in range(3):
         world = run(seed, RESTARTING)
-        hidden += bool(world.cheated) and not world.invariants.found
+        hidden += bool(world.last.cheated) and not world.invariants.found
     assert hidden >= 2
 
 
