@@ -28,7 +28,14 @@ from farflung.coordinator.rounds.weighting import (
     token_weights,
     weighted,
 )
-from farflung.coordinator.rounds.withholding import Spread, are_most, lacking_alone, lacks_most
+from farflung.coordinator.rounds.withholding import (
+    LastHolders,
+    Spread,
+    are_most,
+    holders_needed,
+    lacking_alone,
+    lacks_most,
+)
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -71,6 +78,7 @@ class Settled:
 class Done:
     commit: Commit
     norm: float | None = None  # of the merged update, where it is known
+    late: frozenset[str] = frozenset()  # they lack results, and the round would have needed them too
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,7 @@ class InFlight:
     norm: float | None = None
     # Owners that say they lack what most sent, or keep what they merged: they own nothing.
     censors: set[str] = field(default_factory=set)
+    last_holders: LastHolders = field(default_factory=LastHolders)
     _spread: Spread = field(default_factory=Spread)
     # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
@@ -258,7 +267,7 @@ class InFlight:
                 alive,
                 f"the contributions of {self._names(sorted(lost))} died with their holders",
             )
-        return self._maybe_commit(alive, self.decision)
+        return self._maybe_commit(now, alive, self.decision)
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
@@ -456,10 +465,11 @@ class InFlight:
             and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
         }
 
-    def _maybe_commit(self, alive: set[str], decision: Decision) -> Step:
+    def _maybe_commit(self, now: float, alive: set[str], decision: Decision) -> Step:
         chunks = len(self.plan.owners)
         missing = chunks - len(self.merged)
         if missing:
+            self.last_holders.begin()
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
         if self.audits is not None and (orphans := self.audits.orphans(self.merged)):
             told = (
@@ -468,7 +478,7 @@ class InFlight:
             return Failed(told, AbortCause.TOO_FEW)
         here = [m for m in self.plan.members if m in alive]
         thin = len(self._thin(alive))
-        if thin or not here:
+        if not here or (thin and not self._may_go_without(now, alive)):
             needed = self._holders_needed(here)
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
         if self.audits is not None and (lacking := self.audits.lacking(self.merged)):
@@ -485,17 +495,27 @@ class InFlight:
                 self.plan.fragment,
             ),
             self.norm,
+            self._late(alive) if thin else frozenset(),
         )
 
-    def _holders_needed(self, here: Sequence[str]) -> int:
-        """Most of the living, and as many as a round needs: else a few could commit what they alone hold, give it to
-        nobody, and go on without all others."""
-        return min(len(here), max(len(here) // 2 + 1, self.rules.min_peers))
+    def _may_go_without(self, now: float, alive: set[str]) -> bool:
+        """Most of the run hold all results, and whoever lacks some was waited for."""
+        if self._thin(alive, waited=True):
+            self.last_holders.begin()
+            return False
+        return self.last_holders.may_go_without(self._late(alive), now, self.rules.chunk_patience_s)
 
-    def _thin(self, alive: set[str]) -> list[int]:
-        """Chunks whose results too few living members hold."""
+    def _late(self, alive: set[str]) -> frozenset[str]:
+        return frozenset(m for m in self.plan.members if m in alive and self._every_chunk & ~self._got(m))
+
+    def _holders_needed(self, here: Sequence[str], waited: bool = False) -> int:
+        least, most = self.rules.min_peers, self.rules.most_of_run
+        return holders_needed(len(here), least if most is None or not waited else min(least, most))
+
+    def _thin(self, alive: set[str], waited: bool = False) -> list[int]:
+        """Chunks whose results too few living members hold.  `waited`: for those that a round needs besides most."""
         here = [member for member in self.plan.members if member in alive]
-        needed = self._holders_needed(here)
+        needed = self._holders_needed(here, waited)
         held = [0] * len(self.plan.owners)
         for member in here:
             for chunk in bits(self._got(member)):
@@ -509,10 +529,10 @@ class InFlight:
         held: Counter[str] = Counter()
         for member in self.plan.members:
             held.update(self.plan.owner_of(chunk) for chunk in bits(self._got(member)))
-        owing = {self.plan.owner_of(chunk) for chunk in self._thin(alive) if chunk in self.merged} & alive
-        # A chunk may take its time.
-        patience_s = max(self.rules.scatter_grace_s, self.rules.round_timeout_s / 4)
-        return self._spread.stuck(owing, held, now, patience_s)
+        # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
+        thin = self._thin(alive, waited=True)
+        owing = {self.plan.owner_of(chunk) for chunk in thin if chunk in self.merged} & alive
+        return self._spread.stuck(owing, held, now, self.rules.chunk_patience_s)
 
     # ---- questions -------------------------------------------------------------------------------------
 

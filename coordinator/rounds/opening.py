@@ -36,6 +36,13 @@ class RoundRules:
     merge: MergeRules = field(default_factory=MergeRules)
     # Of a synchronous batch: those who must all be in the commit, by their tokens exactly; each has counted a share.
     whole: frozenset[str] = frozenset()
+    # Holders of a result that are enough when others have been waited for; None: as many as the round needs.
+    most_of_run: int | None = None
+
+    @property
+    def chunk_patience_s(self) -> float:
+        """So long nobody is blamed, or left behind, for a result that does not come: a chunk may take its time."""
+        return max(self.scatter_grace_s, self.round_timeout_s / 4)
 
 
 class Book(Protocol):

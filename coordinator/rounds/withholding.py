@@ -1,15 +1,19 @@
-"""Owners that say they lack what all others hold, and owners that keep what they merged.  Pure.
+"""Owners that say they lack what all others hold or keep what they merged, and members that take nothing.  Pure.
 
 What an owner says of its own hands nobody can check: that a contribution did not come keeps it out of the round, and a
 result that is given to nobody, or to accomplices alone, is one that nobody else can go on from.  So the others are the
 measure: whose word stands alone, or whose results do not spread, owns nothing any more.  A cut line looks the same, and
-is served by the same.  Used by the round at the coordinator (in_flight.py).
+is served by the same.  Who says of all results that they do not come is not to be told from one that nothing is given
+to, but by what the others hold: most of the run do not wait for a few for ever.  Used by the round at the coordinator
+(in_flight.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+
+ROUNDS_NOT_WAITED = 8  # for a member that was waited for in vain
 
 
 def are_most(accusers: Set[str], owners: Set[str], members: int) -> bool:
@@ -60,3 +64,37 @@ class Spread:
             same = count == held.get(owner, 0)
             self._of[owner] = (held.get(owner, 0), since if same else now)
         return {owner for owner, (_, since) in self._of.items() if now - since >= patience_s}
+
+
+def holders_needed(here: int, least: int) -> int:
+    """Of a result, among so many living members: most of them, and at least so many.  Else a few could commit what they
+    alone hold, give it to nobody, and go on without all others."""
+    return min(here, max(here // 2 + 1, least))
+
+
+@dataclass
+class LastHolders:
+    """How long a commit that most of the run hold waits for those that a round needs besides: where it needs everybody,
+    one slow member, or one that says that it has nothing, could hold up all others for ever.
+
+    Who was waited for in vain is not waited for in the next rounds.  Owned by the conductor of a fragment, for all of
+    its rounds.  Not durable: a coordinator that restarts waits once more.
+    """
+
+    _rounds_left: dict[str, int] = field(default_factory=dict)
+    _since: float | None = None  # most of the run hold all results of the round in flight
+
+    def begin(self) -> None:
+        self._since = None
+
+    def may_go_without(self, late: Set[str], now: float, patience_s: float) -> bool:
+        """`late`: who lacks a result, while most of the run hold them all."""
+        self._since = now if self._since is None else self._since
+        return late <= self._rounds_left.keys() or now - self._since >= patience_s
+
+    def on_commit(self, late: Set[str]) -> set[str]:
+        """Returns whom nobody waits for from now on."""
+        left = {peer: rounds - 1 for peer, rounds in self._rounds_left.items() if rounds > 1}
+        new = set(late) - self._rounds_left.keys()
+        self._rounds_left = left | dict.fromkeys(new, ROUNDS_NOT_WAITED)
+        return new

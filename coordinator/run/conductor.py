@@ -18,6 +18,7 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, De
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, Settled, Waiting
 from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for
 from farflung.coordinator.rounds.steadiness import Steadiness
+from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import LEAST_ACCUSERS, found_useless
@@ -67,6 +68,7 @@ class Conductor:
         self.batches = batches
         self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
         self._steadiness = Steadiness()
+        self._last_holders = LastHolders()
         # Owner -> contributions that it alone lacked, in rounds in a row.
         self._withheld: Counter[str] = Counter()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
@@ -227,9 +229,11 @@ class Conductor:
             rules_for(manifest, self.book, peers),
             min_peers=1 if self._shares else min(self._least, len(peers)),
             whole=frozenset(self._shares),
+            most_of_run=len(self.holders) // 2 + 1,  # whether or not they hold its state yet
         )
         core.write(Opened(plan=plan))
-        self.round = flight = InFlight(plan, rules, core.now, core.name)
+        self._last_holders.begin()
+        self.round = flight = InFlight(plan, rules, core.now, core.name, last_holders=self._last_holders)
         if self._auditing is not None and len(peers) > 1:  # alone, nobody else can
             flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
@@ -473,6 +477,9 @@ class Conductor:
         )
         sums = self._witness.on_commit(commit, flight, self.processes)
         self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
+        for peer in sorted(self._last_holders.on_commit(done.late)):
+            told = "it does not get the results that most others hold; for a while no commit waits for it"
+            core.note(f"{core.name(peer)}: {told}")
         core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now

@@ -20,6 +20,8 @@ Others tell the truth about their state, and lie about something else:
     slander  as owners they say that what came from others are other bytes than these say they sent
     keep     what they merge, and all that follows from it, they give to nobody but to each other
     refuse   each says of as many others as it may be believed about that their frames are of no use
+    deny     they say that no result has come to them
+    deaf     no lie at all: no result comes to them, neither from owners nor from whom they ask instead
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from msgspec.structs import replace
 
 from farflung.peer.simulator.hostile import other_values
 from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import ABOUT_OTHERS
-from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
+from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_THEMSELVES
+from farflung.protocol.digests import HASH_BYTES, combined, hash_bytes, root_of, split_hashes
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import (
     TAG_BYTES,
@@ -58,6 +60,8 @@ class League:
     def says(self, peer: VirtualPeer, message: FromMember) -> FromMember | None:
         """What the liar says instead; None: nothing."""
         match message:
+            case ProgressReport() if self.way == "deny":
+                return replace(message, got=b"", got_hash=combined(()))
             case ProgressReport() if self.way in ABOUT_OTHERS and self.way != "keep":
                 return self._report(peer, message)
             case _ if self.is_true_to_its_state:
@@ -72,7 +76,11 @@ class League:
 
     @property
     def is_true_to_its_state(self) -> bool:
-        return self.way == "serve" or self.way in ABOUT_OTHERS
+        return self.way == "serve" or self.way in (*ABOUT_OTHERS, *ABOUT_THEMSELVES)
+
+    def misses(self, kind: Kind, target: str) -> bool:
+        """That does not come to it."""
+        return self.way == "deaf" and target in self.members and kind is Kind.RESULT
 
     def keeps(self, kind: Kind, target: str) -> bool:
         """It gives nothing to that one."""

@@ -28,6 +28,8 @@ LIES = (
 )
 # These need an honest majority: else it is their word against that of most.
 ABOUT_OTHERS = ("censor", "pick", "keep", "slander", "refuse")
+# What one member may do to a run that needs everybody: of_one_that_holds_up draws these.
+ABOUT_THEMSELVES = ("deny", "deaf")
 
 
 @dataclass
@@ -210,6 +212,27 @@ class Scenario:
             codec=draw.choice(("fp32", "int8")),
             rounds=8,
             min_peers=liars + 1 if lies == "keep" else 1,  # else they make rounds among themselves
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            faults_until_s=6.0,
+            end_s=400.0,
+        )
+
+    @staticmethod
+    def of_one_that_holds_up(seed: int) -> Scenario:
+        """Every round needs everybody (`min_peers`), and one of them has no result, or says so."""
+        draw = random.Random(f"holds up {seed}")
+        peers = draw.choice((3, 4, 5, 10))
+        return Scenario(
+            peers=peers,
+            min_peers=peers,
+            liars=1,
+            lies=draw.choice(ABOUT_THEMSELVES),
+            chunks=2 * peers,
+            fragments=draw.choice((1, 2)),
+            codec=draw.choice(("fp32", "int8")),
+            rounds=8,
             kill_per_effect=0.0,
             cut_per_s=0.0,
             trainer_crash_per_s=0.0,

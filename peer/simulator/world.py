@@ -352,7 +352,9 @@ class World:
             return
         packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         header, payload = self.last.spoils(source, packed, payload, self.now)
-        if source in self.league.members and self.league.keeps(effect.frame.header.kind, effect.to):
+        kind = effect.frame.header.kind
+        withheld = source in self.league.members and self.league.keeps(kind, effect.to)
+        if withheld or self.league.misses(kind, effect.to):
             return
         if source in self.league.members:
             header, payload = self.league.serves(effect.frame.header.kind, header, payload)

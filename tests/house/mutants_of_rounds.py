@@ -137,10 +137,10 @@ DOOR = (
 ROUNDS = (
     Mutant(
         "P2 P18 a result is held by most before it is committed",
-        "coordinator/rounds/in_flight.py",
-        "max(len(here) // 2 + 1, self.rules.min_peers)",
-        "1",
-        ROUND,
+        "coordinator/rounds/withholding.py",
+        "return min(here, max(here // 2 + 1, least))",
+        "return min(here, 1)",
+        WITHHOLDING,
     ),
     Mutant(
         "P9 the word of one owner bars nobody",
@@ -162,6 +162,27 @@ ROUNDS = (
         "unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]",
         "unfit: list[str] = []",
         CONDUCTOR,
+    ),
+    Mutant(
+        "P3 one that has no result holds up no commit for good",
+        "coordinator/rounds/withholding.py",
+        "return late <= self._rounds_left.keys() or now - self._since >= patience_s",
+        "return late <= self._rounds_left.keys()",
+        WITHHOLDING,
+    ),
+    Mutant(
+        "P3 who was waited for in vain is not waited for in the next rounds",
+        "coordinator/rounds/withholding.py",
+        "self._rounds_left = left | dict.fromkeys(new, ROUNDS_NOT_WAITED)",
+        "self._rounds_left = left",
+        WITHHOLDING,
+    ),
+    Mutant(
+        "P18 nobody commits without those a round needs that is not most of the run",
+        "coordinator/rounds/in_flight.py",
+        "least if most is None or not waited else min(least, most)",
+        "least if most is None or not waited else 1",
+        WITHHOLDING,
     ),
     Mutant(
         "P18 an owner that gives nobody what it merged loses its chunks",

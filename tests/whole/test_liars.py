@@ -11,8 +11,10 @@ from statistics import mean
 
 import pytest
 
+from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.coordinator.rounds import in_flight
 from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run import conductor
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, LIES, Scenario
@@ -94,10 +96,39 @@ def test_the_simulator_sees_a_run_that_a_few_could_keep_to_themselves(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {
-        "_holders_needed": lambda self, here: min(2, len(here)),
+        "_holders_needed": lambda self, here, waited=False: min(2, len(here)),
         "_who_keeps_results": lambda self, now, alive: set(),
     }
     monkeypatch.setattr(InFlight, rule, broken[rule])
     with pytest.raises(Broken, match="P3"):
-        for seed in seeds_about("keep", 8):
+        for seed in (21, *seeds_about("keep", 8)):  # 21 shows both, and soonest
             World(seed, Scenario.of_liars(seed)).run()
+
+
+# ---- one member of a run that needs everybody --------------------------------------------------------------------
+
+
+def commits_of(seed: int) -> tuple[World, list[CommittedRound]]:
+    world = World(seed, Scenario.of_one_that_holds_up(seed))
+    assert world.run().outcome == "finished", f"seed {seed}"
+    records = map(from_bytes, world.journal)
+    return world, [each for each in records if isinstance(each, CommittedRound)]
+
+
+def test_P3_one_that_takes_no_results_holds_up_one_commit_of_many_where_each_round_needs_everybody() -> None:
+    for seed in range(6):
+        world, commits = commits_of(seed)
+        rules = world.manifest.round
+        bound_s = max(rules.scatter_grace_s, rules.round_timeout_s / 4)
+        slow = [each for each in commits if each.seconds >= bound_s]
+        assert max(each.seconds for each in slow) < 2.5 * bound_s, f"seed {seed}"
+        assert len(slow) <= 2 * world.scenario.fragments and len(commits) >= 8, f"seed {seed}"
+        here = set(world.peers) - world.league.members
+        assert all(set(each.commit.included) >= here for each in commits[-3:]), "nobody is left out for it"
+
+
+def test_without_the_bound_one_member_would_hold_up_a_run_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastHolders, "may_go_without", lambda self, late, now, patience_s: False)
+    seed = next(s for s in range(20) if Scenario.of_one_that_holds_up(s).lies == "deny")
+    with pytest.raises(Broken, match="P3"):
+        World(seed, Scenario.of_one_that_holds_up(seed)).run()

@@ -23,6 +23,7 @@ from farflung.coordinator.rounds.in_flight import (
 )
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import token_weights as weigh
+from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import combined, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
@@ -546,6 +547,45 @@ def test_P18_an_owner_that_gives_nobody_what_it_merged_loses_its_chunks() -> Non
     step = room.step(after_s=1.0 + patience_s)
     assert isinstance(step, Moved) and step.unfit == {BOB}
     assert room.flight.merged.keys() == {0, 2}, "somebody else merges it again"
+
+
+FOUR = ("ann", "bob", "cyd", "dan")
+
+
+def one_round_of_four(last: LastHolders, opened_at: float, most_of_run: int = 3) -> InFlight:
+    """It needs everybody; ann, bob and cyd hold all results, and dan says that it has none."""
+    rules = RoundRules(4, 10.0, 60.0, 4.0, "fp32", most_of_run=most_of_run)
+    flight = InFlight(Plan(1, 1, 0, FOUR, (0, 1), ("fp32",) * 4), rules, opened_at, last_holders=last)
+    last.begin()
+    flight.decision = Decision(1, 1, (0.25,) * 4, {})
+    results = {chunk: h("result", chunk) for chunk in (0, 1)}
+    flight.on_progress("ann", progress(1, {}, {0: results[0]}, results))
+    flight.on_progress("bob", progress(1, {}, {1: results[1]}, results))
+    flight.on_progress("cyd", progress(1, {}, {}, results))
+    flight.on_progress("dan", progress(1, {}, {}, {}))
+    return flight
+
+
+def test_P3_one_that_says_it_has_no_result_holds_up_one_commit_for_so_long_and_costs_no_owner_its_chunks() -> (
+    None
+):
+    last, patience_s = LastHolders(), RULES.round_timeout_s / 4
+    flight = one_round_of_four(last, 0.0)
+    told = Waiting("gather: 2 of 2 results not yet held by 4 peers")
+    assert flight.next_step(1.0, set(FOUR), set(FOUR)) == told
+    assert flight.next_step(0.9 + patience_s, set(FOUR), set(FOUR)) == told
+    step = flight.next_step(1.0 + patience_s, set(FOUR), set(FOUR))
+    assert isinstance(step, Done) and step.late == {"dan"} and step.commit.included == FOUR
+    assert last.on_commit(step.late) == {"dan"}
+    step = one_round_of_four(last, 100.0).next_step(100.0, set(FOUR), set(FOUR))
+    assert isinstance(step, Done), "the next commit does not wait for it"
+
+
+def test_P18_who_is_not_most_of_the_run_waits_for_as_many_as_the_round_needs() -> None:
+    """Seven are here, and four of them are in this round: three of these may be a league."""
+    flight = one_round_of_four(LastHolders(), 0.0, most_of_run=4)
+    assert isinstance(flight.next_step(1.0, set(FOUR), set(FOUR)), Waiting)
+    assert not isinstance(flight.next_step(59.0, set(FOUR), set(FOUR)), Done)
 
 
 def test_an_owner_whose_results_arrive_one_by_one_keeps_its_chunks() -> None:

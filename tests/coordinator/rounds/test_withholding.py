@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.rounds.withholding import Spread, are_most, lacking_alone, lacks_most
+from farflung.coordinator.rounds.withholding import (
+    ROUNDS_NOT_WAITED,
+    LastHolders,
+    Spread,
+    are_most,
+    holders_needed,
+    lacking_alone,
+    lacks_most,
+)
 
 FOUR = {"ann", "bob", "cyd", "dan"}
 
@@ -71,3 +79,33 @@ def test_an_owner_that_owed_nothing_for_a_moment_begins_anew() -> None:
     spread.stuck({"ann"}, {"ann": 1}, 0.0, 10.0)
     spread.stuck(set(), {"ann": 1}, 5.0, 10.0)
     assert spread.stuck({"ann"}, {"ann": 1}, 11.0, 10.0) == set()
+
+
+@pytest.mark.parametrize(
+    ("here", "least", "needed"), [(5, 1, 3), (5, 4, 4), (5, 9, 5), (4, 2, 3), (2, 1, 2), (1, 3, 1)]
+)
+def test_most_of_the_living_have_to_hold_a_result_and_as_many_as_a_round_needs(
+    here: int, least: int, needed: int
+) -> None:
+    assert holders_needed(here, least) == needed
+
+
+def test_who_has_no_result_is_waited_for_once_and_then_not_for_some_rounds() -> None:
+    last = LastHolders()
+    assert not last.may_go_without({"ann"}, 0.0, 10.0) and not last.may_go_without({"ann"}, 9.9, 10.0)
+    assert last.may_go_without({"ann"}, 10.0, 10.0)
+    assert last.on_commit({"ann"}) == {"ann"}
+    for _ in range(ROUNDS_NOT_WAITED):
+        last.begin()
+        assert last.may_go_without({"ann"}, 20.0, 10.0)
+        assert not last.may_go_without({"ann", "bob"}, 20.0, 10.0), "bob was not waited for yet"
+        assert last.on_commit({"ann"}) == set(), "it is told once"
+    last.begin()
+    assert not last.may_go_without({"ann"}, 30.0, 10.0), "its line may be another one by now"
+
+
+def test_the_wait_begins_anew_when_something_has_to_be_merged_again() -> None:
+    last = LastHolders()
+    last.may_go_without({"ann"}, 0.0, 10.0)
+    last.begin()
+    assert not last.may_go_without({"ann"}, 10.0, 10.0) and last.may_go_without({"ann"}, 20.0, 10.0)
