@@ -20,7 +20,7 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, LIES, Scenario
 from farflung.peer.simulator.world import World
 
-SEEDS = 60
+SEEDS = 40
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
