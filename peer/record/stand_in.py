@@ -124,7 +124,7 @@ class _StandIn:
                 pass
 
     def _leases(self) -> tuple[Lease, ...]:
-        """One for each recorded batch, so that the batches are those."""
+        """One for each recorded span; how many samples are in a batch, the trainer has from the work itself."""
         spans = [span for step in self._work.head.steps for span in step.samples]
         count = len(self._fragments)
         return tuple(

@@ -50,6 +50,11 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True):
 
     samples: tuple[Samples, ...]
     rates: tuple[Rates, ...]  # of each parameter group
+    batches: tuple[int, ...] = ()  # the samples of each of its batches; empty: each span is a batch
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return self.batches or tuple(stop - start for _, start, stop in self.samples)
 
 
 class WorkHead(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -41,6 +41,7 @@ class VirtualTrainer:
     dataset_samples = 60
     fingerprint = b"of the simulated"
     machine_class: type[TrainerMachine] = TrainerMachine
+    joins_leases = False  # a batch goes on in the next lease where one ends
 
     def __init__(self, host: Host, world: Surroundings, rules: Rules, reads_ahead: int = 0) -> None:
         """`reads_ahead`: so many batches its loader holds back when it gives one out."""
@@ -56,7 +57,7 @@ class VirtualTrainer:
         ]
         self._ahead = reads_ahead
         self.machine.read_ahead(reads_ahead)
-        self._batches: list[Span] = []  # handed out, not yet learned from
+        self._batches: list[tuple[Span, ...]] = []  # handed out, not yet learned from
         self._parameters = host.model.first_plain_chunk * size  # the values after them are buffers
         self._local = torch.zeros_like(host.anchor)
         self._loaded = torch.zeros_like(host.anchor)
@@ -107,14 +108,14 @@ class VirtualTrainer:
     def step_s(self) -> float:
         return self.world.delay("step")
 
-    def _take(self, span: Span) -> None:
+    def _take(self, spans: tuple[Span, ...]) -> None:
         """The samples of a batch are here."""
-        self.machine.hand_out(span, tokens=0)
-        self._batches.append(span)
+        self.machine.hand_out(spans, tokens=0)
+        self._batches.append(spans)
 
-    def _learn(self, span: Span) -> None:
+    def _learn(self, spans: tuple[Span, ...]) -> None:
         self._carry_out(self.machine.before_step())
-        samples = tuple((span.epoch, place) for place in range(span.start, span.stop))
+        samples = tuple((span.epoch, place) for span in spans for place in range(span.start, span.stop))
         self.learn(samples)
         for part in self.parts:
             part.work.append(samples)
@@ -161,8 +162,8 @@ class VirtualTrainer:
                 for part in [self.parts[number] for number in fragments]:
                     self._local[part.cells] = self._before[part.cells]
                     part.work.pop()
-            case do.Read(span):
-                self._take(span)
+            case do.Read(span, more):
+                self._take((span, *more) if self.joins_leases else (span,))
             case do.GoOn():
                 self._again()
             case do.Over(stopped):

@@ -47,12 +47,13 @@ class StreamTrainer(VirtualTrainer):
         self.dataset_samples = UNKNOWN_LENGTH
         self._samples = samples
 
-    def _take(self, span: Span) -> None:
-        if span.stop > self._samples:
+    def _take(self, spans: tuple[Span, ...]) -> None:
+        if any(span.stop > self._samples for span in spans):
             self.dataset_samples = self._samples
-            span = replace(span, stop=max(span.start, self._samples))
-        if span.start < span.stop:
-            super()._take(span)
+        read = [replace(span, stop=min(span.stop, self._samples)) for span in spans]
+        read = [span for span in read if span.start < span.stop]
+        if read:
+            super()._take(tuple(read))
         else:
             self._again()
 

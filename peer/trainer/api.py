@@ -34,6 +34,7 @@ from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.reading import Source, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
@@ -165,8 +166,8 @@ class Run:
 
         `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
         iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
-        lines are the samples.  A batch counts as used once the next step is done; the last batch of a lease may be
-        smaller.  Some items are read before the first batch, to see that all peers have the same data;
+        lines are the samples.  A batch counts as used once the next step is done; where nothing more is leased it
+        may be smaller.  Some items are read before the first batch, to see that all peers have the same data;
         `fingerprint=False` compares its length alone.  `ahead`: so many batches the loader around it asks for before
         it gives one out (1 for that of accelerate, of transformers' Trainer and of Lightning): they are not used yet.
         """
@@ -190,13 +191,17 @@ class Run:
             self._loop.take_back(loader)
 
     def _batches(self, source: Source, made_of: bytes, batch: int, collate: Collate) -> Iterator[Any]:
-        while (span := self._loop.next_span(source.samples, batch, made_of)) is not None:
-            samples = source.read(span)
-            if samples:  # at the end of a stream fewer than were leased, or none: only these count as read
+        while spans := self._loop.next_batch(source.samples, batch, made_of):
+            samples: list[Any] = []
+            got: list[Span] = []
+            for span in spans:
+                found = source.read(span)
+                samples += found
+                # At the end of a stream fewer than were leased, or none: only these count as read.
+                got += [replace(span, stop=span.start + len(found))] if found else []
+            if samples:
                 made = collate(samples)
-                self._loop.hand_out(
-                    replace(span, stop=span.start + len(samples)), tokens_in(made, len(samples))
-                )
+                self._loop.hand_out(tuple(got), tokens_in(made, len(samples)))
                 yield made
 
     # ---- what there is to know

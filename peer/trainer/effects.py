@@ -146,6 +146,7 @@ class Read:
     """The samples of the next batch.  They count as handed out only once `hand_out` says so."""
 
     span: Span
+    more: tuple[Span, ...] = ()  # of the leases behind it
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,26 +197,27 @@ class InnerLoop:
 
     # ---- data
 
-    def next_span(self, samples: int, batch: int, data: bytes = b"") -> Span | None:
-        """The next leased samples; waits for a lease where there is none.  None: the run is over.
+    def next_batch(self, samples: int, batch: int, data: bytes = b"") -> tuple[Span, ...]:
+        """The next leased samples; waits for a lease where there is none.  Empty: the run is over.
 
         `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.
         """
         self._watcher.on_want(samples, data)
+        batch = self._watcher.batch_size(batch)
         while not self.finished:
             effects = self.machine.on_want(samples, batch, self._clock(), data)
             self._carry_out(effects)
             for effect in effects:
                 if isinstance(effect, do.Read):
                     self._watcher.on_read()
-                    return effect.span
+                    return (effect.span, *effect.more)
             self._hear(self._next_message())
             self.machine.on_waited(self._clock())
-        return None
+        return ()
 
-    def hand_out(self, span: Span, tokens: int) -> None:
-        self.machine.hand_out(span, tokens)
-        self._watcher.on_handed_out(span)
+    def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
+        self.machine.hand_out(spans, tokens)
+        self._watcher.on_handed_out(spans)
 
     def before_rates(self) -> Undo:
         """Right before the inner optimizer's step; what it returns is to be called right after."""

@@ -4,7 +4,8 @@ Held by the trainer's machine.
 Must not know the network, or how leases are granted and acknowledged.
 
 A lease's samples [start, stop) are first handed out and later used: `used` moves when the optimizer step that saw the
-batch is done.  A batch never spans two leases, so one number per lease says exactly which samples are in the model.
+batch is done.  Each lease is read in order, so one number per lease says exactly which samples are in the model.
+A batch goes on in the next lease where one ends: only where nothing more is leased is it shorter than it should be.
 With several fragments it is one number for each of them: when work on one of them was dropped or lost, its samples are
 read once more, and only the fragments that lack them learn from that step.
 
@@ -27,7 +28,7 @@ _UNKNOWN = -1  # how far a fragment has learned from a lease: the agent will say
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions [start, stop) of one epoch's order, all within one lease."""
+    """Positions [start, stop) of one epoch's order, all within one lease: a batch, or a part of one."""
 
     lease: int
     epoch: int
@@ -37,7 +38,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Handed:
-    span: Span
+    """A batch."""
+
+    spans: tuple[Span, ...]
     tokens: int
 
 
@@ -46,6 +49,11 @@ class _Open:
     lease: Lease
     used: list[int]  # by each fragment
     told: bool = True  # it is in the agent's list: samples of it may be read
+
+    @property
+    def is_even(self) -> bool:
+        """All fragments have learned equally much from it."""
+        return len(set(self.used)) == 1
 
     @property
     def is_over(self) -> bool:
@@ -127,28 +135,35 @@ class LeaseBook:
     def step_tokens(self) -> int:
         return sum(each.tokens for each in self._handed[: self._seen])
 
-    def next_span(self, most: int) -> Span | None:
-        """The next samples, in order, up to the end of their lease; they count as read at `hand_out`.
+    def next_batch(self, most: int) -> tuple[Span, ...]:
+        """The next samples, in order, of one lease or of several; they count as read at `hand_out`.
 
         All of them are new to the same fragments.
         """
+        spans: list[Span] = []
         for lease_id, each in self._open.items():
             place = self._place(lease_id, each)
-            if each.told and place < self._stop(each.lease):
-                ends = [upto for upto in each.used if upto > place]
-                stop = min(place + most, self._stop(each.lease), *ends)
-                return Span(lease_id, each.lease.epoch, place, stop)
-        return None
+            if not each.told or place >= self._stop(each.lease):
+                continue
+            if spans and not each.is_even:
+                break
+            ends = [upto for upto in each.used if upto > place]
+            stop = min(place + most, self._stop(each.lease), *ends)
+            spans.append(Span(lease_id, each.lease.epoch, place, stop))
+            most -= stop - place
+            if not most or not each.is_even:
+                break
+        return tuple(spans)
 
     def _place(self, lease_id: int, each: _Open) -> int:
         """Where to go on reading: at the first sample that some fragment lacks, and that is not out to be learned."""
-        spans = [handed.span for handed in self._handed]
-        if not self._goes_on(spans):
+        out = self._handed
+        if not self._goes_on(_spans_of(out)):
             # The step that these are in is lost.  Only those that stay out after it, were it the next thing to come,
             # can be learned: the one to be read now, and before it the newest that are held back.
-            spans = spans[len(spans) - (self._ahead - 1) :] if self._ahead > 1 else []
+            out = out[len(out) - (self._ahead - 1) :] if self._ahead > 1 else []
         place = min(each.used)
-        for span in spans:
+        for span in _spans_of(out):
             if span.lease == lease_id and span.start == place:
                 place = span.stop
         return place
@@ -163,8 +178,8 @@ class LeaseBook:
             at[span.lease] = span.stop
         return True
 
-    def hand_out(self, span: Span, tokens: int = 0) -> None:
-        self._handed.append(_Handed(span, tokens))
+    def hand_out(self, spans: tuple[Span, ...], tokens: int = 0) -> None:
+        self._handed.append(_Handed(spans, tokens))
 
     def learners(self) -> list[int]:
         """The fragments that the next step may change: those to which all that it has seen is new.
@@ -183,12 +198,12 @@ class LeaseBook:
         return True
 
     def _spans_of_step(self) -> list[Span]:
-        return [handed.span for handed in self._handed[: self._seen]]
+        return _spans_of(self._handed[: self._seen])
 
     def on_step(self) -> None:
         """An optimizer step has used all that it has seen, in the fragments that `learners` names."""
         learners, spans = self.learners(), self._spans_of_step()
-        del self._handed[: len(spans)]
+        del self._handed[: self._seen]
         for span in spans:
             for fragment in learners:
                 self._open[span.lease].used[fragment] = span.stop
@@ -217,6 +232,10 @@ class LeaseBook:
             return 0
         self._asked = True
         return min(missing, _WANT_MOST)
+
+
+def _spans_of(handed: list[_Handed]) -> list[Span]:
+    return [span for each in handed for span in each.spans]
 
 
 class LoaderPace:

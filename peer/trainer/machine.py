@@ -424,10 +424,10 @@ class TrainerMachine:
         asked: list[Effect] = []
         if want or found_end:
             asked.append(Say(Need(samples=samples, want=want, data=data)))
-        span = self.leases.next_span(batch)
-        if span is not None:
+        spans = self.leases.next_batch(batch)
+        if spans:
             self._move(Stand.STEPPING)
-            return [*asked, Read(span)]
+            return [*asked, Read(spans[0], spans[1:])]
         loads = self._load_held(list(self._held), now)  # no step would come to take them
         if self.stand is Stand.WITHOUT_DATA:
             return asked + loads
@@ -435,9 +435,9 @@ class TrainerMachine:
         self._remind_at[Stand.WITHOUT_DATA] = now + PATIENCE_S
         return [*asked, *loads, Wait(Stand.WITHOUT_DATA)]
 
-    def hand_out(self, span: Span, tokens: int) -> None:
-        """The samples are in the script's hands: its next step learns from them, or one after that (`read_ahead`)."""
-        self.leases.hand_out(span, tokens)
+    def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
+        """A batch is in the script's hands: its next step learns from it, or one after that (`read_ahead`)."""
+        self.leases.hand_out(spans, tokens)
         self._pace.on_hand_out()
 
     def read_ahead(self, batches: int) -> int:

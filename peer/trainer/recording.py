@@ -69,7 +69,9 @@ class Watcher(Protocol):
 
     def on_read(self) -> None: ...
 
-    def on_handed_out(self, span: Span) -> None: ...
+    def batch_size(self, asked: int) -> int: ...
+
+    def on_handed_out(self, spans: tuple[Span, ...]) -> None: ...
 
     def on_rates(self) -> Undo: ...
 
@@ -91,7 +93,10 @@ class NoWatcher:
     def on_read(self) -> None:
         pass
 
-    def on_handed_out(self, span: Span) -> None:
+    def batch_size(self, asked: int) -> int:
+        return asked
+
+    def on_handed_out(self, spans: tuple[Span, ...]) -> None:
         pass
 
     def on_rates(self) -> Undo:
@@ -141,6 +146,7 @@ class _Open:
     random: dict[str, Number] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     spans: list[Samples] = field(default_factory=list)  # handed out since the last step
+    batches: list[int] = field(default_factory=list)  # so many samples in each of them
     has_read: bool = False
     problem: str = ""  # why it can't be taken again
 
@@ -191,17 +197,22 @@ class Recording:
             tensors, span.random = random_state()
             span.tensors |= {f"random.{name}": value for name, value in tensors.items()}
 
-    def on_handed_out(self, span: Span) -> None:
+    def batch_size(self, asked: int) -> int:
+        return asked
+
+    def on_handed_out(self, spans: tuple[Span, ...]) -> None:
         if self._open is not None:
-            self._open.spans.append((span.epoch, span.start, span.stop))
+            self._open.spans += [(span.epoch, span.start, span.stop) for span in spans]
+            self._open.batches.append(sum(span.stop - span.start for span in spans))
 
     def on_rates(self) -> Undo:
         span = self._open
         if span is not None:
             if not span.spans:
                 self._spoil("a step was taken on samples that were not leased")
-            span.steps.append(Step(tuple(span.spans), tuple(map(_rates_of, self._optimizer.param_groups))))
-            span.spans = []
+            rates = tuple(map(_rates_of, self._optimizer.param_groups))
+            span.steps.append(Step(tuple(span.spans), rates, tuple(span.batches)))
+            span.spans, span.batches = [], []
         return _nothing
 
     def on_frozen(self, step: int, delta: Tensor, model: ModelSchema) -> None:
@@ -247,7 +258,8 @@ class Redoing:
         self._model, self._optimizer, self._size = model, optimizer, size
         self._chance = torch.Generator().manual_seed(seed)
         self._begun = self._has_read = False
-        self._step = 0
+        self._step = self._batch = 0
+        self._sizes = [size for step in work.head.steps for size in step.batch_sizes]
 
     def begins(self, held: Held) -> None:
         if self._begun:
@@ -301,8 +313,12 @@ class Redoing:
             }
             set_random_state(found, self._work.head.random)
 
-    def on_handed_out(self, span: Span) -> None:
-        pass
+    def batch_size(self, asked: int) -> int:
+        """A batch was shorter than it should be where no more was leased just then."""
+        return self._sizes[self._batch] if self._batch < len(self._sizes) else asked
+
+    def on_handed_out(self, spans: tuple[Span, ...]) -> None:
+        self._batch += 1
 
     def on_rates(self) -> Undo:
         steps, at = self._work.head.steps, self._step

@@ -101,7 +101,8 @@ class Player:
         effects = self.machine.on_want(100, int(samples), self.now)
         for effect in effects:
             if isinstance(effect, do.Read):
-                self.machine.hand_out(effect.span, 5 * (effect.span.stop - effect.span.start))
+                spans = (effect.span, *effect.more)
+                self.machine.hand_out(spans, 5 * sum(span.stop - span.start for span in spans))
         return effects
 
     def _hear(self, text: str) -> list[do.Effect]:

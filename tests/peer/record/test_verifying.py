@@ -53,7 +53,7 @@ STEPS, RUN_ID, ANN = 3, bytes(range(16)), Identity.generate()
 SECTIONS: dict[str, dict[str, object]] = {
     "run": {"seed": 5},
     "round": {"sync_every": STEPS, "chunk_kb": 1, "codec": "fp32"},
-    "data": {"batch": 2, "lease_samples": 6},
+    "data": {"batch": 3, "lease_samples": 6},
 }
 MANIFEST = Manifest.model_validate(SECTIONS)
 
@@ -121,9 +121,11 @@ def recorded(place: Path, manifest: Manifest = MANIFEST) -> Path:
     """The second span of a run, whose first one no commit used: what was learned in it is carried along."""
     script = Script(place / "work", manifest)
     script.attach(place / "shared")
-    script.answers = [LeasesNow(leases=(Lease(7, 0, 0, 4, 0), Lease(9, 0, 20, 40, 20))), loaded(5, "all")]
+    first = (Lease(7, 0, 0, 9, 0), Lease(8, 0, 20, 21, 20), Lease(9, 0, 22, 26, 22))
+    script.answers = [LeasesNow(leases=first), loaded(5, "all")]
     script.span()
-    script.answers = [Resume(spare=2)]
+    # A batch of two leases, one that is short because no more is leased just then, and one after that.
+    script.answers = [LeasesNow(leases=(*first, Lease(10, 0, 40, 60, 40))), Resume(spare=2)]
     script.span()
     return folder_of(place / "work", 2 * STEPS)
 

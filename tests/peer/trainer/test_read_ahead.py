@@ -19,9 +19,8 @@ def leased(*places: tuple[int, int], fragments: int = 1, ahead: int = 1) -> Leas
 
 
 def read(book: LeaseBook) -> Span:
-    span = book.next_span(BATCH)
-    assert span is not None
-    book.hand_out(span, tokens=span.stop - span.start)
+    [span] = book.next_batch(BATCH)
+    book.hand_out((span,), tokens=span.stop - span.start)
     return span
 
 

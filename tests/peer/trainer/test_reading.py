@@ -157,16 +157,18 @@ class Reader:
         self.read: list[tuple[int, object]] = []  # since the last commit
 
     def step(self) -> bool:
-        found = self.book.next_span(3)
-        if found is None:
-            return False
-        samples = self.source.read(found)
-        self.book.on_end(self.source.samples)
-        if samples:
-            self.read += [(found.epoch, sample) for sample in samples]
-            self.book.hand_out(replace(found, stop=found.start + len(samples)))
+        spans = self.book.next_batch(3)
+        got = []
+        for span in spans:
+            samples = self.source.read(span)
+            self.book.on_end(self.source.samples)
+            if samples:
+                self.read += [(span.epoch, sample) for sample in samples]
+                got.append(replace(span, stop=span.start + len(samples)))
+        if got:
+            self.book.hand_out(tuple(got))
             self.book.on_step()
-        return True
+        return bool(spans)
 
 
 @pytest.mark.parametrize("size", [1, 7, 24, 25])

@@ -54,6 +54,7 @@ Samples = tuple[int, ...]
 class Loader(NamedTuple):
     group: int = 1  # batches in a step
     ahead: int = 0  # batches that are held back when one is given out
+    samples: int = 2  # in a batch: leases have six
 
 
 PLAIN = Loader()
@@ -82,7 +83,7 @@ class Pair:
         """A trainer begins: what stands frozen is its own."""
         self.machine = self.kind(self.rules, lease_samples=6, now=self.now)
         self.machine.read_ahead(self.loader.ahead)
-        self.batches: list[Span] = []  # handed out, in no step yet
+        self.batches: list[tuple[Span, ...]] = []  # handed out, in no step yet
         self.work: list[list[Samples]] = [[] for _ in self.fragments]
         self.do(self.machine.attach(MODEL, pid=1))
         self.tell_leases()
@@ -125,12 +126,13 @@ class Pair:
         if self.machine.stand in WAITS:
             return
         while len(self.batches) < self.loader.group + self.loader.ahead:
-            found = [effect.span for effect in self.wanted() if isinstance(effect, do.Read)]
+            found = [(effect.span, *effect.more) for effect in self.wanted() if isinstance(effect, do.Read)]
             if not found:
                 return
             self.machine.hand_out(found[0], 1)
             self.batches += found
-        spans, self.batches = self.batches[: self.loader.group], self.batches[self.loader.group :]
+        seen, self.batches = self.batches[: self.loader.group], self.batches[self.loader.group :]
+        spans = [span for batch in seen for span in batch]
         self.do(self.machine.before_step())
         for work in self.work:
             work.append(tuple(sample for span in spans for sample in range(span.start, span.stop)))
@@ -139,7 +141,7 @@ class Pair:
         self.do(self.machine.on_heard(self.now))
 
     def wanted(self) -> list[do.Effect]:
-        effects = self.machine.on_want(1000, 2, self.now)
+        effects = self.machine.on_want(1000, self.loader.samples, self.now)
         self.do(effects)
         return effects
 
@@ -290,7 +292,7 @@ def play(
     return pair
 
 
-LOADERS = st.builds(Loader, st.integers(1, 3), st.integers(0, 3))
+LOADERS = st.builds(Loader, st.integers(1, 3), st.integers(0, 3), st.sampled_from((2, 4, 9)))
 
 
 @settings(max_examples=300, deadline=None)
@@ -317,6 +319,27 @@ def test_P7_whatever_a_loader_holds_back_every_sample_is_learned_in_the_end(
             pair.fail(fragment)
     for learned in pair.committed:
         assert set(range(wanted)) <= set(learned)
+
+
+def test_P7_in_any_run_batches_may_go_on_in_the_next_lease() -> None:
+    joined = []
+
+    class Joins(VirtualTrainer):
+        joins_leases = True
+        samples_per_step = 3
+
+        def _take(self, spans: tuple[Span, ...]) -> None:
+            joined.append(len(spans) > 1)
+            super()._take(spans)
+
+    class JoiningWorld(World):
+        trainer_class = Joins
+
+    torch.set_num_threads(1)
+    for seed in range(12):
+        JoiningWorld(seed, Scenario.of(seed)).run()
+        JoiningWorld(seed, Scenario.of_readers_ahead(seed)).run()
+    assert sum(joined) > 20
 
 
 WORDS: st.SearchStrategy[ToTrainer] = st.one_of(
