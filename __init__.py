@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from farflung.peer.pipeline.parts import parts_of
     from farflung.peer.trainer.api import Run, join
     from farflung.peer.trainer.text_lines import TextLines
+    from farflung.peer.trainer.token_shards import TokenShards
     from farflung.protocol.errors import Refused, UserError
 
 __all__ = [
     "join",
     "Run",
     "TextLines",
+    "TokenShards",
     "muon",
     "pipeline",
     "parts_of",
@@ -41,6 +43,7 @@ _HOME_OF = {
     "join": "farflung.peer.trainer.api",
     "Run": "farflung.peer.trainer.api",
     "TextLines": "farflung.peer.trainer.text_lines",
+    "TokenShards": "farflung.peer.trainer.token_shards",
     "muon": "farflung.optim.inner",
     "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",

@@ -35,9 +35,10 @@ from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.leased_data import Span
-from farflung.peer.trainer.reading import Source, refuse_lists, source_of, tokens_in
+from farflung.peer.trainer.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.workers import Ahead
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
@@ -85,6 +86,23 @@ def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) 
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)
         undo.pop_all()
     return connection
+
+
+class _Reader:
+    """From leased spans to a batch, in this process or in a worker."""
+
+    def __init__(self, source: Source, collate: Collate) -> None:
+        self.source, self._collate = source, collate
+
+    def __call__(self, spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], Any]:
+        samples: list[Any] = []
+        got: list[Span] = []
+        for span in spans:
+            found = self.source.read(span)
+            samples += found
+            # At the end of a stream fewer than were leased, or none: only these count as read.
+            got += [replace(span, stop=span.start + len(found))] if found else []
+        return tuple(got), self._collate(samples) if samples else None
 
 
 def _collate(samples: list[Any]) -> Any:
@@ -161,6 +179,8 @@ class Run:
         collate: Collate | None = None,
         fingerprint: bool = True,
         ahead: int = 0,
+        workers: int = 0,
+        prefetch: int = 2,
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
@@ -170,18 +190,26 @@ class Run:
         may be smaller.  Some items are read before the first batch, to see that all peers have the same data;
         `fingerprint=False` compares its length alone.  `ahead`: so many batches the loader around it asks for before
         it gives one out (1 for that of accelerate, of transformers' Trainer and of Lightning): they are not used yet.
+        `workers`: so many processes read map-style data before it is wanted, `prefetch` batches each; 0: this one does.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
             raise UserError(f"batch_size must be at least 1, found {batch}")
-        if ahead < 0:
-            raise UserError(f"ahead must not be negative, found {ahead}")
+        for name, count in (("ahead", ahead), ("workers", workers), ("prefetch", prefetch)):
+            if count < 0:
+                raise UserError(f"{name} must not be negative, found {count}")
         source, made_of = source_of(dataset, self.manifest.run.seed), b""
         if fingerprint:
             made_of, why_none = source.fingerprint(self.manifest.digest)
             if why_none:
                 log.info("only the length of the data set is compared with that of others: %s", why_none)
-        return self._ahead(ahead, self._batches(source, made_of, batch, collate or _collate))
+        if workers and not isinstance(source, MapStyle):
+            raise UserError(
+                "workers: a stream is read in its order by one process; give run.batches a data set with __len__ and "
+                "__getitem__, or a DataLoader with workers as the stream (docs/data.md)"
+            )
+        reader = _Reader(source, collate or _collate)
+        return self._ahead(ahead, self._batches(reader, made_of, batch, workers, prefetch))
 
     def _ahead(self, ahead: int, batches: Iterator[Any]) -> Iterator[Any]:
         loader = self._loop.read_ahead(ahead)
@@ -190,19 +218,20 @@ class Run:
         finally:  # it was left, and with it what it had not given out
             self._loop.take_back(loader)
 
-    def _batches(self, source: Source, made_of: bytes, batch: int, collate: Collate) -> Iterator[Any]:
-        while spans := self._loop.next_batch(source.samples, batch, made_of):
-            samples: list[Any] = []
-            got: list[Span] = []
-            for span in spans:
-                found = source.read(span)
-                samples += found
-                # At the end of a stream fewer than were leased, or none: only these count as read.
-                got += [replace(span, stop=span.start + len(found))] if found else []
-            if samples:
-                made = collate(samples)
-                self._loop.hand_out(tuple(got), tokens_in(made, len(samples)))
-                yield made
+    def _batches(
+        self, reader: _Reader, made_of: bytes, batch: int, workers: int, prefetch: int
+    ) -> Iterator[Any]:
+        with ExitStack() as ends:
+            pool = ends.enter_context(Ahead(workers, reader, self.manifest.run.seed)) if workers else None
+            while spans := self._loop.next_batch(reader.source.samples, batch, made_of):
+                if pool is None:
+                    got, made = reader(spans)
+                else:
+                    got, made = pool.take(spans, self._loop.following(spans, batch, workers * prefetch))
+                if got:
+                    samples = sum(span.stop - span.start for span in got)
+                    self._loop.hand_out(got, tokens_in(made, samples))
+                    yield made
 
     # ---- what there is to know
 

@@ -215,6 +215,13 @@ class InnerLoop:
             self.machine.on_waited(self._clock())
         return ()
 
+    def following(self, spans: tuple[Span, ...], batch: int, count: int) -> list[tuple[Span, ...]]:
+        """At most so many batches that seem to come after this one; nothing rests on it."""
+        seen = [spans]
+        while len(seen) <= count and (further := self.machine.leases.next_batch(batch, seen)):
+            seen.append(further)
+        return seen[1:]
+
     def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
         self.machine.hand_out(spans, tokens)
         self._watcher.on_handed_out(spans)

@@ -16,6 +16,7 @@ holds back come first; where a fragment has learned from them, or lacks what com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -135,14 +136,15 @@ class LeaseBook:
     def step_tokens(self) -> int:
         return sum(each.tokens for each in self._handed[: self._seen])
 
-    def next_batch(self, most: int) -> tuple[Span, ...]:
+    def next_batch(self, most: int, behind: Sequence[tuple[Span, ...]] = ()) -> tuple[Span, ...]:
         """The next samples, in order, of one lease or of several; they count as read at `hand_out`.
 
-        All of them are new to the same fragments.
+        All of them are new to the same fragments.  `behind`: as if these batches were handed out, too.
         """
         spans: list[Span] = []
+        out = [*self._handed, *(_Handed(each, 0) for each in behind)]
         for lease_id, each in self._open.items():
-            place = self._place(lease_id, each)
+            place = self._place(lease_id, each, out)
             if not each.told or place >= self._stop(each.lease):
                 continue
             if spans and not each.is_even:
@@ -155,9 +157,8 @@ class LeaseBook:
                 break
         return tuple(spans)
 
-    def _place(self, lease_id: int, each: _Open) -> int:
+    def _place(self, lease_id: int, each: _Open, out: list[_Handed]) -> int:
         """Where to go on reading: at the first sample that some fragment lacks, and that is not out to be learned."""
-        out = self._handed
         if not self._goes_on(_spans_of(out)):
             # The step that these are in is lost.  Only those that stay out after it, were it the next thing to come,
             # can be learned: the one to be read now, and before it the newest that are held back.
@@ -224,7 +225,7 @@ class LeaseBook:
         """How many samples to ask for now, so that about two leases lie ahead; 0 for none."""
         unit = max(batch, lease_samples)
         missing = 2 * unit - sum(
-            max(0, self._stop(each.lease) - self._place(i, each))
+            max(0, self._stop(each.lease) - self._place(i, each, self._handed))
             for i, each in self._open.items()
             if each.told
         )

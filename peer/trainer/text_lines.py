@@ -33,6 +33,7 @@ class TextLines(Dataset[str]):
         self._places: list[tuple[int, int]] = []  # (file, offset) of lines 0, 64, 128, ...
         self._count = 0
         self._files: dict[int, BinaryIO] = {}
+        self._process = os.getpid()
         for number, path in enumerate(self.paths):
             try:
                 self._index(number, path)
@@ -63,6 +64,8 @@ class TextLines(Dataset[str]):
         return line.decode("utf-8", errors="replace").rstrip("\r\n")
 
     def _lines_from(self, first: int, offset: int) -> Iterator[bytes]:
+        if self._process != os.getpid():  # a forked worker: the places in these files are its parent's
+            self._process, self._files = os.getpid(), {}
         for number in range(first, len(self.paths)):
             if number not in self._files:
                 self._files[number] = open(self.paths[number], "rb")  # noqa: SIM115  kept open, closed with the process

@@ -20,6 +20,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "join",
         "Run",
         "TextLines",
+        "TokenShards",
         "muon",
         "pipeline",
         "parts_of",
@@ -28,7 +29,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "UserError",
         "__version__",
     }
-    assert len(farflung.__all__) == 10
+    assert len(farflung.__all__) == 11
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "join",
         "Run",
         "TextLines",
+        "TokenShards",
         "muon",
         "pipeline",
         "parts_of",

@@ -1,0 +1,239 @@
+"""`run.batches(workers=)` and token shards: the same batches as without workers, whatever was read early."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import LeasesNow, Load
+from farflung.peer.trainer.api import Run
+from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.text_lines import TextLines
+from farflung.peer.trainer.token_shards import TokenShards
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from rig.waiting import LONG_S, eventually
+
+MANIFEST = Manifest.model_validate(
+    {
+        "run": {"seed": 5},
+        "round": {"sync_every": 1000, "chunk_kb": 1},
+        "data": {"batch": 3, "lease_samples": 8},
+    }
+)
+
+
+class Rows:
+    """What is read says by whom, and has a little chance in it."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> Tensor:
+        return torch.tensor([place, os.getpid(), int(torch.rand(1) * 1e6), random.randrange(10**6)])
+
+
+class Script:
+    """A run whose agent has leased it 0 to 20, in three pieces."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        model = nn.Linear(2, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.words: list[object] = []
+        channel: Any = SimpleNamespace(send=lambda word: None, recv=self._recv)
+        self.loop = InnerLoop(channel, model, MANIFEST)
+        shared = SharedState.create(folder, self.loop.layout.total_elements)
+        self.words += [shared.as_message(), load(0)]
+        self.loop.attach()
+        pieces = (Lease(1, 0, 0, 7, 0), Lease(2, 0, 7, 8, 7), Lease(3, 0, 8, 20, 8))
+        self.words.append(LeasesNow(leases=pieces))
+        optimizer = RunOptimizer(inner, self.loop.after_step, self.loop.before_step)
+        self.run = Run(SimpleNamespace(), self.loop, optimizer, "me")  # type: ignore[arg-type]
+
+    def _recv(self, timeout_s: float) -> object | None:
+        assert self.words or not timeout_s, "this would wait for ever"
+        return self.words.pop(0) if self.words else None
+
+    def read(self, count: int, **options: Any) -> list[Tensor]:
+        found = []
+        for batch in self.run.batches(Rows(), fingerprint=False, **options):
+            found.append(batch)
+            self.run.step(0.0)
+            if len(found) == count:
+                break
+        return found
+
+
+def load(version: int) -> Load:
+    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+
+
+def places(batches: list[Tensor]) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def test_P7_workers_read_the_same_batches_and_what_they_have_read_early_is_not_used(tmp_path: Path) -> None:
+    alone, two = Script(tmp_path / "a"), Script(tmp_path / "b")
+    here, there = alone.read(4), two.read(4, workers=2)
+    assert places(here) == places(there) and all(len(batch) == 3 for batch in there)
+    assert two.loop.machine.leases.used() == alone.loop.machine.leases.used()
+    assert {int(row[1]) for batch in here for row in batch} == {os.getpid()}
+    readers = {int(row[1]) for batch in there for row in batch}
+    assert readers and os.getpid() not in readers
+
+
+def test_P7_after_a_drop_what_was_read_early_and_does_not_come_next_is_thrown_away(tmp_path: Path) -> None:
+    script = Script(tmp_path / "a")
+    batches = script.run.batches(Rows(), fingerprint=False, workers=1, prefetch=3)
+    first = [next(batches)]
+    script.run.step(0.0)
+    first.append(next(batches))
+    script.words.append(load(1))  # the work of both steps is dropped
+    script.run.step(0.0)
+    again = [next(batches)]
+    script.run.step(0.0)
+    again.append(next(batches))
+    assert places(again) == places(first)
+    assert [each.lease for each in script.loop.machine.leases.used()] == [1]
+    assert torch.equal(again[0][:, 2:], first[0][:, 2:]), "chance is that of the place"
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_chance_in_the_data_is_the_places_whichever_worker_reads_it(tmp_path: Path) -> None:
+    one, three = (
+        Script(tmp_path / "a").read(4, workers=1),
+        Script(tmp_path / "b").read(4, workers=3, prefetch=1),
+    )
+    assert [batch[:, 2:].tolist() for batch in one] == [batch[:, 2:].tolist() for batch in three]
+    assert len({tuple(batch[0, 2:].tolist()) for batch in one}) == 4
+
+
+def test_what_goes_wrong_in_a_worker_is_told_in_the_script(tmp_path: Path) -> None:
+    class Damaged(Rows):
+        def __getitem__(self, place: int) -> Tensor:
+            raise KeyError("this row is damaged")
+
+    with pytest.raises(KeyError, match="this row is damaged"):
+        list(Script(tmp_path / "a").run.batches(Damaged(), fingerprint=False, workers=1))
+
+    class Deadly(Rows):
+        def __getitem__(self, place: int) -> Tensor:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return torch.zeros(1)
+
+    with pytest.raises(UserError, match="a worker that reads the data set was killed"):
+        list(Script(tmp_path / "b").run.batches(Deadly(), fingerprint=False, workers=1))
+    with pytest.raises(UserError, match="a stream is read in its order by one process"):
+        Script(tmp_path / "c").run.batches(iter_of_numbers(), workers=1)
+    with pytest.raises(UserError, match="workers must not be negative, found -1"):
+        Script(tmp_path / "d").run.batches(Rows(), workers=-1)
+
+
+def iter_of_numbers() -> Any:
+    return type("Endless", (), {"__iter__": lambda self: iter(range(9))})()
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_script_that_is_killed(tmp_path: Path) -> None:
+    code = """
+    import os, signal, sys
+    from farflung.peer.trainer.leased_data import Span
+    from farflung.peer.trainer.workers import Ahead
+
+    def read(spans):
+        return os.getpid()
+
+    with Ahead(2, read, 0) as pool:
+        print(pool.take((Span(1, 0, 0, 1),), []), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LONG_S
+    )
+    worker = int(done.stdout)
+    eventually(lambda: not runs(worker), "the worker ends, too")
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# ---- token shards ------------------------------------------------------------------------------------------------
+
+
+def test_token_shards_are_rows_of_all_files_in_order(tmp_path: Path) -> None:
+    np.arange(10, dtype="<u2").tofile(tmp_path / "a.bin")
+    np.save(tmp_path / "b.npy", np.arange(100, 109, dtype=np.int32))
+    shards = TokenShards([tmp_path / "a.bin", tmp_path / "b.npy"], length=4)
+    assert len(shards) == 4
+    assert [shards[row].tolist() for row in range(4)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [100, 101, 102, 103],
+        [104, 105, 106, 107],
+    ]
+    assert shards[0].dtype is torch.int64
+    assert [row[0].item() for row in shards.__getitems__([3, 0])] == [104, 0]
+    with pytest.raises(IndexError, match="row 4 is outside"):
+        shards[4]
+
+
+def test_token_shards_go_to_workers_without_their_contents(tmp_path: Path) -> None:
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "a.bin")
+    shards = TokenShards(tmp_path / "a.bin", length=100)
+    sent = pickle.dumps(shards)
+    assert len(sent) < 1000 and torch.equal(pickle.loads(sent)[49], shards[49])  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "text"),
+    [
+        (b"", {}, "cannot read as uint16"),
+        (bytes(10), {"length": 6}, "no row of 6 tokens"),
+        (bytes(10), {"length": 0}, "length must be at least 1"),
+        (bytes(10), {"dtype": "float32"}, "dtype must be one of"),
+        (bytes(11), {}, "not a multiple of the data-type size"),
+    ],
+)
+def test_shards_that_do_not_fit_are_refused(
+    tmp_path: Path, content: bytes, options: dict[str, Any], text: str
+) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(UserError, match=text):
+        TokenShards(tmp_path / "a.bin", **{"length": 2, **options})
+    np.save(tmp_path / "b.npy", np.zeros((2, 2)))
+    with pytest.raises(UserError, match="expected one row of integers, found float64"):
+        TokenShards(tmp_path / "b.npy", 2)
+
+
+def test_a_forked_worker_does_not_move_the_place_in_its_parents_files(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("".join(f"line {number}\n" for number in range(500)))
+    lines = TextLines(tmp_path / "t.txt")
+    place = next(lines._lines_from(0, 0))
+    assert place == b"line 0\n"
+    at = os.lseek(lines._files[0].fileno(), 0, os.SEEK_CUR)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if lines[300] == "line 300" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.lseek(lines._files[0].fileno(), 0, os.SEEK_CUR) == at
