@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
+    CommittedBatch,
     CommittedRound,
     DecidedOn,
     Departed,
@@ -33,6 +34,7 @@ _RECORDS: dict[type, str] = {
     Opened: "open",
     DecidedOn: "decide",
     CommittedRound: "commit",
+    CommittedBatch: "commit",
     AbortedRound: "abort",
     DigestFixed: "digest",
     RolledBack: "go_back",

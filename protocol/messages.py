@@ -170,6 +170,10 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     want: bool  # I could compute some
     unit_s: Annotated[float, Meta(ge=0, le=1e9)]  # busy seconds for one; 0: not known
     table_no: Count = 0  # the newest table of seats that I know
+    # In a stage of several: how many microbatches wait for my trainer or are in its hands, and how many works it has
+    # made for this seat.  Who holds some and makes none hangs; what waits for others is not counted.
+    holds: Count = 0
+    made: Count = 0
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -364,6 +368,8 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     # and the table of seats in my stage and in those beside it, if it is newer than mine.
     table_no: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     table: Annotated[tuple[SeatRow, ...], Meta(max_length=SEATS_TOLD)] | None = None
+    # Nobody gets a finite gradient out of these: nobody computes, sends or counts them any more.
+    skipped: Mask = b""
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):

@@ -8,29 +8,31 @@ say, and is said again with every beat.  Must not know rounds, digests, or how m
 Why no microbatch counts twice.  It is granted to one seat at a time.  It is granted again only when that seat is gone
 for good, by a durable record, and its number never comes again.  What a seat counts goes into a commit only if the
 seat's own signed word in that round names exactly the microbatches that the books and its beats say.
+
+Where a model is cut into stages, each microbatch counts once in every one of them.  Grants are for the first stage;
+behind it members hand microbatches on by the table of seats, and what a seat says to have counted counts, as long as no
+other seat of its stage says so too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, spans_of_mask
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
+from farflung.coordinator.batches.words import Desk, Heard, House, NotFinite, Share, Worker
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
 from farflung.coordinator.ledger.records import (
     BatchBegun,
     GrantedMicros,
     MicroSkipped,
-    Record,
     Seated,
     TakenBack,
     Unseated,
 )
-from farflung.protocol.digests import bits, mask_from_bytes, mask_to_bytes
+from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import UNKNOWN_LENGTH, BatchBeat, BatchTick, Beat, Sent
 
 # A restarted coordinator waits so many times dead_after_s for those whose seats are in its books.
@@ -38,72 +40,9 @@ AWAIT_DEAD = 2.0
 PATIENCE_UNITS = 10.0  # a seat may take so many times its usual for one microbatch
 PATIENCE_FIRST = 5.0  # and so many times the deadline for its first one, before which a trainer may compile
 SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
+ON_THE_WAY = 8  # microbatches of one source, for each stage
 NAMED_MOST = 4  # peers in one sentence
 NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member that is not at the run's state
-
-
-class Worker(Protocol):
-    """A living member, as the batches see it."""
-
-    @property
-    def peer(self) -> str: ...
-    @property
-    def process(self) -> bytes: ...
-    @property
-    def verified(self) -> bool: ...
-    @property
-    def leaving(self) -> bool: ...
-    @property
-    def beat(self) -> Beat | None: ...
-
-
-class Desk(Protocol):
-    """What the batches need of the run machine's core."""
-
-    ledger: Ledger
-    manifest: Manifest
-    now: float
-    began_at: float
-
-    @property
-    def held(self) -> str: ...
-    @property
-    def finished(self) -> bool: ...
-    def write(self, record: Record) -> None: ...
-    def note(self, text: str) -> None: ...
-    def name(self, peer: str) -> str: ...
-
-
-@dataclass(frozen=True)
-class House:
-    """What the batches ask the other parts of the run machine."""
-
-    living: Callable[[], Mapping[str, Worker]]
-    fits: Callable[[str], bool]  # the peer has the run's data
-    in_round: Callable[[str], bool]  # a round in flight may use what it counted
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a round must have of one member."""
-
-    seat: int
-    counted: bytes  # mask
-
-
-@dataclass
-class Heard:
-    """What a seat has said."""
-
-    counted: int = 0  # mask
-    unit_s: float = 0.0
-    since: float = 0.0  # it has counted nothing since then, while it could
-    at_all: bool = False  # by this coordinator
-    ready: bool = False  # its sums stand frozen
-
-    def forget(self) -> None:
-        """What it said of a batch is not said of the next one."""
-        self.counted, self.ready = 0, False
 
 
 @dataclass
@@ -113,9 +52,8 @@ class Batches:
     _heard: dict[int, Heard] = field(default_factory=dict)  # by seat
     # Trainers that held work for long and did nothing.
     _idle: set[tuple[str, int]] = field(default_factory=set)
-    # By peer: when it got its last seat, and what it got no gradient out of in this batch, whatever it says later.
-    _seated_at: dict[str, float] = field(default_factory=dict)
-    _unusable: dict[str, int] = field(default_factory=dict)
+    _seated_at: dict[str, float] = field(default_factory=dict)  # by peer: when it got its last seat
+    _not_finite: NotFinite = field(default_factory=NotFinite)
     _was: object = None  # what members were told of last
 
     @property
@@ -123,18 +61,33 @@ class Batches:
         return self.desk.ledger.batches
 
     @property
+    def stages(self) -> int:
+        return self.desk.manifest.pipeline.stages
+
+    @property
     def counted(self) -> int:
-        """The mask of all that is counted."""
+        """The mask of all that is counted in every stage."""
+        mask = self.counted_in(0)
+        for stage in range(1, self.stages):
+            mask &= self.counted_in(stage)
+        return mask
+
+    def counted_in(self, stage: int) -> int:
         mask = 0
-        for number in self.book.seats:
-            mask |= self._of(number).counted
+        for seat in self.book.of_stage(stage):
+            mask |= self._of(seat.number).counted
         return mask
 
     @property
     def complete(self) -> bool:
-        """Every microbatch is counted by somebody who is here."""
+        """Every microbatch is counted by somebody who is here, in every stage."""
         batch = self.book.batch
         return batch is not None and not batch.whole & ~self.counted
+
+    @property
+    def under_way(self) -> bool:
+        """A stage's round is in flight: those of the others belong to it, or its work would be for nothing."""
+        return any(self.house.flying(stage) for stage in range(self.stages))
 
     def _of(self, number: int) -> Heard:
         return self._heard.setdefault(number, Heard(since=self.desk.now))
@@ -150,20 +103,36 @@ class Batches:
         if seat is None and self._may_sit(worker, said):
             number = self.book.last_seat + 1
             self.desk.write(
-                Seated(number=number, peer=worker.peer, process=worker.process, trainer=said.trainer)
+                Seated(
+                    number=number,
+                    peer=worker.peer,
+                    process=worker.process,
+                    trainer=said.trainer,
+                    stage=worker.stage,
+                )
             )
             seat = self.book.seats[number]
             self._seated_at[worker.peer] = self.desk.now
         if seat is None or not _is_of(seat, worker, said):
-            return _tick(batch, None, False)
+            return self._tick(batch, None, False, worker.stage, said)
         self._hear(seat, said if worker.verified else NOTHING, beat)
-        if said.want and worker.verified and not worker.leaving and said.version == batch.version:
+        able = said.want and worker.verified and not worker.leaving and said.version == batch.version
+        if able and seat.stage == 0:
             self._grant(seat)
-        return _tick(batch, seat, self.complete and self._of(seat.number).counted != 0)
+        freeze = self.complete and self._of(seat.number).counted != 0
+        return self._tick(batch, seat, freeze, seat.stage, said)
+
+    def _tick(self, batch: Batch, seat: Seat | None, freeze: bool, stage: int, said: BatchBeat) -> BatchTick:
+        if self.stages == 1:
+            return tick_of(batch, seat, freeze)
+        return staged_tick_of(self.book, batch, seat, freeze, stage, said.table_no)
 
     def _may_sit(self, worker: Worker, said: BatchBeat) -> bool:
         rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
-        room = len(self.book.seats) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
+        room = (
+            len(self.book.of_stage(worker.stage)) < MEMBERS_PER_ROUND
+            and (worker.peer, said.trainer) not in self._idle
+        )
         able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
         return rested and room and able and not self.complete and self.house.fits(worker.peer)
 
@@ -173,33 +142,41 @@ class Batches:
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
             heard.forget()
             return
-        counted = mask_from_bytes(said.counted) & seat.mask
-        if counted != heard.counted:
+        # In later stages it is not the coordinator that says who holds what.
+        its_own = seat.mask if seat.stage == 0 else (1 << batch.count) - 1
+        counted = mask_from_bytes(said.counted) & its_own
+        if (counted, said.made) != (heard.counted, heard.made):
             heard.since = self.desk.now
-        heard.counted, heard.unit_s = counted, said.unit_s
-        unusable = mask_from_bytes(said.unusable) & batch.whole & seat.mask & ~counted
-        self._unusable[seat.peer] = self._unusable.get(seat.peer, 0) | unusable
+        heard.counted, heard.unit_s, heard.holds, heard.made = counted, said.unit_s, said.holds, said.made
+        unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
+        self._not_finite.hear(seat.stage, seat.peer, unusable)
         heard.ready = any(
             each.ready and each.version == batch.version and each.round_no == 0 for each in beat.fragments
         )
 
     def _grant(self, seat: Seat) -> None:
-        free = self.book.free & ~self._unusable.get(seat.peer, 0)
+        free = self.book.free & ~self._not_finite.of(0, seat.peer)
         living = self.house.living()
         busy = [
             each
-            for each in self.book.seats.values()
+            for each in self.book.of_stage(0)
             if each.number == seat.number
-            or (_wants(living.get(each.peer), each) and free & ~self._unusable.get(each.peer, 0))
+            or (_wants(living.get(each.peer), each) and free & ~self._not_finite.of(0, each.peer))
         ]
         paces = {
             each.number: Pace(self._open(each).bit_count(), self._of(each.number).unit_s) for each in busy
         }
-        count = to_grant(seat.number, paces, free.bit_count(), self.desk.manifest.net.heartbeat_s)
+        heartbeat_s = self.desk.manifest.net.heartbeat_s
+        count = to_grant(seat.number, paces, free.bit_count(), heartbeat_s, self._on_the_way)
         if count and not self._open(seat):
             self._of(seat.number).since = self.desk.now
         for first, stop in first_of(free, count):
             self.desk.write(GrantedMicros(seat=seat.number, first=first, stop=stop))
+
+    @property
+    def _on_the_way(self) -> int:
+        """Microbatches of one source that are in later stages: it has no work with them."""
+        return ON_THE_WAY * self.stages if self.stages > 1 else 0
 
     def _open(self, seat: Seat) -> int:
         """The mask of what it is to compute and has not."""
@@ -218,8 +195,11 @@ class Batches:
             self._idle.clear()
         if self.book.batch is None:
             self._maybe_begin()
-        elif not self.complete:
-            self._look_at_unusable(self.book.batch)
+        else:
+            if self.stages > 1:
+                self._look_at_contested(self.book.batch)
+            if not self.complete:
+                self._look_at_unusable(self.book.batch)
         now = (self.book.batch and self.book.batch.version, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
         return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
@@ -239,21 +219,22 @@ class Batches:
 
     def _why_idle(self, seat: Seat) -> str:
         heard = self._of(seat.number)
-        owes = bool(self._open(seat)) or (self.complete and heard.counted != 0 and not heard.ready)
-        if not owes:
+        has_work = bool(self._open(seat)) if self.stages == 1 else heard.holds > 0
+        late = self.complete and heard.counted != 0 and not heard.ready
+        if not has_work and not late:
             heard.since = self.desk.now
             return ""
         deadline_s = self.desk.manifest.round.deadline_s
         patience_s = (
             max(deadline_s, PATIENCE_UNITS * heard.unit_s) if heard.unit_s else PATIENCE_FIRST * deadline_s
         )
-        if self.desk.now - heard.since < patience_s or not self._has_others(seat.peer):
+        if self.desk.now - heard.since < patience_s or not self._has_others(seat.stage, seat.peer):
             return ""
         self._idle.add((seat.peer, seat.trainer))
         return f"it holds microbatches and has counted none for {patience_s:.0f} s"
 
-    def _has_others(self, than: str) -> bool:
-        """Somebody else could do its share."""
+    def _has_others(self, stage: int, than: str) -> bool:
+        """Somebody else of its stage could do its share."""
         return any(
             worker.verified
             and worker.beat is not None
@@ -261,7 +242,7 @@ class Batches:
             and worker.beat.batch.want
             and (peer, worker.beat.batch.trainer) not in self._idle
             for peer, worker in self.house.living().items()
-            if peer != than
+            if peer != than and worker.stage == stage
         )
 
     def _unseat(self, seat: Seat, why: str) -> None:
@@ -275,13 +256,13 @@ class Batches:
 
     def _maybe_begin(self) -> None:
         desk, ledger, manifest = self.desk, self.desk.ledger, self.desk.manifest
-        able = [w for w in self.house.living().values() if w.verified and self.house.fits(w.peer)]
+        able = self._able
         samples = ledger.leases.samples
         known = 0 < samples < UNKNOWN_LENGTH and any(w.beat is not None and w.beat.batch for w in able)
-        if desk.finished or desk.held or not known or len(able) < manifest.run.min_peers:
+        if desk.finished or desk.held or not known or len(able) < manifest.run.min_peers or self._short_stage:
             return
         self._idle.clear()
-        self._unusable.clear()
+        self._not_finite.forget()
         self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
         due = self.book.next_batch(ledger.version, samples, manifest.pipeline.batch, manifest.pipeline.micro)
         desk.write(
@@ -290,20 +271,66 @@ class Batches:
         for heard in self._heard.values():
             heard.forget()
 
+    @property
+    def _able(self) -> list[Worker]:
+        return [w for w in self.house.living().values() if w.verified and self.house.fits(w.peer)]
+
+    @property
+    def _short_stage(self) -> str:
+        """A stage that too few hold for a batch to begin, in words; empty: there is none."""
+        least, able = self.desk.manifest.pipeline.min_per_stage, [worker.stage for worker in self._able]
+        found = ((able.count(stage), stage) for stage in range(self.stages) if able.count(stage) < least)
+        count, stage = min(found, default=(least, -1))
+        return f"stage {stage}: {count} of at least {least} verified peers" if stage >= 0 else ""
+
+    def _look_at_contested(self, batch: Batch) -> None:
+        """Two seats of a stage that name one microbatch would count it twice: the younger one's sums are void.  So are
+        sums with a microbatch in them that the batch goes without."""
+        skipped = mask_of_spans(batch.skipped)
+        for stage in range(self.stages):
+            seen = 0
+            for seat in sorted(self.book.of_stage(stage), key=lambda seat: seat.number):
+                counted = self._of(seat.number).counted
+                if self.house.in_round(seat.peer) or not counted & (seen | skipped):
+                    seen |= counted
+                elif counted & seen:
+                    self._unseat(seat, "it counted what another one had counted")
+                else:
+                    self._unseat(seat, "it counted a microbatch that is skipped")
+
     def _look_at_unusable(self, batch: Batch) -> None:
-        """What one trainer gets no gradient out of another one tries; after two, or where there is no other, the batch
-        goes without it."""
-        for seat in list(self.book.seats.values()):
-            for first, stop in spans_of_mask(seat.mask & self._unusable.get(seat.peer, 0)):
-                why = f"{self.desk.name(seat.peer)} gets no finite gradient out of it"
-                self.desk.write(TakenBack(seat=seat.number, first=first, stop=stop, reason=why))
-        tried = 0
-        for mask in self._unusable.values():
-            tried |= mask
-        for micro in bits(tried & self.book.free):
-            by = [peer for peer, mask in self._unusable.items() if mask >> micro & 1]
-            if self.book.batch is batch and (len(by) >= 2 or not self._has_others(by[0])):
+        if self.stages == 1:
+            for seat in list(self.book.seats.values()):
+                for first, stop in spans_of_mask(seat.mask & self._not_finite.of(0, seat.peer)):
+                    why = f"{self.desk.name(seat.peer)} gets no finite gradient out of it"
+                    self.desk.write(TakenBack(seat=seat.number, first=first, stop=stop, reason=why))
+        for stage, micro, by in self._not_finite.hopeless(self._has_others):
+            free = self.book.free if self.stages == 1 else batch.whole
+            if self.book.batch is batch and free >> micro & 1:
+                void = [
+                    seat for seat in self.book.seats.values() if self._of(seat.number).counted >> micro & 1
+                ]
                 self._skip(batch, micro, by)
+                self._void(void, f"stage {stage} got no finite gradient out of a microbatch in its sums")
+        if self.stages > 1 and self.book.batch is batch:
+            self._give_up_who_complains(batch)
+
+    def _give_up_who_complains(self, batch: Batch) -> None:
+        """Another one of its stage tries, as long as there is one."""
+        for seat in list(self.book.seats.values()):
+            mask = self._not_finite.of(seat.stage, seat.peer) & batch.whole
+            if mask and self._has_others(seat.stage, seat.peer) and not self.house.in_round(seat.peer):
+                self._idle.add((seat.peer, seat.trainer))
+                self._unseat(seat, "it gets no finite gradient out of one")
+
+    def _void(self, seats: list[Seat], why: str) -> None:
+        """Stages behind the one that got no gradient have the microbatch in their sums already: those are void, and
+        what a round makes of them."""
+        for seat in seats:
+            if self.house.flying(seat.stage):
+                self.house.abort(seat.stage, why)
+            if seat.number in self.book.seats:
+                self._unseat(seat, why)
 
     def _skip(self, batch: Batch, micro: int, peers: list[str]) -> None:
         size = self.desk.manifest.pipeline.micro
@@ -316,21 +343,38 @@ class Batches:
 
     # ---- the round ---------------------------------------------------------------------------------------
 
-    def shares(self) -> tuple[dict[str, Share], str]:
-        """(who must be in the round of this batch, and with what; why it can't open yet)."""
+    def shares(self, stage: int = 0) -> tuple[dict[str, Share], str]:
+        """(who must be in the round of this batch in this stage, and with what; why it can't open yet)."""
         batch = self.book.batch
         if batch is None:
             return {}, self._why_no_batch()
         if not self.complete:
-            done = (self.counted & batch.whole).bit_count()
-            return {}, f"waiting for microbatches: {done} of {batch.whole.bit_count()} counted"
-        seats = [seat for seat in self.book.seats.values() if self._of(seat.number).counted]
-        late = [seat.peer for seat in seats if not self._of(seat.number).ready]
+            return {}, self._why_not_complete(batch)
+        late = [peer for each in range(self.stages) for peer in self._late(each)]
         if late:
             return {}, f"every microbatch is counted: waiting for the sums of {self._names(late)}"
         return {
-            seat.peer: Share(seat.number, mask_to_bytes(self._of(seat.number).counted)) for seat in seats
+            seat.peer: Share(seat.number, mask_to_bytes(self._of(seat.number).counted))
+            for seat in self._with_sums(stage)
         }, ""
+
+    def _with_sums(self, stage: int) -> list[Seat]:
+        return [seat for seat in self.book.of_stage(stage) if self._of(seat.number).counted]
+
+    def _late(self, stage: int) -> list[str]:
+        """Whose sums do not stand frozen; of a round in flight they do."""
+        if self.house.flying(stage):
+            return []
+        return [seat.peer for seat in self._with_sums(stage) if not self._of(seat.number).ready]
+
+    def _why_not_complete(self, batch: Batch) -> str:
+        done = [(self.counted_in(stage) & batch.whole).bit_count() for stage in range(self.stages)]
+        told = f"waiting for microbatches: {min(done)} of {batch.whole.bit_count()} counted"
+        if self.stages == 1:
+            return told
+        empty = [str(stage) for stage in range(self.stages) if not self.book.of_stage(stage)]
+        nobody = f"; nobody serves stage {', '.join(empty)}" if empty else ""
+        return f"{told} in stage {done.index(min(done))}{nobody}"
 
     def _why_no_batch(self) -> str:
         samples, least = self.desk.ledger.leases.samples, self.desk.manifest.run.min_peers
@@ -338,7 +382,9 @@ class Batches:
             return "waiting for a peer that says how long its data set is"
         if samples == UNKNOWN_LENGTH:
             return "the data set is a stream: synchronous batches need one of known length"
-        able = sum(w.verified and self.house.fits(w.peer) for w in self.house.living().values())
+        able = len(self._able)
+        if able >= least and self._short_stage:
+            return f"a batch begins when every stage is served: {self._short_stage}"
         return f"a batch begins with at least {least} verified peers, {able} are here"
 
     def problem(self, share: Share | None, sent: Sent) -> str:
@@ -371,6 +417,19 @@ class Batches:
             "skipped_samples": self.book.skipped_samples,  # ever: nobody got a finite gradient out of them
         }
 
+    def told_of(self, stage: int) -> dict[str, object]:
+        """For the status: how far one stage is."""
+        return row_of(self.book, stage, self._heard)
+
+    @property
+    def units_s(self) -> dict[int, list[float]]:
+        """By stage: the busy seconds of each seat for one microbatch, as far as they are known."""
+        found: dict[int, list[float]] = {}
+        for seat in self.book.seats.values():
+            if (unit_s := self._of(seat.number).unit_s) > 0:
+                found.setdefault(seat.stage, []).append(unit_s)
+        return found
+
     def share_of(self, peer: str) -> dict[str, object]:
         """Of one member, for the status; nothing where it has no seat."""
         seat = self.book.seat_of(peer)
@@ -402,17 +461,4 @@ def _wants(worker: Worker | None, seat: Seat) -> bool:
         and said.want
         and not worker.leaving
         and _is_of(seat, worker, said)
-    )
-
-
-def _tick(batch: Batch, seat: Seat | None, freeze: bool) -> BatchTick:
-    return BatchTick(
-        version=batch.version,
-        epoch=batch.epoch,
-        start=batch.start,
-        stop=batch.stop,
-        count=batch.count,
-        seat=seat.number if seat is not None else 0,
-        granted=tuple(seat.granted) if seat is not None else (),
-        freeze=freeze,
     )

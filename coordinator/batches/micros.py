@@ -28,8 +28,8 @@ class Pace:
     def unit(self, usual_s: float) -> float:
         return max(UNIT_LEAST_S, self.unit_s or usual_s)
 
-    def ahead(self, heartbeat_s: float, usual_s: float) -> int:
-        return max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / self.unit(usual_s)))
+    def ahead(self, heartbeat_s: float, usual_s: float, on_the_way: int) -> int:
+        return on_the_way + max(AHEAD_LEAST, math.ceil(BEATS_AHEAD * heartbeat_s / self.unit(usual_s)))
 
 
 def first_of(free: int, count: int) -> list[tuple[int, int]]:
@@ -43,8 +43,11 @@ def first_of(free: int, count: int) -> list[tuple[int, int]]:
     return spans
 
 
-def to_grant(asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: float) -> int:
-    """To the seat `asking`, one of `paces`; `free`: microbatches that nobody has.
+def to_grant(
+    asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: float, on_the_way: int = 0
+) -> int:
+    """To the seat `asking`, one of `paces`; `free`: microbatches that nobody has; `on_the_way`: so many of a seat's own
+    may be in other stages, where it has no work with them.
 
     While there is plenty each seat gets what keeps it busy.  When there is not, each microbatch belongs to the seat
     that would end it first, and a slow one gets none that the others would have to wait for.
@@ -54,7 +57,7 @@ def to_grant(asking: int, paces: Mapping[int, Pace], free: int, heartbeat_s: flo
     left = free + sum(pace.open for pace in paces.values())
     most = max(AHEAD_LEAST, math.ceil(SHARE_MOST * left / len(paces)))
     room = {
-        number: max(0, min(pace.ahead(heartbeat_s, usual_s), most) - pace.open)
+        number: max(0, min(pace.ahead(heartbeat_s, usual_s, on_the_way), most) - pace.open)
         for number, pace in paces.items()
     }
     if sum(room.values()) <= free:

@@ -6,13 +6,18 @@ epoch's order, cut into microbatches; there is one cursor, and no sample is in t
 A seat is one trainer process's place, and its number is never used again.  The sums of a seat die with it: when it is
 gone, all that it was granted goes back to the pool, also what it had counted.  So each microbatch belongs to at most
 one seat at any time, and what a commit takes are the shares of seats that were there: no microbatch counts twice.
+
+Where a model is cut into stages a seat is a place in one of them.  Grants are for seats of the first stage; who has a
+microbatch in a later one follows from the numbered table of seats (collectives/flow/seats.py), which is kept here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from farflung.collectives.flow.seats import Seat as Row
+from farflung.collectives.flow.seats import Table
 from farflung.protocol.digests import mask_from_bytes
 
 Span = tuple[int, int]  # [first, stop) of microbatches
@@ -43,6 +48,7 @@ class Seat:
     process: bytes
     trainer: int  # the process's how-manieth trainer: its sums die with it
     granted: list[Span] = field(default_factory=list)
+    stage: int = 0
 
     @property
     def mask(self) -> int:
@@ -73,8 +79,33 @@ class BatchBook:
     seats: dict[int, Seat] = field(default_factory=dict)
     last_seat: int = 0
     skipped_samples: int = 0  # ever
+    # Of this batch: what seats had been granted that are gone.
+    released: list[Span] = field(default_factory=list)
+    # The numbered table, whose living rows are `seats`.
+    table_no: int = 0
+    rows: tuple[Row, ...] = ()
+    _table: Table | None = field(default=None, compare=False, repr=False)
+
+    def after_unpacking(self) -> None:
+        """A ledger that was folded before there were tables has seats alone."""
+        if self.seats and not self.rows:
+            for seat in sorted(self.seats.values(), key=lambda seat: seat.number):
+                self._keep(self.table.seated(seat.number, seat.peer, seat.stage))
 
     # ---- questions ---------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> Table:
+        if self._table is None or self._table.number != self.table_no:
+            self._table = Table(self.table_no, self.rows)
+        return self._table
+
+    def of_stage(self, stage: int) -> list[Seat]:
+        return [seat for seat in self.seats.values() if seat.stage == stage]
+
+    def again(self, seat: Seat) -> int:
+        """The mask of what it is to compute and a seat that is gone was to compute before."""
+        return seat.mask & mask_of_spans(self.released)
 
     @property
     def free(self) -> int:
@@ -96,16 +127,24 @@ class BatchBook:
     # ---- changes: called by the ledger only, for a record that is written -----------------------------------
 
     def begin(self, batch: Batch) -> None:
-        self.batch = batch
+        self.batch, self.released = batch, []
         for seat in self.seats.values():
             seat.granted.clear()
+        if self.rows:
+            self._keep(self.table.of_next_batch())
 
     def sit_down(self, seat: Seat) -> None:
         self.seats[seat.number] = seat
         self.last_seat = seat.number
+        self._keep(self.table.seated(seat.number, seat.peer, seat.stage))
 
     def get_up(self, number: int) -> None:
-        self.seats.pop(number, None)
+        seat = self.seats.pop(number, None)
+        if seat is None:
+            return
+        self._keep(self.table.unseated(number))
+        if self.batch is not None:
+            self.released = spans_of_mask(mask_of_spans(self.released) | seat.mask)
 
     def grant(self, number: int, span: Span) -> None:
         seat = self.seats[number]
@@ -125,14 +164,21 @@ class BatchBook:
         batch.skipped = spans_of_mask(mask_of_spans(batch.skipped) | 1 << micro)
         self.skipped_samples += samples
         if not batch.whole:
-            self.seats.clear()
+            self._clear_seats()
             self._pass(batch, of_epoch)
 
-    def commit(self, counted: Mapping[str, bytes], samples: int) -> None:
-        """The batch is learned from.  ValueError if these shares are not the batch: such a journal is not ours."""
-        batch, seen = self.batch, 0
-        if batch is None:
+    def commit(self, stages: Sequence[Mapping[str, bytes]], samples: int) -> None:
+        """The batch is learned from, in every stage.  ValueError if these shares are not the batch: such a journal is
+        not ours."""
+        if self.batch is None:
             raise ValueError("a commit of a batch that was not begun")
+        for counted in stages:
+            self._check_is_whole(self.batch, counted)
+        self._pass(self.batch, samples)
+
+    @staticmethod
+    def _check_is_whole(batch: Batch, counted: Mapping[str, bytes]) -> None:
+        seen = 0
         for raw in counted.values():
             mask = mask_from_bytes(raw)
             if mask & seen or mask & ~batch.whole:
@@ -140,19 +186,27 @@ class BatchBook:
             seen |= mask
         if seen != batch.whole:
             raise ValueError("a commit lacks microbatches of its batch")
-        self._pass(batch, samples)
 
     def start_at(self, cursor: Cursor) -> None:
         """The run went back or on to another state, or has another data set: what was counted is of no use."""
         self.cursor = cursor
-        self.seats.clear()
+        self._clear_seats()
         self._end()
+
+    def _clear_seats(self) -> None:
+        """All of them are gone: who has one reads of none in the next table."""
+        if self.seats:
+            self._keep(Table(self.table_no + 1))
+        self.seats.clear()
+
+    def _keep(self, table: Table) -> None:
+        self.table_no, self.rows, self._table = table.number, tuple(table.seats.values()), table
 
     def _pass(self, batch: Batch, samples: int) -> None:
         self.cursor = (batch.epoch, batch.stop) if batch.stop < samples else (batch.epoch + 1, 0)
         self._end()
 
     def _end(self) -> None:
-        self.batch = None
+        self.batch, self.released = None, []
         for seat in self.seats.values():
             seat.granted.clear()

@@ -26,6 +26,7 @@ from farflung.coordinator.ledger.records import (
     Admitted,
     Banned,
     BatchBegun,
+    CommittedBatch,
     CommittedRound,
     CutShort,
     DataFixed,
@@ -182,7 +183,9 @@ class Ledger:
                 self.round_no = max(self.round_no, plan.round_no)
                 self.books[plan.fragment].open_round = plan.round_no
             case CommittedRound():
-                self._commit(record)
+                self._commit((record,))
+            case CommittedBatch(rounds=rounds):
+                self._commit(rounds)
             case AbortedRound(fragment=fragment):
                 book = self.books[fragment]
                 book.open_round = 0
@@ -228,8 +231,8 @@ class Ledger:
         match record:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
                 book.begin(Batch(version, epoch, start, stop, count))
-            case Seated(number=number, peer=peer, process=process, trainer=trainer):
-                book.sit_down(Seat(number, peer, process, trainer))
+            case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
+                book.sit_down(Seat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):
                 book.get_up(number)
             case GrantedMicros(seat=number, first=first, stop=stop):
@@ -263,7 +266,25 @@ class Ledger:
                 book.vouched.add(peer)
                 book.reaches(peer, book.version)
 
-    def _commit(self, record: CommittedRound) -> None:
+    def _commit(self, rounds: Sequence[CommittedRound]) -> None:
+        """Of one fragment, or of all stages of a model at once."""
+        counted = [record.counted for record in rounds]
+        if any(counted):
+            self._check_are_all_stages(rounds)
+            self.batches.commit(counted, self.leases.samples)
+            self.leases.settled = True
+        if rounds[-1].loss is not None and rounds[0].commit.fragment == BOOKS_FRAGMENT:
+            self.loss = rounds[-1].loss  # of several stages the last one knows it
+        for record in rounds:
+            self._on_round(record)
+
+    def _check_are_all_stages(self, rounds: Sequence[CommittedRound]) -> None:
+        """ValueError for a journal that lets some stages go on without the others."""
+        due = [(number, book.version + 1) for number, book in enumerate(self.books)]
+        if [(record.commit.fragment, record.commit.version) for record in rounds] != due:
+            raise ValueError("a batch is committed by one round of every stage, to the next version")
+
+    def _on_round(self, record: CommittedRound) -> None:
         commit = record.commit
         book = self.books[commit.fragment]
         book.version = commit.version
@@ -289,12 +310,8 @@ class Ledger:
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
             self.tokens += record.tokens
             self.committed_tokens.update(_tokens_by(record))
-            self.loss = record.loss if record.loss is not None else self.loss
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
-        if record.counted:
-            self.batches.commit(record.counted, self.leases.samples)
-            self.leases.settled = True
         reach, cursor = self.leases.reach(commit.fragment), self.batches.cursor
         book.marks[book.version] = Mark(reach, self.tokens, self.loss, cursor)
         # Not one that a digest is kept of, and the digest of this version is not settled yet.

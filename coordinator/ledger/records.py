@@ -61,10 +61,11 @@ class CutShort(_Record, frozen=True, kw_only=True, tag="cut_short"):
 
 
 class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
-    """Version 0 of every fragment is the founder's initial state."""
+    """Version 0 of every fragment is its founder's initial state."""
 
     digest: bytes  # of fragment 0
     peer: str
+    founders: tuple[str, ...] = ()  # of each stage, where the model is cut into several
     others: tuple[bytes, ...] = ()  # of fragments 1, 2, ...
     shown: tuple[bytes, ...] = ()  # of each fragment: how its holders show that they hold it
 

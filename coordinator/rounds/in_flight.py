@@ -139,6 +139,9 @@ class InFlight:
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
     void: bool = False  # who is out has a part in what is decided: it is decided anew
+    # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
+    prepared: bool = False
+    _prepared_at: float = -math.inf
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
@@ -248,7 +251,10 @@ class InFlight:
             return moved
         if lost_share := self._share_lost(alive):
             return lost_share
-        if now - self.opened_at >= self.rules.round_timeout_s:
+        if self.prepared and self.decision is not None:
+            self.prepared = isinstance(self._maybe_commit(alive, self.decision), Done)
+            self._prepared_at = now
+        if now - max(self.opened_at, self._prepared_at) >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
             if self.rules.whole and self.decision is None:
                 return self._not_whole_in_time(late)

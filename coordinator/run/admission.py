@@ -84,6 +84,8 @@ class Admission:
             hello.model.fragments(core.ledger.fragments)
         except UserError as error:
             return refuse("model", str(error))
+        if core.manifest.pipeline.stages > 1:
+            return self._no_stage(hello.fragments)
         if hello.fragments != tuple(range(core.ledger.fragments)):
             held, all_of_them = ", ".join(map(str, hello.fragments)), core.ledger.fragments
             return refuse(
@@ -91,6 +93,14 @@ class Admission:
                 f"this run is no pipeline: each peer holds all of its {all_of_them} fragments, not {held}",
             )
         return None
+
+    def _no_stage(self, offered: tuple[int, ...]) -> Refuse | None:
+        """It offers stages that there are, each once."""
+        stages = self._core.manifest.pipeline.stages
+        if len(set(offered)) == len(offered) and max(offered) < stages:
+            return None
+        told = ", ".join(map(str, offered))
+        return refuse("model", f"this run's model has stages 0 to {stages - 1}; offered were stages {told}")
 
     def _may_still_change(self) -> bool:
         """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""

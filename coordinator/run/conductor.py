@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from farflung.coordinator.batches.batches import Batches, Share
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.words import Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, Settled, Waiting
@@ -74,6 +75,8 @@ class Conductor:
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
+        # Its round is at its end, and is committed with those of all other stages.
+        self.prepared: Done | None = None
         self._not_before = 0.0
         self._aborts = 0
         self._committed_at = 0.0
@@ -99,6 +102,10 @@ class Conductor:
     def beat_of(self, member: Member) -> FragmentBeat | None:
         """What the member last said of this fragment."""
         return member.beat.of(self.fragment) if member.beat is not None else None
+
+    @property
+    def _of_several_stages(self) -> bool:
+        return self.core.manifest.pipeline.stages > 1
 
     @property
     def able(self) -> list[Member]:
@@ -128,14 +135,15 @@ class Conductor:
 
     def _maybe_open_batch(self, batches: Batches) -> None:
         """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
-        self._shares, waits = batches.shares()
+        self._shares, waits = batches.shares(self.fragment)
         peers, owners = set(self._shares), self.core.members.can_own(self.core.now)
         if not peers & owners:
             peers |= {m.peer for m in self.able if m.peer in owners}
         nobody = "" if peers & owners else "no peer can be dialled, so nobody can own a chunk"
         left_s = self._not_before - self.core.now
         again = f"the last round failed; trying again in {left_s:.1f} s" if left_s > 0 else ""
-        why_not = self.core.held or self.settling.reason or waits or nobody or again
+        held = "" if batches.under_way else self.core.held
+        why_not = held or self.settling.reason or waits or nobody or again
         if why_not:
             self.reason = why_not
         else:
@@ -315,6 +323,7 @@ class Conductor:
         # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
         if self.round is not None and self.core.finished:
             self.abort(AbortCause.COMPLETE, "the run is complete")
+        self.prepared = None
         while (flight := self.round) is not None:
             alive = {member.peer for member in self.holders if self.counts_on(member)}
             self._audit_first(flight, alive)
@@ -348,6 +357,12 @@ class Conductor:
                     self.abort(cause, reason, dropped)
                     if self.batches is not None:
                         self.batches.give_up(lost, reason)
+                case Done() if self._of_several_stages:
+                    flight.prepared, self.prepared = True, step
+                    self.reason = (
+                        "every result is held by several: waiting for the rounds of the other stages"
+                    )
+                    return
                 case Done():
                     self._commit(flight, step)
 
@@ -430,7 +445,7 @@ class Conductor:
         if self._auditing is not None:
             self._auditing.end_first(number)
         self._tell_members(flight, Aborted, round_no=number, reason=reason)
-        self.round = None
+        self.round = self.prepared = None
         if cause is AbortCause.SHARE_LOST:
             return  # the next one opens as soon as the share is computed again
         self._aborts += 1
@@ -447,6 +462,12 @@ class Conductor:
             member.left_out = f"round {flight.plan.round_no}: {why}"
 
     def _commit(self, flight: InFlight, done: Done) -> None:
+        record = self.record(flight, done)
+        self.core.write(record)
+        self.on_committed(flight, record, done.late)
+
+    def record(self, flight: InFlight, done: Done) -> CommittedRound:
+        """What the journal has of a round that is at its end."""
         core, commit, sent = self.core, done.commit, flight.sent
         included, screening = commit.included, flight.screening
         suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
@@ -456,35 +477,39 @@ class Conductor:
         weight = sum(w for _, w in known)
         amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
         tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
-        core.write(
-            CommittedRound(
-                commit=commit,
-                used={m: sent[m].used for m in included},
-                excluded=dict(flight.excluded),
-                tokens=sum(tokens.values()),
-                tokens_by=tokens,
-                rate=flight.believed.rate,
-                steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
-                loss=sum(loss * w for loss, w in known) / weight if weight else None,
-                seconds=core.now - flight.opened_at,
-                tx_bytes=max(0, tx_bytes - core.tx_at_commit),
-                merged=self.merged,
-                clipped=_clipped(flight, included),
-                suspects=suspects,
-                norm=done.norm,
-                counted={peer: share.counted for peer, share in self._shares.items()},
-            )
+        record = CommittedRound(
+            commit=commit,
+            used={m: sent[m].used for m in included},
+            excluded=dict(flight.excluded),
+            tokens=sum(tokens.values()),
+            tokens_by=tokens,
+            rate=flight.believed.rate,
+            steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
+            loss=sum(loss * w for loss, w in known) / weight if weight else None,
+            seconds=core.now - flight.opened_at,
+            tx_bytes=max(0, tx_bytes - core.tx_at_commit),
+            merged=self.merged,
+            clipped=_clipped(flight, included),
+            suspects=suspects,
+            norm=done.norm,
+            counted={peer: share.counted for peer, share in self._shares.items()},
         )
+        core.tx_at_commit = tx_bytes
+        return record
+
+    def on_committed(self, flight: InFlight, record: CommittedRound, late: frozenset[str]) -> None:
+        """It is written: the round is over."""
+        core, commit = self.core, record.commit
+        included = commit.included
         sums = self._witness.on_commit(commit, flight, self.processes)
         self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
-        for peer in sorted(self._last_holders.on_commit(done.late)):
+        for peer in sorted(self._last_holders.on_commit(late)):
             told = "it does not get the results that most others hold; for a while no commit waits for it"
             core.note(f"{core.name(peer)}: {told}")
-        core.tx_at_commit = tx_bytes
         core.pace.on_commit(core.ledger.version, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self._strike_useless(flight)
-        self.round = None
+        self.round = self.prepared = None
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"
         told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"

@@ -299,11 +299,12 @@ class Guidance:
             self._core.strike(member.peer, "its state differs from the run's")
 
     def _genesis_is_held(self) -> bool:
-        """Somebody holds version 0 of every fragment as it was founded."""
-        return any(
-            m.beat is not None and all(map(self._is_genesis, m.beat.fragments))
-            for m in self._core.members.alive.values()
-        )
+        """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model."""
+        held: set[int] = set()
+        for member in self._core.members.alive.values():
+            if member.beat is not None and all(map(self._is_genesis, member.beat.fragments)):
+                held.update(member.standings)
+        return len(held) == len(self._conductors)
 
     def _is_genesis(self, said: FragmentBeat) -> bool:
         book, settling = self._conductors[said.fragment].book, self._conductors[said.fragment].settling
@@ -313,21 +314,47 @@ class Guidance:
         )
 
     def _found(self, member: Member, beat: Beat) -> Judgement:
-        """Nothing has been learned yet and nobody holds version 0: the oldest living peer founds it."""
-        oldest = min(self._core.members.alive.values(), key=lambda m: m.joined_no)
-        if member is not oldest:
-            return Goal.WAIT, f"{oldest.contact.name} gives the run its initial state"
-        shown = tuple(self._conductors[said.fragment].settling.has_shown(said) for said in beat.fragments)
-        if any(said.version != 0 or not said.digest for said in beat.fragments) or not all(shown):
+        """Nothing has been learned yet and nobody holds version 0: the oldest living holder of each fragment founds it,
+        and all of them together found the run."""
+        founders = [min(each.holders, key=lambda m: m.joined_no, default=None) for each in self._conductors]
+        mine = founders[beat.fragments[0].fragment]
+        if member is not mine and mine is not None:
+            return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
+        lacking = [each for each in self._conductors if not self._is_founded(each, founders[each.fragment])]
+        if any(each.fragment in member.standings for each in lacking):
             return Goal.FOUND, "it gives the run its initial state"
-        for conductor in self._conductors:
-            conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
-        first, *others = (said.digest for said in beat.fragments)
-        self._core.write(Genesis(digest=first, peer=member.peer, others=tuple(others), shown=shown))
-        self._core.note(f"{member.contact.name} founded version 0")
-        for conductor, said in zip(self._conductors, beat.fragments, strict=True):
-            self._recognise(member, conductor, said)
+        if lacking:
+            missing = ", ".join(str(each.fragment) for each in lacking)
+            return Goal.WAIT, f"waiting for the initial state of stage {missing}"
+        self._write_genesis([founder for founder in founders if founder is not None])
         return Goal.TRAIN, "it founded version 0"
+
+    def _is_founded(self, conductor: Conductor, founder: Member | None) -> bool:
+        """Its founder holds a version 0 of it, and shows that it does."""
+        said = conductor.beat_of(founder) if founder is not None else None
+        return (
+            said is not None
+            and said.version == 0
+            and bool(said.digest and conductor.settling.has_shown(said))
+        )
+
+    def _write_genesis(self, founders: list[Member]) -> None:
+        """`founders`: of each fragment."""
+        core, conductors = self._core, self._conductors
+        for conductor in conductors:
+            conductor.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
+        said = [each.beat_of(founder) for each, founder in zip(conductors, founders, strict=True)]
+        known = [each for each in said if each is not None]
+        first, *others = (each.digest for each in known)
+        shown = tuple(each.settling.has_shown(of_it) for each, of_it in zip(conductors, known, strict=True))
+        several = tuple(founder.peer for founder in founders) if core.manifest.pipeline.stages > 1 else ()
+        core.write(
+            Genesis(digest=first, peer=founders[0].peer, others=tuple(others), shown=shown, founders=several)
+        )
+        names = list(dict.fromkeys(founder.contact.name for founder in founders))
+        core.note(f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} founded version 0")
+        for conductor, founder, of_it in zip(conductors, founders, known, strict=True):
+            self._recognise(founder, conductor, of_it)
 
     def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""

@@ -12,11 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from farflung.coordinator.batches.batches import Batches, House
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.seating import held_by_newcomer
+from farflung.coordinator.batches.words import House
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
 from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import AbortedRound, Admitted, Departed, ModelFixed, Record, Started
+from farflung.coordinator.ledger.records import (
+    AbortedRound,
+    Admitted,
+    CommittedBatch,
+    Departed,
+    ModelFixed,
+    Record,
+    Started,
+)
 from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
@@ -103,6 +113,8 @@ class RunMachine:
             living=lambda: members.alive,
             fits=lambda peer: self.lending.words.fits(members.members[peer]),
             in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
+            flying=lambda stage: self.conductors[stage].round is not None,
+            abort=lambda stage, why: self.conductors[stage].abort(AbortCause.SHARE_LOST, why),
         )
 
     # ---- events --------------------------------------------------------------------------------------
@@ -284,7 +296,8 @@ class RunMachine:
             member = self._begin_session(passed, let.invitation)
         first = hello.fragments[0]
         known = core.ledger.books[first].digests.get(hello.version)
-        member.standings[first].vouched = bool(hello.digest) and known == hello.digest
+        if first in member.standings:
+            member.standings[first].vouched = bool(hello.digest) and known == hello.digest
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(hello.key))
         # To each of a crowd that comes at once it would be told who is here twice within moments.
@@ -316,7 +329,10 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
-        member = core.members.admit(contact, session, hello.process, core.now, network, hello.fragments)
+        here = [each.stage for each in core.members.alive.values() if each.peer != peer]
+        measured = self.batches.units_s if self.batches is not None else {}
+        holds = held_by_newcomer(core.manifest.pipeline, hello, here, measured)
+        member = core.members.admit(contact, session, hello.process, core.now, network, holds)
         member.identity = hello.identity
         self._dial_back([member])
         if not again:
@@ -393,6 +409,8 @@ class RunMachine:
                 any(conductor.settling.on_answer(answer) for conductor in self.conductors)
         for conductor in conductors:
             conductor.advance()
+        if self._commit_stages():
+            conductors = self.conductors
         if any([conductor.settle_digest() | conductor.asks_anew() for conductor in conductors]):
             self.guidance.recheck_all()
         if self.batches is not None and self.batches.advance():
@@ -402,6 +420,24 @@ class RunMachine:
             conductor.advance()
         self.discipline.follow_up_strikes()
         self._ask_members()
+
+    def _commit_stages(self) -> bool:
+        """One record moves all stages of a model to the next version (P13).  True: it is written."""
+        if len(self.conductors) == 1 or not all(each.prepared for each in self.conductors):
+            return False
+        for conductor in self.conductors:
+            conductor.advance()  # somebody of another stage may have gone since
+        ends = [(each, each.round, each.prepared) for each in self.conductors]
+        found = [
+            (each, flight, done) for each, flight, done in ends if flight is not None and done is not None
+        ]
+        if len(found) < len(ends):
+            return False
+        rounds = tuple(each.record(flight, done) for each, flight, done in found)
+        self.core.write(CommittedBatch(rounds=rounds))
+        for (each, flight, done), record in zip(found, rounds, strict=True):
+            each.on_committed(flight, record, done.late)
+        return True
 
     def _ask_members(self) -> None:
         alive = self.core.members.alive

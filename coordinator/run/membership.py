@@ -66,6 +66,11 @@ class Member:
         return self.contact.peer
 
     @property
+    def stage(self) -> int:
+        """The one that it holds, where the model is cut into stages; 0 where it is not."""
+        return next(iter(self.standings))
+
+    @property
     def verified(self) -> bool:
         return all(standing.verified for standing in self.standings.values())
 

@@ -37,8 +37,8 @@ ROOMS: dict[str, Room] = {
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
-    "coordinator/ledger": Room(("coordinator/court", *PROTOCOL)),
-    "coordinator/batches": Room(("coordinator/ledger", "protocol"), pure=True),
+    "coordinator/ledger": Room(("coordinator/court", "collectives/flow/seats", *PROTOCOL)),
+    "coordinator/batches": Room(("coordinator/ledger", "collectives/flow/seats", "protocol"), pure=True),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/run": Room(
         (

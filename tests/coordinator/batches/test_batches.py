@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.batches.batches import Batches, House, Share
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.words import House, Share
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Record, TakenBack, Unseated
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -31,6 +32,7 @@ class Worker:
     process: bytes = b"first"
     verified: bool = True
     leaving: bool = False
+    stage: int = 0
     beat: Beat | None = None
 
 
@@ -62,6 +64,8 @@ class Hall:
     def __init__(self, *peers: str) -> None:
         self.workers = {peer: Worker(peer) for peer in peers}
         self.in_round: set[str] = set()
+        self.flying: set[int] = set()
+        self.aborted: list[int] = []
         self.desk = Desk(Ledger(8, 3))
         self.desk.ledger.apply(DataFixed(samples=100, peer="ann"))
         self.restart()
@@ -70,8 +74,19 @@ class Hall:
         self.batches.advance()
 
     def restart(self) -> None:
-        house = House(lambda: self.workers, lambda peer: True, lambda peer: peer in self.in_round)
+        house = House(
+            lambda: self.workers,
+            lambda peer: True,
+            lambda peer: peer in self.in_round,
+            self.flying.__contains__,
+            self.aborts,
+        )
         self.batches = Batches(self.desk, house)
+
+    def aborts(self, stage: int, why: str) -> None:
+        self.aborted.append(stage)
+        self.flying.discard(stage)
+        self.in_round -= {peer for peer, worker in self.workers.items() if worker.stage == stage}
 
     def says(self, peer: str, *counted: int, ready: bool = False, **changes: object) -> BatchTick | None:
         worker = self.workers[peer]
@@ -134,7 +149,7 @@ def test_P11_what_was_counted_of_one_batch_is_not_counted_of_the_next() -> None:
     """Its seats stay, and nobody has said a word since the commit."""
     hall = Hall("ann", "bob")
     shares = {peer: mask_to_bytes(mask_of(micros)) for peer, micros in full(hall).items()}
-    hall.batches.book.commit(shares, samples=100)
+    hall.batches.book.commit([shares], samples=100)
     del hall.workers["bob"]
     hall.batches.advance()
     assert not hall.desk.notes, "what bob had counted is in a commit: nobody computes it again"

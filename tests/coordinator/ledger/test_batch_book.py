@@ -62,7 +62,7 @@ def test_batches_follow_each_other_and_the_last_of_an_epoch_may_be_short() -> No
         batch = book.next_batch(version, samples=25, most=4, micro=3)
         found.append((batch.epoch, batch.start, batch.stop, batch.count))
         book.begin(batch)
-        book.commit({"ann": mask_to_bytes(batch.whole)}, 25)
+        book.commit([{"ann": mask_to_bytes(batch.whole)}], 25)
     assert found == [(0, 0, 12, 4), (0, 12, 24, 4), (0, 24, 25, 1), (1, 0, 12, 4)]
 
 
@@ -75,7 +75,7 @@ def test_P11_a_commit_that_is_not_its_batch_is_none(counted: dict[str, int]) -> 
     book = BatchBook()
     book.begin(Batch(0, 0, 0, 4, 4))
     with pytest.raises(ValueError, match="a commit"):
-        book.commit({peer: mask_to_bytes(mask) for peer, mask in counted.items()}, 25)
+        book.commit([{peer: mask_to_bytes(mask) for peer, mask in counted.items()}], 25)
 
 
 def test_what_nobody_gets_a_gradient_out_of_is_left_out_and_a_batch_of_nothing_is_passed_over() -> None:

@@ -1,0 +1,60 @@
+"""Which stage of the model a newcomer gets, of those that it could hold.  Pure.
+
+Called by the run machine with every hello of a run in stages.  Must not know members, seats or schemas: it is given who
+holds each stage, and how long members need for a microbatch there.  One decider: no two newcomers jump into the same gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.messages import Hello
+
+
+@dataclass(frozen=True)
+class Load:
+    """A stage as it is held now."""
+
+    members: int  # that are here
+    cost: float  # of one microbatch, in any unit that all stages have
+
+
+def loads_of(held: Sequence[int], unit_s: Mapping[int, Sequence[float]], stages: int) -> list[Load]:
+    """`held`: the stage of each member that is here; `unit_s`: by stage, what seats measured."""
+    return [Load(held.count(stage), cost) for stage, cost in enumerate(_costs(unit_s, stages))]
+
+
+def _costs(unit_s: Mapping[int, Sequence[float]], stages: int) -> list[float]:
+    """Of one microbatch in each stage, by what members measured; alike, while that is not known of all stages."""
+    measured = [[each for each in unit_s.get(stage, ()) if each > 0] for stage in range(stages)]
+    return [median(each) for each in measured] if all(measured) else [1.0] * stages
+
+
+def chosen(offered: Sequence[int], on_disk: bool, loads: Sequence[Load], least: int) -> int:
+    """Of the stages `offered`; `on_disk`: the state of the first one is with the newcomer; `least`: members that each
+    stage needs.
+
+    A stage that nobody holds, or too few, comes first: without it no batch begins.  Then whoever has a state need not
+    fetch another.  Else the stage with the fewest members for what it costs: the run is as fast as its slowest stage.
+    """
+    short = [stage for stage in offered if loads[stage].members < least]
+    if short:
+        fewest = min(loads[stage].members for stage in short)
+        emptiest = [stage for stage in short if loads[stage].members == fewest]
+        return emptiest[0] if on_disk and emptiest[0] == offered[0] else min(emptiest)
+    if on_disk:
+        return offered[0]
+    return min(offered, key=lambda stage: (loads[stage].members / loads[stage].cost, stage))
+
+
+def held_by_newcomer(
+    pipeline: PipelineSection, hello: Hello, held: Sequence[int], unit_s: Mapping[int, Sequence[float]]
+) -> tuple[int, ...]:
+    """Which fragments it holds from now on: all of its hello, or one stage of those that it offers."""
+    if pipeline.stages == 1:
+        return hello.fragments
+    loads = loads_of(held, unit_s, pipeline.stages)
+    return (chosen(hello.fragments, hello.version >= 0, loads, pipeline.min_per_stage),)

@@ -1,0 +1,77 @@
+"""What members and people hear of the batch: with every tick a seat, grants and the table of seats; in the status how
+far each stage is.  Pure.
+
+Called by `batches.py`, which decides all of it.  A table is told whole, of the member's own stage and of those beside it, whenever the member
+names an older one; so a tick that is lost, or comes late, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.collectives.flow.seats import Seat as Row
+from farflung.coordinator.batches.words import Heard
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans
+from farflung.protocol.digests import mask_to_bytes
+from farflung.protocol.limits import SEATS_TOLD
+from farflung.protocol.messages import BatchTick, SeatRow
+
+
+def tick_of(batch: Batch, seat: Seat | None, freeze: bool) -> BatchTick:
+    """Of a model in one piece."""
+    return BatchTick(
+        version=batch.version,
+        epoch=batch.epoch,
+        start=batch.start,
+        stop=batch.stop,
+        count=batch.count,
+        seat=seat.number if seat is not None else 0,
+        granted=tuple(seat.granted) if seat is not None else (),
+        freeze=freeze,
+    )
+
+
+def staged_tick_of(
+    book: BatchBook, batch: Batch, seat: Seat | None, freeze: bool, stage: int, knows: int
+) -> BatchTick:
+    """Of a model in several stages.  `stage`: the member's; `knows`: the newest table that it has."""
+    plain = tick_of(batch, seat, freeze)
+    return BatchTick(
+        version=plain.version,
+        epoch=plain.epoch,
+        start=plain.start,
+        stop=plain.stop,
+        count=plain.count,
+        seat=plain.seat,
+        granted=plain.granted,
+        freeze=freeze,
+        again=mask_to_bytes(book.again(seat)) if seat is not None else b"",
+        table_no=book.table_no,
+        table=_told(book.rows, stage) if knows != book.table_no else None,
+        skipped=mask_to_bytes(mask_of_spans(batch.skipped)),
+    )
+
+
+def _told(rows: tuple[Row, ...], stage: int) -> tuple[SeatRow, ...]:
+    """All who are here; of those who are gone the newest, by which members know what they have to ask again."""
+    near = [row for row in rows if abs(row.stage - stage) <= 1]
+    here = [row for row in near if row.lives]
+    gone = sorted((row for row in near if not row.lives), key=lambda row: row.gone)
+    room = max(0, SEATS_TOLD - len(here))
+    told = sorted(here + (gone[-room:] if room else []), key=lambda row: row.number)
+    return tuple(SeatRow(row.number, row.peer, row.stage, row.share, row.since, row.gone) for row in told)
+
+
+def row_of(book: BatchBook, stage: int, heard: Mapping[int, Heard]) -> dict[str, object]:
+    """For the status: one stage of several.  `heard`: by seat."""
+    seats = [heard[seat.number] for seat in book.of_stage(stage) if seat.number in heard]
+    counted = 0
+    for said in seats:
+        counted |= said.counted
+    rates = [1.0 / said.unit_s for said in seats if said.unit_s > 0]
+    return {
+        "seats": len(book.of_stage(stage)),
+        "counted": (counted & book.batch.whole).bit_count() if book.batch is not None else 0,
+        # Of all its seats together, as long as each of them says how fast it is.
+        "micros_per_s": round(sum(rates), 3) if rates and len(rates) == len(seats) else None,
+    }
