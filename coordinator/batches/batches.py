@@ -175,8 +175,12 @@ class Batches:
 
     @property
     def _on_the_way(self) -> int:
-        """Microbatches of one source that are in later stages: it has no work with them."""
-        return ON_THE_WAY * self.stages if self.stages > 1 else 0
+        """Microbatches of one source that are in later stages: it has no work with them.  Not so many that none are left
+        for sources that sit down next."""
+        if self.stages == 1:
+            return 0
+        sources = sum(worker.stage == 0 for worker in self._able)
+        return min(ON_THE_WAY * self.stages, self.book.free.bit_count() // (2 * max(1, sources)))
 
     def _open(self, seat: Seat) -> int:
         """The mask of what it is to compute and has not."""

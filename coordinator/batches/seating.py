@@ -1,7 +1,7 @@
 """Which stage of the model a newcomer gets, of those that it could hold.  Pure.
 
 Called by the run machine with every hello of a run in stages.  Must not know members, seats or schemas: it is given who
-holds each stage, and how long members need for a microbatch there.  One decider: no two newcomers jump into the same gap.
+holds each stage, and how long members need for a microbatch there.  No two newcomers jump into one gap: one decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the batches see of the other parts of the run machine, and what they keep of a seat's words.  Pure.
 
-Read by the modules of this room, and by the run machine, which fills `House` in.  Interfaces and data; what follows from
-them is decided in `batches.py`.
+Read by the modules of this room, and by the run machine, which fills `House` in.  Interfaces and data; what follows
+from them is decided in `batches.py`.
 """
 
 from __future__ import annotations
