@@ -21,18 +21,24 @@ class Story:
     batch: Event | None = None
     skipped: int = 0  # mask
     seats: dict[int, str] = field(default_factory=dict)  # number -> peer
+    stages: dict[int, int] = field(default_factory=dict)  # number -> stage
+    committed: list[int] = field(
+        default_factory=list
+    )  # stages of the batch that are committed by this record
     granted: dict[int, int] = field(default_factory=dict)  # number -> mask
     numbers: set[int] = field(default_factory=set)  # ever used
     ends: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 0)})  # by version
 
     def begin(self, batch: Event | None) -> None:
-        self.batch, self.skipped, self.granted = batch, 0, {}
+        self.batch, self.skipped, self.granted, self.committed = batch, 0, {}, []
 
     def due(self) -> int:
         return ((1 << self.batch["count"]) - 1) & ~self.skipped if self.batch is not None else 0
 
-    def of_peer(self, peer: str) -> int:
-        """The mask of what it may count."""
+    def of_peer(self, peer: str, stage: int) -> int:
+        """The mask of what it may count: in the first stage what it was granted, in others what it got there."""
+        if stage and any(self.seats.get(n) == peer for n, at in self.stages.items() if at == stage):
+            return self.due()
         return sum(mask for number, mask in self.granted.items() if self.seats.get(number) == peer)
 
 
@@ -44,6 +50,7 @@ def check_batches(history: History) -> Finding:
     finding, story = Finding("P11", "every microbatch once", "seats, grants and commits"), Story()
     if history.coordinators[0].start["versions"] != [0] * history.rules["fragments"]:
         return finding  # the beginning is gone: who holds which seat is not known
+    stages = history.rules.get("stages", 1)
     for each in history.records:
         match each["event"]:
             case "batch":
@@ -53,6 +60,7 @@ def check_batches(history: History) -> Finding:
                 finding.expect(new, f"seat {each['number']} was given a second time")
                 story.numbers.add(each["number"])
                 story.seats[each["number"]] = each["peer"]
+                story.stages[each["number"]] = each.get("stage", 0)
             case "unseated":
                 story.seats.pop(each["number"], None)
                 story.granted.pop(each["number"], None)
@@ -63,6 +71,8 @@ def check_batches(history: History) -> Finding:
             case "skipped":
                 _skip(each, story)
             case "committed":
+                together = each.get("of_batch", 1) == stages
+                finding.expect(together, f"version {each['version']} is not committed in all stages at once")
                 _commit(each, story, finding)
             case "data" | "genesis" | "rolled_back" | "won_back":
                 story.begin(None)
@@ -88,6 +98,7 @@ def _grant(granted: Event, story: Story, finding: Finding) -> None:
     finding.expect(
         seat in story.seats and not mask & taken, f"{name}: another has them, or nobody sits there"
     )
+    finding.expect(story.stages.get(seat, 0) == 0, f"{name}, which is not of the first stage")
     story.granted[seat] = story.granted.get(seat, 0) | mask
 
 
@@ -100,14 +111,19 @@ def _skip(skipped: Event, story: Story) -> None:
 
 
 def _commit(commit: Event, story: Story, finding: Finding) -> None:
-    batch, seen, version = story.batch, 0, commit["version"]
+    """Of one stage; the batch is over with the last one of them."""
+    batch, seen, version, stage = story.batch, 0, commit["version"], commit["fragment"]
+    where = f"version {version} of stage {stage}" if commit.get("of_batch") else f"version {version}"
     for peer, raw in commit.get("counted", {}).items():
         mask = mask_from_bytes(bytes.fromhex(raw))
-        finding.expect(not mask & seen, f"version {version}: {peer} counted what others had counted")
-        own = not mask & ~story.of_peer(peer)
-        finding.expect(own, f"version {version}: {peer} counted what was not granted to it")
+        finding.expect(not mask & seen, f"{where}: {peer} counted what others had counted")
+        own = not mask & ~story.of_peer(peer, stage)
+        finding.expect(own, f"{where}: {peer} counted what was not granted to it")
         seen |= mask
-    finding.expect(seen == story.due(), f"version {version} is not made of its whole batch")
+    finding.expect(seen == story.due(), f"{where} is not made of its whole batch")
+    story.committed.append(stage)
+    if len(story.committed) < commit.get("of_batch", 1):
+        return
     if batch is not None:
         story.ends[version] = (batch["epoch"], batch["stop"])
     story.begin(None)

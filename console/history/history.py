@@ -6,7 +6,7 @@ nothing of what they make of it.  Journals may grow while it reads, and more of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class History:
         if path not in self.files:
             self.files[path] = Follower(path)
             events += Follower(Path(f"{path}{OLD}")).new_events()
-        for event in map(with_cause, [*events, *self.files[path].new_events()]):
+        for event in _each_round(map(with_cause, [*events, *self.files[path].new_events()])):
             process = self._open.get((path, event.get("pid")))
             if event.get("event") == "start" and (process is None or not event.get("again")):
                 process = self._begin(path, event)
@@ -188,6 +188,17 @@ class History:
                     self.eras.append(now.back_to(each["versions"]))
                 case "won_back":
                     self.eras.append(self.eras[each["of_era"]].back_to(each["versions"]))
+
+
+def _each_round(events: Iterable[Event]) -> Iterator[Event]:
+    """A commit of all stages of a model at once is told as one commit of each; `of_batch`: of how many."""
+    for event in events:
+        if event.get("event") == "committed_batch":
+            shared = {name: value for name, value in event.items() if name != "rounds"}
+            for each in event["rounds"]:
+                yield {**shared, **each, "event": "committed", "of_batch": len(event["rounds"])}
+        else:
+            yield event
 
 
 def read_folder(folder: Path) -> History:

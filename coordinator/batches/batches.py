@@ -175,8 +175,8 @@ class Batches:
 
     @property
     def _on_the_way(self) -> int:
-        """Microbatches of one source that are in later stages: it has no work with them.  Not so many that none are left
-        for sources that sit down next."""
+        """Microbatches of one source that are in later stages: it has no work with them.  Not so many that none are
+        left for sources that sit down next."""
         if self.stages == 1:
             return 0
         sources = sum(worker.stage == 0 for worker in self._able)

@@ -1,8 +1,8 @@
 """What members and people hear of the batch: with every tick a seat, grants and the table of seats; in the status how
 far each stage is.  Pure.
 
-Called by `batches.py`, which decides all of it.  A table is told whole, of the member's own stage and of those beside it,
-whenever the member names an older one; so a tick that is lost, or comes late, does no harm.
+Called by `batches.py`, which decides all of it.  A table is told whole, of the member's own stage and of those beside
+it, whenever the member names an older one; so a tick that is lost, or comes late, does no harm.
 """
 
 from __future__ import annotations

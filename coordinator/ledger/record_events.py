@@ -17,6 +17,7 @@ import msgspec
 from farflung import __version__
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
+    CommittedBatch,
     CommittedRound,
     DataFixed,
     DecidedOn,
@@ -69,6 +70,7 @@ class RecordEvents:
                 "min_peers": rules.run.min_peers,
                 "rounds": rules.run.rounds,
                 "fragments": rules.fragments,
+                "stages": rules.pipeline.stages,
                 "weight_cap": rules.round.weight_cap,
                 "deadline_s": rules.round.deadline_s,
                 "round_timeout_s": rules.round.round_timeout_s,
@@ -129,8 +131,11 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             return "decided", {**fields, "weights": made.weights, **told}
         case CommittedRound():
             return "committed", _committed(record)
-        case Genesis(peer=peer):
-            return "genesis", {"peer": peer, "digests": [digest.hex() for digest in record.digests]}
+        case CommittedBatch(rounds=rounds):
+            return "committed_batch", {"rounds": [_committed(each) for each in rounds]}
+        case Genesis(peer=peer, founders=founders):
+            several = {"founders": founders} if founders else {}
+            return "genesis", {"peer": peer, "digests": [each.hex() for each in record.digests], **several}
         case ModelFixed(model=model, peer=peer):
             return "model", {"peer": peer, "chunks": model.chunk_count, "elements": model.chunk_elements}
         case DataFixed(samples=samples, peer=peer, data=data):

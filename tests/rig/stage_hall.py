@@ -142,8 +142,8 @@ class StageHall:
             mask_to_bytes(mask_of(peer.counted)), b"", peer.version >= 0, 0.5, 0,
         )  # fmt: skip
         return m.Beat(
-            session=peer.guest.session, seq=peer.guest.seq + 1, roster_no=0, phase="inner", step=0, tokens=0, loss=None, tx_bytes=0,
-            rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
+            session=peer.guest.session, seq=peer.guest.seq + 1, roster_no=0, phase="inner", step=0, tokens=0,
+            loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
             samples=100 if peer.stage == 0 else 0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
             fragments=(showing(self.machine.core.ledger, said),), batch=replace(batch, **peer.changes),
         )  # fmt: skip

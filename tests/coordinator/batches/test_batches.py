@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.words import House, Share
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Record, TakenBack, Unseated
+from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, TakenBack, Unseated
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, BatchTick, Beat, FragmentBeat, Sent
+from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat, Sent
+from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
 
 MANIFEST = Manifest.from_toml(
@@ -26,38 +25,6 @@ def at(version: int, ready: bool = False) -> FragmentBeat:
     return FragmentBeat(0, version, bytes(32), 0, 0, 0, ready, ())
 
 
-@dataclass
-class Worker:
-    peer: str
-    process: bytes = b"first"
-    verified: bool = True
-    leaving: bool = False
-    stage: int = 0
-    beat: Beat | None = None
-
-
-@dataclass
-class Desk:
-    ledger: Ledger
-    manifest: Manifest = MANIFEST
-    now: float = 100.0
-    began_at: float = 0.0
-    held: str = ""
-    finished: bool = False
-    written: list[Record] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def write(self, record: Record) -> None:
-        self.ledger.apply(record)
-        self.written.append(record)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def name(self, peer: str) -> str:
-        return peer
-
-
 class Hall:
     """Peers that count microbatches, and what they are told."""
 
@@ -66,7 +33,7 @@ class Hall:
         self.in_round: set[str] = set()
         self.flying: set[int] = set()
         self.aborted: list[int] = []
-        self.desk = Desk(Ledger(8, 3))
+        self.desk = Desk(Ledger(8, 3), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="ann"))
         self.restart()
         for peer in peers:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
+    CommittedBatch,
+    CommittedRound,
     DataFixed,
     Folded,
     GrantedMicros,
@@ -18,8 +22,12 @@ from farflung.coordinator.ledger.records import (
     Seated,
     TakenBack,
     Unseated,
+    from_bytes,
+    to_bytes,
 )
+from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.digests import mask_to_bytes
+from farflung.protocol.round_words import Commit
 
 TEN = BatchBegun(version=0, epoch=0, start=0, stop=10, count=10)
 
@@ -104,3 +112,98 @@ def test_another_data_set_makes_the_batch_void() -> None:
     ledger = a_ledger(TEN, seated(1, "ann"))
     ledger.apply(DataFixed(samples=30, peer="bob"))
     assert ledger.batches.batch is None and not ledger.batches.seats and ledger.batches.last_seat == 1
+
+
+# ---- several stages ----------------------------------------------------------------------------------------
+
+
+def in_stages(*records: Record, stages: int = 2) -> Ledger:
+    ledger = Ledger(8, 3, stages)
+    for record in (DataFixed(samples=25, peer="ann"), *records):
+        ledger.apply(record)
+    return ledger
+
+
+def staged(number: int, peer: str, stage: int) -> Seated:
+    return Seated(number=number, peer=peer, process=peer.encode(), trainer=0, stage=stage)
+
+
+def round_of(stage: int, counted: dict[str, int], version: int = 1, **changes: Any) -> CommittedRound:
+    commit = Commit(version, stage + 1, tuple(counted), (1.0,) * len(counted), bytes(32), "fp32", stage)
+    masks = {peer: mask_to_bytes(mask) for peer, mask in counted.items()}
+    plain: dict[str, Any] = {
+        "used": {}, "excluded": {}, "tokens": 10, "steps": 1, "loss": None, "seconds": 1.0, "tx_bytes": 0
+    }  # fmt: skip
+    return CommittedRound(commit=commit, counted=masks, **{**plain, **changes})
+
+
+def test_seats_make_a_numbered_table_and_it_survives_a_snapshot() -> None:
+    ledger = in_stages(staged(1, "ann", 0), staged(2, "bob", 1), TEN, staged(3, "cyd", 1))
+    ledger.apply(Unseated(number=2, peer="bob", reason="it is gone"))
+    book = ledger.batches
+    assert (book.table_no, book.table.last_loss(1), [row.number for row in book.table.living(1)]) == (
+        5,
+        5,
+        [3],
+    )
+    again = Ledger(8, 3, 2)
+    again.apply(from_bytes(to_bytes(ledger.folded(9))))
+    assert again.batches == book and again.batches.table.seats == book.table.seats
+    again.apply(BatchBegun(version=0, epoch=0, start=0, stop=10, count=10))
+    assert again.batches.table.number == 6 and set(again.batches.table.seats) == {1, 3}
+
+
+def test_a_ledger_that_was_folded_before_there_were_tables_gets_one() -> None:
+    book = a_ledger(TEN, seated(1, "ann"), seated(4, "bob")).batches
+    plain = msgspec.msgpack.decode(packed(book))
+    for name in ("rows", "table_no", "released"):
+        del plain[name]
+    old: BatchBook = unpacked(msgspec.msgpack.encode(plain), BatchBook)
+    assert [row.number for row in old.table.living(0)] == [1, 4]
+    old.get_up(1)
+    assert not old.table.lives(1)
+
+
+def test_P14_what_a_gone_seat_was_granted_is_marked_when_another_one_gets_it() -> None:
+    ledger = in_stages(TEN, staged(1, "ann", 0), staged(2, "bob", 0))
+    ledger.apply(GrantedMicros(seat=1, first=0, stop=3))
+    ledger.apply(Unseated(number=1, peer="ann", reason="it is gone"))
+    ledger.apply(GrantedMicros(seat=2, first=2, stop=6))
+    assert ledger.batches.again(ledger.batches.seats[2]) == 0b100
+
+
+def test_P13_all_stages_go_on_by_one_record() -> None:
+    ledger = in_stages(TEN)
+    rounds = (
+        round_of(0, {"ann": 0b11111_00000, "bob": 0b11111}),
+        round_of(1, {"cyd": 0b11111_11111}, loss=2.5),
+    )
+    ledger.apply(CommittedBatch(rounds=rounds))
+    assert [book.version for book in ledger.books] == [1, 1]
+    assert (ledger.tokens, ledger.loss, ledger.batches.cursor) == (10, 2.5, (0, 10))
+    assert [book.marks[1].cursor for book in ledger.books] == [(0, 10)] * 2
+    assert [book.marks[1].loss for book in ledger.books] == [2.5] * 2
+
+
+WHOLE = 0b11111_11111
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ((round_of(0, {"ann": WHOLE}),), "one round of every stage"),
+        ((round_of(0, {"ann": WHOLE}), round_of(1, {"bob": WHOLE}, 2)), "one round of every stage"),
+        ((round_of(1, {"ann": WHOLE}), round_of(0, {"bob": WHOLE})), "one round of every stage"),
+        ((round_of(0, {"ann": WHOLE}), round_of(1, {"bob": WHOLE ^ 1})), "lacks microbatches"),
+        ((round_of(0, {"ann": WHOLE}), round_of(1, {"bob": WHOLE, "cyd": 1})), "counts a microbatch twice"),
+        ((round_of(0, {"ann": WHOLE}), round_of(1, {})), "lacks microbatches"),
+    ],
+)
+def test_P11_P13_a_journal_that_moves_some_stages_or_a_part_of_the_batch_is_not_ours(
+    rounds: tuple[CommittedRound, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        in_stages(TEN).apply(CommittedBatch(rounds=rounds))
+    if len(rounds) == 1:
+        with pytest.raises(ValueError, match=words):
+            in_stages(TEN).apply(rounds[0])

@@ -1,0 +1,292 @@
+"""Batches of a model in stages: one seat in one stage, each microbatch once in every stage, and who is given up."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from farflung.collectives.flow.seats import Seat as Row
+from farflung.collectives.flow.seats import Table
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.seating import Load, chosen, loads_of
+from farflung.coordinator.batches.telling import staged_tick_of
+from farflung.coordinator.batches.words import House
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Seated, TakenBack, Unseated
+from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.limits import SEATS_TOLD
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat
+from rig.batch_desk import Desk, Worker
+from rig.made_run import BARE_BEAT
+
+MANIFEST = Manifest.from_toml(
+    '[run]\nmin_peers = 2\n[pipeline]\nbatch = 8\nstages = 2\n[merge]\npolicy = "mean"\n[outer]\nstep = "adamw"\n'
+    "[round]\ndeadline_s = 10.0",
+    "run.toml",
+)
+EVERY = tuple(range(8))
+
+
+class Hall:
+    """Peers of two stages: those whose names begin with a capital letter are sources."""
+
+    def __init__(self, *peers: str) -> None:
+        self.workers = {peer: Worker(peer, stage=0 if peer[0].isupper() else 1) for peer in peers}
+        self.in_round: set[str] = set()
+        self.flying: set[int] = set()
+        self.aborted: list[int] = []
+        self.desk = Desk(Ledger(8, 3, 2), MANIFEST)
+        self.desk.ledger.apply(DataFixed(samples=100, peer="Ann"))
+        house = House(
+            lambda: self.workers,
+            lambda peer: True,
+            self.in_round.__contains__,
+            self.flying.__contains__,
+            self._abort,
+        )
+        self.batches = Batches(self.desk, house)
+        for peer in peers:
+            self.says(peer)
+        self.turn()
+        for peer in peers:
+            self.says(peer)
+
+    def _abort(self, stage: int, why: str) -> None:
+        self.aborted.append(stage)
+        self.flying.discard(stage)
+        self.in_round -= {peer for peer, worker in self.workers.items() if worker.stage == stage}
+
+    def turn(self) -> None:
+        self.batches.advance()
+
+    def says(self, peer: str, *counted: int, ready: bool = False, **changes: object) -> BatchTick | None:
+        worker = self.workers[peer]
+        seat = self.desk.ledger.batches.seat_of(peer)
+        said = BatchBeat(
+            0, seat.number if seat is not None else 0, 0, mask_to_bytes(mask_of(counted)), b"", True, 1.0
+        )
+        at = FragmentBeat(worker.stage, 0, bytes(32), 0, 0, 0, ready, ())
+        worker.beat = replace(BARE_BEAT, fragments=(at,), batch=replace(said, **changes))
+        return self.batches.on_beat(worker, worker.beat)
+
+    def granted(self, peer: str) -> list[int]:
+        tick = self.says(peer)
+        return [m for first, stop in tick.granted for m in range(first, stop)] if tick is not None else []
+
+    @property
+    def unseated(self) -> list[tuple[str, str]]:
+        return [(each.peer, each.reason) for each in self.desk.written if isinstance(each, Unseated)]
+
+    @property
+    def skipped(self) -> list[int]:
+        return [each.micro for each in self.desk.written if isinstance(each, MicroSkipped)]
+
+
+def counted_by(hall: Hall, **mine: tuple[int, ...]) -> None:
+    for peer, micros in mine.items():
+        hall.says(peer, *micros)
+
+
+def whole(hall: Hall) -> dict[str, tuple[int, ...]]:
+    """Every microbatch is counted in both stages: by Ann, and by bob and cyd."""
+    for _ in range(8):
+        hall.says("Ann", *hall.granted("Ann"))
+    counted_by(hall, bob=EVERY[:4], cyd=EVERY[4:])
+    return {"Ann": EVERY, "bob": EVERY[:4], "cyd": EVERY[4:]}
+
+
+def test_a_batch_begins_when_every_stage_is_served() -> None:
+    hall = Hall("Ann", "Bea")
+    assert hall.batches.book.batch is None
+    assert hall.batches.shares(0)[1] == (
+        "a batch begins when every stage is served: stage 1: 0 of at least 1 verified peers"
+    )
+    hall.workers["bob"] = Worker("bob", stage=1)
+    hall.says("bob")
+    hall.turn()
+    assert hall.batches.book.batch is not None
+
+
+def test_only_sources_are_granted_microbatches_and_everybody_sits_in_its_stage() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    for _ in range(8):
+        hall.says("Ann", *hall.granted("Ann"))
+    assert (len(hall.granted("Ann")), hall.granted("bob"), hall.granted("cyd")) == (8, [], [])
+    seats = [(each.peer, each.stage) for each in hall.desk.written if isinstance(each, Seated)]
+    assert seats == [("Ann", 0), ("bob", 1), ("cyd", 1)]
+
+
+def test_P11_rounds_open_when_every_stage_has_counted_and_frozen_all() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    for _ in range(8):
+        hall.says("Ann", *hall.granted("Ann"))
+    counted_by(hall, bob=EVERY[:4])
+    hall.turn()
+    assert hall.batches.shares(0) == ({}, "waiting for microbatches: 4 of 8 counted in stage 1")
+    tick = hall.says("Ann", *EVERY)
+    assert tick is not None and not tick.freeze, "stage 1 may still need it"
+    counted_by(hall, cyd=EVERY[4:])
+    tick = hall.says("Ann", *EVERY, ready=True)
+    assert tick is not None and tick.freeze
+    assert hall.batches.shares(0) == ({}, "every microbatch is counted: waiting for the sums of bob, cyd")
+    hall.says("bob", *EVERY[:4], ready=True)
+    hall.says("cyd", *EVERY[4:], ready=True)
+    first, second = hall.batches.shares(0)[0], hall.batches.shares(1)[0]
+    assert first.keys() == {"Ann"} and second.keys() == {"bob", "cyd"}
+
+
+def test_P2_a_stage_whose_round_failed_opens_again_beside_those_in_flight() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    mine = whole(hall)
+    hall.flying.add(0)  # its members say no more that they are ready: they are in the round
+    hall.in_round.add("Ann")
+    assert hall.batches.under_way
+    hall.says("bob", *mine["bob"], ready=True)
+    hall.says("cyd", *mine["cyd"], ready=True)
+    assert hall.batches.shares(1)[0].keys() == {"bob", "cyd"}
+
+
+def test_P11_of_two_seats_that_name_one_microbatch_the_younger_is_given_up() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    counted_by(hall, bob=(1, 2), cyd=(2, 3))
+    hall.turn()
+    assert hall.unseated == [("cyd", "it counted what another one had counted")]
+    assert hall.batches.counted_in(1) == 0b110
+
+
+def test_what_later_stages_count_is_of_this_batch() -> None:
+    hall = Hall("Ann", "bob")
+    hall.says("bob", 1, 11)
+    assert hall.batches.counted_in(1) == 0b10
+
+
+def test_P11_the_loss_of_a_seat_costs_its_stage_alone() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    whole(hall)
+    assert hall.batches.complete
+    del hall.workers["cyd"]
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated] == ["cyd"] and not hall.batches.complete
+    assert (hall.batches.counted_in(0), hall.batches.counted_in(1)) == (0xFF, 0x0F)
+    table = hall.batches.book.table
+    assert table.last_loss(1) == table.number and not table.last_loss(0)
+
+
+def test_P15_who_hangs_with_work_in_hand_is_given_up_and_who_waits_for_others_is_not() -> None:
+    hall = Hall("Ann", "Bea", "bob", "cyd")
+    hall.granted("Ann")
+    for at_s in (0.0, 4.0, 4.0, 4.0):
+        hall.desk.now += at_s
+        hall.says("Ann", holds=0)  # all of its own are in stage 1
+        hall.says("bob", holds=2, made=3)
+        hall.says("cyd", holds=1, made=int(hall.desk.now))
+        hall.turn()
+    assert hall.unseated == [("bob", "it holds microbatches and has counted none for 10 s")]
+    tick = hall.says("bob")
+    assert tick is not None and tick.seat == 0
+
+
+def test_a_microbatch_without_a_gradient_is_tried_by_another_of_the_stage_and_then_left_out() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    hall.says("bob", 1, unusable=b"\x01")
+    hall.turn()
+    assert hall.unseated == [("bob", "it gets no finite gradient out of one")] and not hall.skipped
+    assert not any(isinstance(each, TakenBack) for each in hall.desk.written)
+    hall.says("cyd", 2, unusable=b"\x01")
+    hall.turn()
+    assert hall.skipped == [0] and len(hall.unseated) == 1
+    tick = hall.says("cyd", 2)
+    assert tick is not None and tick.skipped == b"\x01"
+
+
+def test_P11_sums_that_have_a_skipped_microbatch_in_them_are_void_in_every_stage() -> None:
+    """A gradient overflows behind a stage that had counted it, whose round may even be in flight."""
+    hall = Hall("Ann", "bob", "cyd")
+    whole(hall)
+    hall.flying.add(1)
+    hall.in_round |= {"bob", "cyd"}
+    hall.says("Ann", *EVERY[1:], unusable=b"\x01")
+    hall.turn()
+    assert hall.skipped == [0], "there is no other source"
+    assert hall.aborted == [1] and [peer for peer, _ in hall.unseated] == ["bob"]
+    assert hall.batches.counted_in(1) == 0xF0
+    hall.says("cyd", 0, *EVERY[4:])  # it had been on its way
+    hall.turn()
+    assert hall.unseated[-1] == ("cyd", "it counted a microbatch that is skipped")
+
+
+def test_a_batch_of_which_nothing_is_left_ends_the_rounds_in_flight() -> None:
+    hall = Hall("Ann", "bob")
+    for _ in range(8):
+        hall.says("Ann", *hall.granted("Ann"))
+    counted_by(hall, bob=EVERY)
+    hall.flying.add(1)
+    hall.in_round.add("bob")
+    hall.says("Ann", unusable=b"\xff")
+    hall.turn()
+    assert hall.skipped == list(EVERY) and hall.aborted == [1]
+    assert hall.batches.book.cursor == (0, 8) and not hall.batches.book.seats
+
+
+# ---- what is told ------------------------------------------------------------------------------------------
+
+
+def test_a_member_hears_of_the_seats_beside_its_own_when_it_knows_an_older_table() -> None:
+    book = BatchBook()
+    for number in range(1, 6):
+        book.sit_down(Seat(number, f"p{number}", b"", 0, stage=number - 1))
+    batch = Batch(0, 0, 0, 8, 8)
+    told = staged_tick_of(book, batch, None, False, stage=1, knows=4)
+    assert told.table is not None and [(row.number, row.stage) for row in told.table] == [
+        (1, 0),
+        (2, 1),
+        (3, 2),
+    ]
+    assert staged_tick_of(book, batch, None, False, stage=1, knows=5).table is None
+
+
+def test_of_the_seats_that_are_gone_the_newest_are_told() -> None:
+    book = BatchBook()
+    for number in range(1, SEATS_TOLD + 9):
+        book.sit_down(Seat(number, f"p{number}", b"", 0))
+        if number > 2:
+            book.get_up(number)
+    told = staged_tick_of(book, Batch(0, 0, 0, 8, 8), None, False, stage=0, knows=0)
+    assert told.table is not None and len(told.table) == SEATS_TOLD
+    rows = [row.number for row in told.table]
+    assert rows[:2] == [1, 2] and rows[-1] == SEATS_TOLD + 8
+    assert max(row.gone for row in told.table) == book.table.last_loss(0)
+
+
+def test_every_table_that_members_hear_is_one_that_they_accept() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    del hall.workers["cyd"]
+    hall.turn()
+    tick = hall.says("Ann")
+    assert tick is not None and tick.table is not None
+    rows = tuple(Row(r.number, r.peer, r.stage, r.share, r.since, r.gone) for r in tick.table)
+    assert Table(tick.table_no, rows).last_loss(1) == tick.table_no
+
+
+# ---- which stage a newcomer gets ---------------------------------------------------------------------------
+
+
+def loads(*members: int, cost: tuple[float, ...] = ()) -> list[Load]:
+    return [Load(count, (cost or (1.0,) * len(members))[stage]) for stage, count in enumerate(members)]
+
+
+def test_P17_an_empty_stage_comes_first_then_what_lies_on_the_disk_then_the_emptiest() -> None:
+    assert chosen((0, 1, 2), False, loads(1, 2, 0), 1) == 2
+    assert chosen((0, 1), True, loads(1, 2, 0), 1) == 0, "it could not hold stage 2"
+    assert chosen((1, 0, 2), True, loads(1, 2, 1), 1) == 1
+    assert chosen((1, 0, 2), True, loads(1, 2, 0), 1) == 2, "the state of another stage is of no use there"
+    assert chosen((0, 1, 2), False, loads(2, 1, 1), 1) == 1
+    assert chosen((0, 1, 2), False, loads(2, 1, 2), 2) == 1, "a stage with too few members"
+    assert chosen((2, 0, 1), True, loads(0, 0, 0), 1) == 2
+
+
+def test_a_stage_that_costs_more_gets_more_members() -> None:
+    assert chosen((0, 1), False, loads(2, 3, cost=(1.0, 2.0)), 1) == 1
+    assert [each.cost for each in loads_of([0, 1], {0: [0.5, 0.7, 0.0], 1: [2.0]}, 2)] == [0.6, 2.0]
+    assert [each.cost for each in loads_of([0, 1], {0: [0.5]}, 2)] == [1.0, 1.0], "not all are known"
