@@ -56,6 +56,8 @@ def member_status(
     batches = conductors[0].batches
     if batches is not None and member.alive and (share := batches.share_of(member.peer)):
         shown["batch"] = share
+    if len(conductors) > len(member.standings):
+        shown["stage"] = member.stage
     return shown | (_in_round(flight, member.peer) if flight is not None else {})
 
 

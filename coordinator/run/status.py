@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farflung import __version__
+from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.screening import LEAST_MEMBERS
@@ -78,7 +79,9 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
     }
     if (batches := conductors[0].batches) is not None:
         status["batch"] = batches.told()
-    if ledger.fragments > 1:
+    if batches is not None and batches.stages > 1:
+        status["stages"] = [_fragment(each) | _stage(each, batches) for each in conductors]
+    elif ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status
 
@@ -172,6 +175,16 @@ def _fragment(conductor: Conductor) -> dict[str, Any]:
         "digest": conductor.book.digests.get(conductor.book.version, b"").hex(),
         "round": flight.plan.round_no if flight is not None else None,
         "reason": conductor.reason,
+    }
+
+
+def _stage(conductor: Conductor, batches: Batches) -> dict[str, Any]:
+    """Of a model in several: who serves it, and how far it is with the batch."""
+    return {
+        "members": len(conductor.holders),
+        "verified": len(conductor.able),
+        "prepared": conductor.prepared is not None,
+        **batches.told_of(conductor.fragment),
     }
 
 

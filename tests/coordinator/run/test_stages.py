@@ -2,18 +2,240 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.ledger.records import Genesis
+import json
+
+import pytest
+
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.states import Goal
 from rig.stage_hall import StageHall
+
+SIX = ("ann", "bob", "cyd", "dan", "eve", "fay")
+
+
+def begun(*names: str, stages: int = 3) -> StageHall:
+    """Everybody holds version 0, and the first batch has begun."""
+    hall = StageHall(stages)
+    hall.join(*(names or SIX))
+    hall.found()
+    return hall
+
+
+def prepared(*but: str) -> StageHall:
+    """The rounds of all stages are in flight, and at their end, but for those of these peers."""
+    hall = begun()
+    hall.count_all()
+    hall.freeze()
+    there = [name for name in hall.peers if name not in but]
+    hall.send(*there)
+    hall.finish_rounds(*there)
+    return hall
+
+
+def versions(hall: StageHall) -> list[int]:
+    return [book.version for book in hall.machine.core.ledger.books]
+
+
+def reasons(hall: StageHall) -> list[str]:
+    return [conductor.reason for conductor in hall.machine.conductors]
 
 
 def test_P2_P13_a_calm_run_commits_all_stages_at_once() -> None:
-    hall = StageHall(3)
-    hall.join("ann", "bob", "cyd", "dan", "eve", "fay")
+    hall = begun()
     assert [peer.stage for peer in hall.peers.values()] == [0, 1, 2, 0, 1, 2]
-    hall.found()
-    [genesis] = hall.written(Genesis)
-    assert len(genesis.digests) == 3
     hall.one_batch()
     hall.one_batch()
     assert [[each.commit.version for each in record.rounds] for record in hall.commits] == [[1] * 3, [2] * 3]
-    assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.loss == 2.0
+    assert hall.machine.core.ledger.loss == 2.0 and not hall.written(CommittedRound)
+    assert not hall.written(AbortedRound) and not hall.written(Unseated)
+    hall.start()
+    assert versions(hall) == [2, 2, 2], "what the journal says"
+
+
+# ---- joining -----------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_one_stage_of_those_that_fit_it() -> None:
+    hall = StageHall(3)
+    hall.join("ann", offers=(1,))
+    hall.join("bob", offers=(1, 2))
+    hall.join("cyd", offers=(2, 1))
+    assert [hall.peers[name].stage for name in ("ann", "bob", "cyd")] == [1, 2, 1]
+
+
+def test_a_hello_whose_answer_was_lost_gets_the_same_stage_again() -> None:
+    hall = StageHall(3)
+    first, again = hall.hello("ann", (0, 1, 2)), hall.hello("ann", (0, 1, 2))
+    assert isinstance(first, m.Welcome) and isinstance(again, m.Welcome)
+    assert again.fragments == first.fragments == (0,)
+    hall.join("bob")
+    assert hall.peers["bob"].stage == 1
+
+
+def test_a_member_that_comes_back_keeps_its_stage_and_its_seat() -> None:
+    hall = begun()
+    seat = hall.peers["bob"].seat
+    hall.join("bob", offers=(1,))
+    hall.beats(*SIX)
+    assert (hall.peers["bob"].stage, hall.peers["bob"].seat) == (1, seat) and seat
+    hall.start()  # another coordinator: whoever comes first does not decide where the others sit
+    for name in reversed(SIX):
+        hall.join(name, offers=(hall.peers[name].stage,))
+    hall.settle()
+    assert hall.peers["bob"].seat == seat and not hall.written(Unseated)
+
+
+@pytest.mark.parametrize("offers", [(3,), (1, 1)])
+def test_stages_that_there_are_not_are_refused_with_words(offers: tuple[int, ...]) -> None:
+    told = ", ".join(map(str, offers))
+    answer = StageHall(3).hello("ann", offers)
+    assert isinstance(answer, m.Refuse)
+    assert answer.reason == f"this run's model has stages 0 to 2; offered were stages {told}"
+
+
+# ---- founding ----------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_holder_of_each_stage_founds_it_and_all_of_them_one_run() -> None:
+    hall = StageHall(2)
+    hall.join("ann", "bob", "cyd", "dan")
+    hall.settle(1)
+    goals = [peer.tick.goal for peer in hall.peers.values() if peer.tick is not None]
+    assert goals == [Goal.FOUND, Goal.FOUND, Goal.WAIT, Goal.WAIT]
+    ann, bob = hall.peers["ann"], hall.peers["bob"]
+    ann.version, ann.digest = 0, hash_bytes(b"0", bytes([0]))
+    hall.settle(1)
+    assert not hall.written(Genesis)
+    assert ann.tick is not None and ann.tick.reason == "waiting for the initial state of stage 1"
+    bob.version, bob.digest = 0, hash_bytes(b"0", bytes([1]))
+    hall.settle(1)
+    [genesis] = hall.written(Genesis)
+    assert isinstance(genesis, Genesis)
+    assert genesis.founders == (ann.guest.peer, bob.guest.peer)
+    assert genesis.digests == (ann.digest, bob.digest) and all(genesis.shown)
+
+
+def test_P4_a_stage_that_was_lost_before_anything_was_learned_is_founded_again() -> None:
+    hall = begun("ann", "bob", stages=2)
+    bob = hall.peers.pop("bob")
+    hall.machine.on_closed(bob.guest.peer, bob.guest.session, hall.now)
+    hall.settle()
+    hall.join("cyd")
+    hall.settle(1)
+    cyd = hall.peers["cyd"]
+    assert cyd.stage == 1 and cyd.tick is not None and cyd.tick.goal == Goal.FOUND
+    cyd.version, cyd.digest = 0, hash_bytes(b"another beginning")
+    hall.settle()
+    first, second = hall.written(Genesis)
+    assert isinstance(first, Genesis) and isinstance(second, Genesis)
+    assert first.digests[0] == second.digests[0] and first.digests[1] != second.digests[1]
+    hall.one_batch()
+    assert versions(hall) == [1, 1]
+
+
+# ---- rounds ------------------------------------------------------------------------------------------------
+
+
+def test_P2_P13_nobody_hears_of_a_commit_before_every_stage_is_at_its_end() -> None:
+    hall = prepared("cyd", "fay")
+    assert versions(hall) == [0, 0, 0] and not hall.commits
+    assert all(peer.batch_version < 0 for peer in hall.peers.values())
+    waits = "every result is held by several: waiting for the rounds of the other stages"
+    assert reasons(hall)[:2] == [waits, waits]
+    hall.send("cyd", "fay")
+    hall.finish_rounds("cyd", "fay")
+    assert versions(hall) == [1, 1, 1] and len(hall.commits) == 1
+    assert all(peer.batch_version == 1 for peer in hall.peers.values())
+
+
+def test_a_stage_at_its_end_waits_for_the_others_for_as_long_as_it_takes() -> None:
+    hall = prepared("cyd", "fay")
+    for _ in range(200):  # of a second: longer than a round may take
+        hall.settle(1)
+    ends = [record for record in hall.written(AbortedRound) if isinstance(record, AbortedRound)]
+    assert ends and {record.fragment for record in ends} == {2}
+    assert hall.machine.conductors[0].prepared and hall.machine.conductors[1].prepared
+
+
+def goes(hall: StageHall, name: str) -> None:
+    peer = hall.peers.pop(name)
+    hall.machine.on_closed(peer.guest.peer, peer.guest.session, hall.now)
+    hall.settle()
+
+
+def test_P2_the_round_of_one_stage_is_aborted_and_those_of_the_others_stand() -> None:
+    hall = prepared("cyd", "fay")
+    goes(hall, "fay")
+    [aborted] = hall.written(AbortedRound)
+    assert isinstance(aborted, AbortedRound) and aborted.fragment == 2
+    assert [record.peer for record in hall.written(Unseated) if isinstance(record, Unseated)]
+    assert "counted in stage 2" in reasons(hall)[2]
+    cyd = hall.peers["cyd"]
+    cyd.counted = set(range(8))
+    hall.settle(1)
+    hall.freeze()
+    hall.settle(1)
+    assert len([r for r in hall.written(Opened) if isinstance(r, Opened) and r.plan.epoch == 1]) == 4
+    hall.send("cyd")
+    hall.finish_rounds("cyd")
+    assert versions(hall) == [1, 1, 1]
+    assert [list(record.counted) for record in hall.commits[0].rounds][2] == [cyd.guest.peer]
+
+
+def test_P3_who_goes_when_its_stage_is_at_its_end_costs_nothing() -> None:
+    hall = prepared("cyd", "fay")
+    goes(hall, "bob")
+    hall.send("cyd", "fay")
+    hall.finish_rounds()
+    assert versions(hall) == [1, 1, 1] and not hall.written(AbortedRound)
+
+
+def test_P5_a_coordinator_that_is_killed_between_the_last_end_and_the_record_begins_the_rounds_again() -> (
+    None
+):
+    hall = prepared("cyd", "fay")
+    hall.records = [record for record in hall.records]
+    hall.start()
+    assert versions(hall) == [0, 0, 0]
+    assert len(hall.written(AbortedRound)) == 3
+    for name in SIX:
+        peer = hall.peers[name]
+        peer.plan, peer.round_no, peer.decision, peer.decision_no = None, 0, None, 0
+        hall.join(name, offers=(peer.stage,))
+    hall.settle()
+    assert not hall.written(Unseated), "sums that stand frozen are not computed again"
+    hall.freeze()
+    hall.send(*SIX)
+    hall.finish_rounds()
+    assert versions(hall) == [1, 1, 1]
+
+
+def test_a_pause_does_not_leave_a_stage_at_its_end_waiting_for_ever() -> None:
+    hall = prepared("cyd", "fay")
+    hall.machine.core.draining = True
+    goes(hall, "fay")
+    hall.peers["cyd"].counted = set(range(8))
+    hall.settle(1)
+    hall.freeze()
+    hall.settle(1)
+    hall.send("cyd")
+    hall.finish_rounds("cyd")
+    hall.settle(1)
+    assert versions(hall) == [1, 1, 1] and hall.machine.drained
+
+
+# ---- what people see ---------------------------------------------------------------------------------------
+
+
+def test_the_status_has_a_row_for_each_stage() -> None:
+    hall = begun()
+    hall.peers["bob"].counted = {0, 1}
+    hall.settle(1)
+    status = json.loads(hall.machine.status(hall.now))
+    rows = [(row["members"], row["seats"], row["counted"], row["version"]) for row in status["stages"]]
+    assert rows == [(2, 2, 0, 0), (2, 2, 2, 0), (2, 2, 0, 0)]
+    assert status["stages"][0]["micros_per_s"] == 4.0
+    assert status["batch"]["counted"] == 0 and {row["stage"] for row in status["members"]} == {0, 1, 2}
+    assert status["stages"][2]["reason"] == "waiting for microbatches: 0 of 8 counted in stage 0"
