@@ -58,6 +58,23 @@ class GoingBack:
         alive = self._core.members.alive
         return {version for peer, those in self._saved.items() if peer in alive for version in those}
 
+    def saved_of(self, conductor: Conductor) -> set[int]:
+        """Of these, the versions of this fragment."""
+        here = {member.peer for member in conductor.holders}
+        return {version for peer, those in self._saved.items() if peer in here for version in those}
+
+    def together(self, held: Sequence[int]) -> list[int]:
+        """Stages of a model go back to one version, the newest that all of them have: somebody holds it (`held`: of
+        each stage the newest), or wrote a checkpoint of it.  -1: there is none."""
+        if self._core.manifest.pipeline.stages == 1:
+            return list(held)
+        found = []
+        for conductor, version in zip(self._conductors, held, strict=True):
+            known = conductor.book.digests
+            saved = {v for v in self.saved_of(conductor) if v in known and v < conductor.book.version}
+            found.append(saved | {version})
+        return [max(set.intersection(*found), default=-1)] * len(found)
+
     # ---- going back by itself ----------------------------------------------------------------------------
 
     def check_what_is_held(self) -> bool:
@@ -82,11 +99,12 @@ class GoingBack:
         settled = self.settled_held()
         if settled != self._held and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
             return False  # that much later the digest of a version that is held is settled, or never will be
-        if min(settled) < 0 or not self._are_accounted_for(settled):
+        back_to = self.together(settled)
+        if min(back_to) < 0 or not self._are_accounted_for(back_to):
             self._tell_who_is_waited_for(settled)
             return False
-        now, was = _listed(settled), self._versions
-        self.go_back(settled, f"no living peer held version {was}; version {now} was the newest that one did")
+        now, was = _listed(back_to), self._versions
+        self.go_back(back_to, f"no living peer held version {was}; version {now} was the newest that one did")
         return True
 
     def _are_accounted_for(self, versions: Sequence[int]) -> bool:
@@ -197,9 +215,11 @@ class GoingBack:
                 "its model was handed out already; waiting for a peer with a checkpoint of it (Ctrl-C leaves)"
             )
             return f"the run is complete, and {lost}: {out}"
+        all_held = self.together(self._held)
+        offer = all_held[conductor.fragment]
         away = self.may_hold_more(conductor, offer)
         whom = f"{self.named(away)}, which may hold it" if away else "one that does"
-        if min(self._held) < 0:
+        if min(all_held) < 0:
             return (
                 f"{lost}: waiting for {whom}, or for one with a checkpoint (join --checkpoints); the host can found "
                 "the run anew: farflung go-back --to 0"
@@ -209,7 +229,7 @@ class GoingBack:
                 f"{lost}, the newest held is {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
                 "farflung go-back"
             )
-        if self._are_accounted_for(self._held):
+        if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
             return f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
         return (

@@ -272,9 +272,9 @@ class GoingBackByOrder:
 
     def _is_there(self, versions: Sequence[int]) -> bool:
         """The digest of each is kept, and somebody has it whole."""
-        held, saved = self._going_back.settled_held(), self._going_back.saved
+        held, saved = self._going_back.settled_held(), self._going_back.saved_of
         return all(
-            (version in conductor.book.digests) and version in (saved | {held[conductor.fragment]})
+            version in conductor.book.digests and version in (saved(conductor) | {held[conductor.fragment]})
             for conductor, version in zip(self._conductors, versions, strict=True)
         )
 
@@ -310,9 +310,11 @@ class GoingBackByOrder:
     def _there(self) -> list[int]:
         """Of each fragment the newest settled version that somebody here holds, or else has a checkpoint of; -1 if
         there is none."""
-        held, saved = self._going_back.settled_held(), self._going_back.saved
+        held, saved = self._going_back.settled_held(), self._going_back.saved_of
+        if self._core.manifest.pipeline.stages > 1:
+            return self._going_back.together(held)
         return [
-            max([held[conductor.fragment], *(v for v in saved if v in conductor.book.digests)])
+            max([held[conductor.fragment], *(v for v in saved(conductor) if v in conductor.book.digests)])
             for conductor in self._conductors
         ]
 

@@ -116,13 +116,17 @@ def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
         return RunPhase.SCATTER if flight.decision is None else RunPhase.GATHER
     if any(book.version and book.version not in book.digests for book in core.ledger.books):
         return RunPhase.APPLY
-    least = core.manifest.run.min_peers
+    pipeline = core.manifest.pipeline
+    least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
     enough = all(len(conductor.able) >= least for conductor in conductors)
     return RunPhase.INNER if enough else RunPhase.WAITING
 
 
 def _reason(core: Core, conductors: Sequence[Conductor]) -> str:
-    return "the run is complete" if core.finished else _least_advanced(conductors).reason
+    if core.finished:
+        return "the run is complete"
+    behind = [each for each in conductors if each.prepared is None]  # the others wait for these
+    return _least_advanced(behind or conductors).reason
 
 
 def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight | None) -> float | None:

@@ -117,7 +117,8 @@ class WinningBack:
     # ---- what is won ---------------------------------------------------------------------------------------
 
     def _held_of(self, abandoned: Abandoned) -> list[int] | None:
-        """Of each fragment the newest version of that era that is here; None if one is not here at all."""
+        """Of each fragment the newest version of that era that is here, of the stages of a model the newest that all of
+        them have; None if one is not here at all."""
         found = []
         for number, (book, conductor) in enumerate(zip(abandoned.books, self._conductors, strict=True)):
             versions = [
@@ -132,8 +133,11 @@ class WinningBack:
                 versions.append(book.forked)  # both eras have it, unless version 0 was founded anew
             if not versions:
                 return None
-            found.append(max(versions))
-        return found
+            found.append(set(versions))
+        if self._core.manifest.pipeline.stages == 1:
+            return [max(versions) for versions in found]
+        common = set.intersection(*found)
+        return [max(common)] * len(found) if common else None
 
     def _is_held(self, conductor: Conductor) -> bool:
         """Version 0 of a fragment, by somebody here.  One that nobody holds makes no model with what is won of others:

@@ -16,9 +16,11 @@ from farflung.coordinator.run.effects import AnswerDoor, Effect, Note, Tell, Wri
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
+from farflung.protocol.orders import Order
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import Results, hello_part, inputs_of, results_part, sent_part
 from rig.guests import Guest
@@ -63,6 +65,8 @@ class Staged:
     counted: set[int] = field(default_factory=set)
     frozen: bool = False
     trainer: int = 0
+    saved: int = -1
+    era: int = 0
     changes: dict[str, object] = field(default_factory=dict)  # of its next batch words
     tick: m.Tick | None = None
     got: bool = False
@@ -144,13 +148,28 @@ class StageHall:
         return m.Beat(
             session=peer.guest.session, seq=peer.guest.seq + 1, roster_no=0, phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
-            samples=100 if peer.stage == 0 else 0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
+            samples=100 if peer.stage == 0 else 0, rough=False, era=peer.era, saved=peer.saved,
+            unsure=False, leaving=False, data=b"",
             fragments=(showing(self.machine.core.ledger, said),), batch=replace(batch, **peer.changes),
         )  # fmt: skip
 
     def _say(self, peer: Staged, message: m.FromMember) -> None:
         peer.guest.seq = message.seq
         self._take(self.machine.on_member(peer.guest.key, message, self.now))
+
+    def order(self, order: Order) -> str:
+        """What the host is told."""
+        try:
+            reply, effects = self.machine.obey(order, self.now)
+        except UserError as error:
+            return str(error)
+        self._take(effects)
+        return reply.text
+
+    def leaves(self, name: str) -> None:
+        """For good: it has said good-bye."""
+        peer = self.peers.pop(name)
+        self._say(peer, m.Leave(session=peer.guest.session, seq=peer.guest.seq + 1, reason="bye"))
 
     def passes(self, seconds: float) -> None:
         self.now += seconds
@@ -290,7 +309,7 @@ def _hear(peer: Staged, message: m.ToMember) -> None:
     match message:
         case m.Tick():
             lost = peer.seat and message.batch is not None and message.batch.seat not in (0, peer.seat)
-            peer.tick = message
+            peer.tick, peer.era = message, message.era
             if lost:
                 peer.counted, peer.frozen = set(), False
         case m.OpenRound(plan=plan):

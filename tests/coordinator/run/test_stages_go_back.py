@@ -1,0 +1,107 @@
+"""A model in stages whose newest state is lost in one of them: all stages go back together, or none does (P13)."""
+
+from __future__ import annotations
+
+from farflung.coordinator.ledger.records import RolledBack, WonBack
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.orders import GoBack, Rewind
+from rig.stage_hall import StageHall
+
+RULES = "[checkpoint]\nevery_rounds = 1\ngo_back_after_s = 30.0"
+PATIENCE_S = 80
+
+
+def with_versions(count: int) -> StageHall:
+    """Two peers of each of two stages; then all of stage 1 say good-bye."""
+    hall = StageHall(2, RULES)
+    hall.join("ann", "bob", "cyd", "dan")
+    hall.found()
+    for _ in range(count):
+        hall.one_batch()
+    assert [book.version for book in hall.machine.core.ledger.books] == [count] * 2
+    return hall
+
+
+def loses_stage_1(hall: StageHall) -> None:
+    for name in ("bob", "dan"):
+        hall.leaves(name)
+
+
+def brings(hall: StageHall, name: str, version: int) -> None:
+    """Of stage 1, out of a checkpoint."""
+    digest = hash_bytes(str(version).encode(), bytes([1]))
+    hall.hello(name, (1,), version, digest)
+    peer = hall.peers[name]
+    peer.version, peer.digest = version, digest
+
+
+def test_P13_all_stages_go_back_to_the_newest_version_that_each_of_them_has() -> None:
+    hall = with_versions(3)
+    hall.peers["ann"].saved = 1
+    hall.settle(1)
+    hall.peers["ann"].saved = 2
+    hall.settle(1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 1)
+    hall.settle(PATIENCE_S)
+    [record] = hall.written(RolledBack)
+    assert isinstance(record, RolledBack) and record.versions == (1, 1)
+    assert [book.version for book in hall.machine.core.ledger.books] == [1, 1]
+    assert hall.machine.core.ledger.batches.cursor == (0, 8)
+    for name, peer in hall.peers.items():
+        peer.version, peer.digest = 1, hash_bytes(b"1", bytes([peer.stage]))
+        peer.batch_version, peer.counted, peer.frozen = 1, set(), False
+        assert name in ("ann", "cyd", "eve")
+    hall.settle()
+    hall.one_batch()
+    assert [book.version for book in hall.machine.core.ledger.books] == [2, 2]
+
+
+def test_P13_the_run_does_not_go_back_to_what_another_stage_has_not() -> None:
+    hall = with_versions(3)
+    hall.peers["ann"].saved = 2
+    hall.settle(1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 1)
+    hall.settle(PATIENCE_S)
+    assert not hall.written(RolledBack)
+    told = "no living peer holds version 3 of fragment 1: waiting for one that does, or for one with a checkpoint"
+    assert any(note.startswith(told) for note in hall.notes)
+    refused = hall.order(GoBack())
+    assert "nobody here holds any version of the run, or has a checkpoint of one" in refused
+    brings(hall, "fay", 2)
+    hall.settle(PATIENCE_S)
+    [record] = hall.written(RolledBack)
+    assert isinstance(record, RolledBack) and record.versions == (2, 2)
+
+
+def test_the_host_rewinds_to_a_version_that_every_stage_has_a_checkpoint_of() -> None:
+    hall = with_versions(3)
+    hall.peers["ann"].saved = hall.peers["cyd"].saved = 2
+    hall.settle(1)
+    assert "nobody here is known to hold version 2" in hall.order(Rewind(to=2))
+    hall.peers["dan"].saved = 2
+    hall.settle(1)
+    assert "Rewinding to version 2, 2 undoes" in hall.order(Rewind(to=2))
+
+
+def test_P13_a_stage_does_not_win_back_what_the_others_do_not_have() -> None:
+    hall = with_versions(3)
+    hall.peers["ann"].saved = 1
+    hall.settle(1)
+    bob = hall.peers["bob"]
+    state = bob.version, bob.digest
+    for name in ("bob", "dan"):
+        peer = hall.peers.pop(name)
+        hall.machine.on_closed(peer.guest.peer, peer.guest.session, hall.now)
+    brings(hall, "eve", 1)
+    hall.settle(PATIENCE_S)
+    assert not hall.written(RolledBack), "bob may hold version 3"
+    hall.order(GoBack(sure=True))
+    [record] = hall.written(RolledBack)
+    assert isinstance(record, RolledBack) and record.versions == (1, 1)
+    hall.peers["bob"] = bob
+    hall.hello("bob", (1,), *state)
+    bob.era = 0
+    hall.beats("bob")  # nobody of stage 0 has said that it holds version 3 of the era before
+    assert not hall.written(WonBack)
