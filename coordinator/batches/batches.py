@@ -192,8 +192,9 @@ class Batches:
         """Unseat who is gone, begin the batch that is due.  True: members should hear of it at once."""
         self._heard = {n: heard for n, heard in self._heard.items() if n in self.book.seats}
         for seat in list(self.book.seats.values()):
-            why = "" if self.house.in_round(seat.peer) else self._why_gone(seat)
-            if why:
+            if self.house.in_round(seat.peer):
+                self._of(seat.number).since = self.desk.now  # what it owes then is the round's business
+            elif why := self._why_gone(seat):
                 self._unseat(seat, why)
         if not self.book.seats:
             self._idle.clear()

@@ -44,17 +44,25 @@ def chosen(offered: Sequence[int], on_disk: bool, loads: Sequence[Load], least: 
     if short:
         fewest = min(loads[stage].members for stage in short)
         emptiest = [stage for stage in short if loads[stage].members == fewest]
-        return emptiest[0] if on_disk and emptiest[0] == offered[0] else min(emptiest)
+        return offered[0] if on_disk and offered[0] in emptiest else min(emptiest)
     if on_disk:
         return offered[0]
     return min(offered, key=lambda stage: (loads[stage].members / loads[stage].cost, stage))
 
 
 def held_by_newcomer(
-    pipeline: PipelineSection, hello: Hello, held: Sequence[int], unit_s: Mapping[int, Sequence[float]]
+    pipeline: PipelineSection,
+    hello: Hello,
+    loads: Sequence[Load],
+    newest: int,
 ) -> tuple[int, ...]:
-    """Which fragments it holds from now on: all of its hello, or one stage of those that it offers."""
+    """Which fragments it holds from now on: all of its hello, or one stage of those that it offers.
+
+    `newest`: the newest version of its first stage that somebody here holds.  Whoever brings a newer one brings it to
+    that stage, or the run would go back behind it.
+    """
     if pipeline.stages == 1:
         return hello.fragments
-    loads = loads_of(held, unit_s, pipeline.stages)
+    if hello.version > newest:
+        return hello.fragments[:1]
     return (chosen(hello.fragments, hello.version >= 0, loads, pipeline.min_per_stage),)

@@ -105,14 +105,15 @@ def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
 
 
 def codecs_for(
-    beats: Beats, manifest: Manifest, model: ModelSchema, given_last: Mapping[str, str]
+    beats: Beats, fragment: int, manifest: Manifest, model: ModelSchema, given_last: Mapping[str, str]
 ) -> dict[str, str]:
     """The codec of each one's contribution: the run's, or what its line can carry in time."""
     rules = manifest.round
     if rules.codec != AUTO:
         return dict.fromkeys(beats, rules.codec)
-    # All fragments may be on their way at once: what counts is the whole model.
-    values = model.chunk_count * model.chunk_elements
+    # All fragments of a peer may be on their way at once: what counts is all that it holds.
+    chunks = model.stages[fragment].chunk_count if model.stages else model.chunk_count
+    values = chunks * model.chunk_elements
     sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
     lines = shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()])
     up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines, strict=True)}

@@ -222,7 +222,7 @@ class Conductor:
         if model is None:
             return  # the first member brings it, and nobody is ready before
         beats = {peer: core.members.members[peer].beat for peer in peers}
-        codecs = codecs_for(beats, manifest, model, self._codecs)
+        codecs = codecs_for(beats, self.fragment, manifest, model, self._codecs)
         self._codecs |= codecs
         plan = Plan(
             round_no=core.ledger.round_no + 1,

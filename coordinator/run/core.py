@@ -103,7 +103,9 @@ class Core:
         return self.ledger.names.get(peer, peer)
 
     def of(self, fragment: int) -> str:
-        """For texts about one of several fragments."""
+        """For texts about one of several fragments, or stages of a model."""
+        if self.manifest.pipeline.stages > 1:
+            return f" of stage {fragment}"
         return f" of fragment {fragment}" if self.manifest.fragments > 1 else ""
 
     def take_effects(self) -> list[Effect]:

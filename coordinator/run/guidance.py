@@ -182,7 +182,8 @@ class Guidance:
 
     def _told(self, most: int, least: int) -> int:
         """How long a list may be that a tick has for each fragment."""
-        return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, len(self._conductors)))
+        told = 1 if self._core.manifest.pipeline.stages > 1 else len(self._conductors)  # of a tick
+        return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, told))
 
     def _repeat_what_is_missing(self, member: Member, said: FragmentBeat, conductor: Conductor) -> None:
         core, flight, commits = self._core, conductor.round, conductor.book.commits

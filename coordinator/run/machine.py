@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.seating import held_by_newcomer
+from farflung.coordinator.batches.seating import held_by_newcomer, loads_of
 from farflung.coordinator.batches.words import House
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
 from farflung.coordinator.door.networks import network_of
@@ -329,15 +329,22 @@ class RunMachine:
                 for conductor in self.conductors:
                     conductor.on_restart(peer)
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
-        here = [each.stage for each in core.members.alive.values() if each.peer != peer]
-        measured = self.batches.units_s if self.batches is not None else {}
-        holds = held_by_newcomer(core.manifest.pipeline, hello, here, measured)
-        member = core.members.admit(contact, session, hello.process, core.now, network, holds)
+        member = core.members.admit(
+            contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
+        )
         member.identity = hello.identity
         self._dial_back([member])
         if not again:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
         return member
+
+    def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:
+        pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
+        held = [each.stage for each in self.core.members.alive.values() if each.peer != peer]
+        measured = self.batches.units_s if self.batches is not None else {}
+        known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
+        newest = self.going_back.newest_held(first) if known else hello.version
+        return held_by_newcomer(pipeline, hello, loads_of(held, measured, pipeline.stages), newest)
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""

@@ -17,6 +17,7 @@ from farflung.coordinator.rounds.screening import LEAST_MEMBERS
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest
+from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.states import RunPhase
@@ -60,7 +61,7 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "target": core.manifest.run.rounds,
         "tokens": ledger.tokens,
         "loss": finite(ledger.loss),
-        "tokens_per_s": round(sum(m.pace.tokens_per_s for m in core.members.alive.values()), 1),
+        "tokens_per_s": _tokens_per_s(core),
         "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
@@ -84,6 +85,12 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
     elif ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status
+
+
+def _tokens_per_s(core: Core) -> float:
+    """Every stage of a model learns from the same tokens: they count once."""
+    alive = core.members.alive.values()
+    return round(sum(m.pace.tokens_per_s for m in alive if BOOKS_FRAGMENT in m.standings), 1)
 
 
 def _leases(leases: Leases) -> dict[str, Any]:

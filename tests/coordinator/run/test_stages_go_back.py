@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from farflung.coordinator.ledger.records import RolledBack, WonBack
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.messages import Welcome
 from farflung.protocol.orders import GoBack, Rewind
 from rig.stage_hall import StageHall
 
@@ -65,7 +66,9 @@ def test_P13_the_run_does_not_go_back_to_what_another_stage_has_not() -> None:
     brings(hall, "eve", 1)
     hall.settle(PATIENCE_S)
     assert not hall.written(RolledBack)
-    told = "no living peer holds version 3 of fragment 1: waiting for one that does, or for one with a checkpoint"
+    told = (
+        "no living peer holds version 3 of stage 1: waiting for one that does, or for one with a checkpoint"
+    )
     assert any(note.startswith(told) for note in hall.notes)
     refused = hall.order(GoBack())
     assert "nobody here holds any version of the run, or has a checkpoint of one" in refused
@@ -105,3 +108,20 @@ def test_P13_a_stage_does_not_win_back_what_the_others_do_not_have() -> None:
     bob.era = 0
     hall.beats("bob")  # nobody of stage 0 has said that it holds version 3 of the era before
     assert not hall.written(WonBack)
+
+
+def test_P4_whoever_brings_the_newest_state_of_a_stage_serves_it_though_another_stage_is_empty() -> None:
+    """Else the run would go back behind what is there."""
+    hall = with_versions(2)
+    state = hall.peers["bob"].version, hall.peers["bob"].digest
+    for name in ("ann", "bob", "cyd", "dan"):
+        hall.leaves(name)
+    answer = hall.hello("eve", (1, 0), *state)
+    assert isinstance(answer, Welcome) and answer.fragments == (1,)
+    hall.peers["eve"].version, hall.peers["eve"].digest = state
+    hall.beats("eve")
+    again = hall.hello("fay", (1, 0), *state)
+    assert isinstance(again, Welcome) and again.fragments == (0,), "eve holds it already"
+    hall.leaves("fay")
+    made_up = hall.hello("gil", (1, 0), 7, bytes(32))
+    assert isinstance(made_up, Welcome) and made_up.fragments == (0,)
