@@ -84,24 +84,25 @@ class LocalPipeline:
     def batch(self, micros: Iterable[tuple[Micro, Tensors]]) -> BatchDone:
         """All microbatches, there and back; the sums stay in the stages.  Each comes with the first stage's input."""
         total, tokens = 0.0, 0
-        waiting: list[tuple[Micro, Tensors]] = []  # before the last stage
+        waiting: list[tuple[Micro, list[Tensors]]] = []  # before the last stage, with what each stage was given
         for micro, given in micros:
+            inputs = [given]
             for loop in self.loops[:-1]:
-                given = self.there.pass_on(loop.forward(micro, given))
-            waiting.append((micro, given))
+                inputs.append(self.there.pass_on(loop.forward(micro, inputs[-1])))
+            waiting.append((micro, inputs))
             tokens += micro.tokens
             if len(waiting) == self._in_flight:
                 total += self._finish(*waiting.pop(0))
-        for micro, given in waiting:
-            total += self._finish(micro, given)
+        for micro, inputs in waiting:
+            total += self._finish(micro, inputs)
         if not tokens:
             raise UserError("a batch without tokens has no mean loss")
         return BatchDone(total / tokens, tokens)
 
-    def _finish(self, micro: Micro, given: Tensors) -> float:
-        gradients, loss = self.loops[-1].last(micro, given)
-        for loop in reversed(self.loops[:-1]):
-            gradients = loop.backward(micro.number, self.back.pass_on(gradients))
+    def _finish(self, micro: Micro, inputs: list[Tensors]) -> float:
+        gradients, loss = self.loops[-1].last(micro, inputs[-1])
+        for loop, given in reversed(list(zip(self.loops[:-1], inputs[:-1], strict=True))):
+            gradients = loop.backward(micro, given, self.back.pass_on(gradients))
         return loss * micro.tokens
 
     def clear(self) -> None:

@@ -1,13 +1,13 @@
 """The work of one stage on its device: forward, backward, the sums of gradients.
 
-Owns: what is kept of a microbatch between its way there and its way back, randomness, buffers, the sums.
-Called by: the local pipeline and the batch loop.
-Must not know: how activations travel, which microbatches come, versions beyond a number, the optimizer.
+Owns: randomness, buffers between a microbatch's way there and its way back, the sums.
+Called by: the local pipeline, and the loops of batches and of stages.
+Must not know: how activations travel, who keeps them, which microbatches come, versions beyond a number, the optimizer.
 
-On the way there no graph is made and only the input is kept; on the way back the forward pass runs again, with the same
-random numbers, and then backwards.  The last stage does all at once.  A gradient is d(loss x tokens), summed over
-microbatches in fp32, so that the sum over all stages' peers, divided by the tokens of the batch, is the gradient of the
-mean loss of a token.
+On the way there no graph is made and nothing but buffers is kept; on the way back the forward pass runs again on the
+same input, with the same random numbers, and then backwards.  The last stage does all at once.  A gradient is
+d(loss x tokens), summed over microbatches in fp32, so that the sum over all stages' peers, divided by the tokens of the
+batch, is the gradient of the mean loss of a token.
 """
 
 from __future__ import annotations
@@ -39,13 +39,6 @@ class NotFinite(Exception):
     """The loss of a microbatch, or a gradient of it, is no number.  Nothing of it is in the sums of this stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    micro: Micro
-    given: Tensors
-    buffers: dict[str, Tensor]  # as they were before the forward pass, those that it changed
-
-
 class StageLoop:
     """`loss` of all but the last stage is None."""
 
@@ -54,40 +47,51 @@ class StageLoop:
         self.sums = Sums(stage)
         self._run_seed = run_seed
         self._loss = loss
-        self._kept: dict[int, _Kept] = {}
+        # Of microbatches that went forward: the buffers that changed on the way, as they were before.
+        self._before: dict[int, dict[str, Tensor]] = {}
         self._cuda = sorted({p.device for p in stage.parameters() if p.device.type == "cuda"}, key=str)
 
     @property
     def open_count(self) -> int:
         """Microbatches that went forward and have not come back."""
-        return len(self._kept)
+        return len(self._before)
 
     @torch.no_grad()
     def forward(self, micro: Micro, given: Tensors) -> Tensors:
-        """What goes to the next stage.  `given` is kept as it is, so nobody may write into it afterwards."""
+        """What goes to the next stage.  `given` stays as it is: `backward` wants it again."""
         before = self._buffers()
         gives = self._run(micro, tuple(t.clone() for t in given))
-        self._kept[micro.number] = _Kept(micro, given, self._changed(before))
+        self._before[micro.number] = self._changed(before)
         return gives
 
-    def backward(self, number: int, gradients: Tensors) -> Tensors:
+    def undo_forward(self, number: int) -> None:
+        """What it gave is of no use to anybody: the buffers are as if it had not been."""
+        self._put_back(self._before.pop(number))
+
+    def backward(self, micro: Micro, given: Tensors, gradients: Tensors) -> Tensors:
         """`gradients`: one for each floating tensor that `forward` gave.  What goes to the stage before, likewise.
 
-        NotFinite if one of this stage is no number.
+        NotFinite if one of those, or of this stage's own, is no number.  A microbatch need not have gone forward here:
+        where its peer was lost another one gets the gradient that is there already.  Then it counts in the buffers now.
         """
-        kept = self._kept.pop(number)
-        after = self._buffers()
-        self._put_back(kept.buffers)
+        before, after = self._before.pop(micro.number, None), self._buffers()
+        is_new = before is None
+        self._put_back(before or {})
         try:
             with torch.enable_grad():
-                leaves = self._leaves(kept.given)
+                leaves = self._leaves(given)
                 # A part may work in place, which torch allows on no leaf.
-                gave = self._run(kept.micro, tuple(leaf.clone() for leaf in leaves))
+                gave = self._run(micro, tuple(leaf.clone() for leaf in leaves))
                 self._go_back([t for t in gave if t.is_floating_point()], gradients)
+            returned = _gradients_of(leaves)
+            self._add_gradients(micro, returned)
+        except NotFinite:
+            is_new = False
+            raise
         finally:
-            self._put_back(after)  # it was counted on the way there
-        self._add_gradients(kept.micro)
-        return _gradients_of(leaves)
+            if not is_new:
+                self._put_back(after)  # it was counted on the way there, or does not count
+        return returned
 
     def last(self, micro: Micro, given: Tensors) -> tuple[Tensors, float]:
         """The last stage's way there and back: what goes to the stage before, and the mean loss of a token.
@@ -110,12 +114,13 @@ class StageLoop:
                     "the loss depends on no parameter that trains: is it detached, or everything frozen?"
                 )
             (loss.reshape(()) * micro.tokens).backward()  # type: ignore[no-untyped-call]
+        returned = _gradients_of(leaves)
         try:
-            self._add_gradients(micro)
+            self._add_gradients(micro, returned)
         except NotFinite:
             self._put_back(before)
             raise
-        return _gradients_of(leaves), mean
+        return returned, mean
 
     def trial(self, micro: Micro, given: Tensors) -> float:
         """The loss of a microbatch of a model in one stage, of which nothing remains: no sums, no buffers."""
@@ -128,7 +133,7 @@ class StageLoop:
 
     def drop(self) -> None:
         """Forget all microbatches and all sums."""
-        self._kept.clear()
+        self._before.clear()
         self.sums.clear()
 
     # ---- helpers
@@ -154,8 +159,8 @@ class StageLoop:
         if pairs:  # else this stage, and all before it, are frozen
             torch.autograd.backward([out for out, _ in pairs], [g for _, g in pairs])
 
-    def _add_gradients(self, micro: Micro) -> None:
-        if not self.sums.add_gradients():
+    def _add_gradients(self, micro: Micro, returned: Tensors) -> None:
+        if not self.sums.add_gradients(returned):
             raise NotFinite(
                 f"the gradient of microbatch {micro.number} of version {micro.version} is not finite"
             )
@@ -184,13 +189,14 @@ class Sums:
             Tensor, Tensor
         ] = {}  # a parameter is found as itself, whatever it is called elsewhere
 
-    def add_gradients(self) -> bool:
-        """After each backward pass: into the sums with what it left in the parameters.  False: it is not finite, and
-        the sums are as they were."""
+    def add_gradients(self, returned: Tensors = ()) -> bool:
+        """After each backward pass: into the sums with what it left in the parameters.  False: that, or what goes to
+        the stage before, is not finite, and the sums are as they were."""
         found = {p: p.grad for p in self._parameters.values() if p.grad is not None}
         for parameter in found:
             parameter.grad = None
-        if not all([bool(each) for each in [gradient.isfinite().all() for gradient in found.values()]]):
+        finite = [gradient.isfinite().all() for gradient in (*found.values(), *returned)]
+        if not all([bool(each) for each in finite]):
             return False
         for parameter, gradient in found.items():
             if parameter in self._sums:

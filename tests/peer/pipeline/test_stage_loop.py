@@ -169,11 +169,12 @@ MICRO = Micro(0, 0, 4, {"labels": torch.tensor([0, 1, 2, 3])})
 
 def test_on_the_way_there_no_graph_is_kept_and_nothing_is_summed() -> None:
     loop = loop_of(nn.Linear(6, 6), first=1, loss=None)
-    (out,) = loop.forward(MICRO, (torch.randn(4, 6),))
+    x = torch.randn(4, 6)
+    (out,) = loop.forward(MICRO, (x,))
     assert not out.requires_grad
     assert loop.open_count == 1
     assert all(not sums.any() for _, sums in loop.sums.items())
-    (gradient,) = loop.backward(0, (torch.ones(4, 6),))
+    (gradient,) = loop.backward(MICRO, (x,), (torch.ones(4, 6),))
     assert gradient.shape == (4, 6) and loop.open_count == 0
 
 
@@ -235,6 +236,50 @@ def test_a_gradient_that_is_not_finite_leaves_the_sums_as_they_were() -> None:
     assert all(torch.equal(was, now) for was, (_, now) in zip(before, loop.sums.items(), strict=True))
 
 
+def test_a_gradient_for_the_stage_before_that_is_not_finite_leaves_the_sums_as_they_were() -> None:
+    """Its own gradients may be finite all the same: what cannot be passed on counts nowhere."""
+
+    class Sharp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Steep.apply(x) + self.shift
+
+    loop = loop_of(Sharp(), first=1, loss=None)
+    x = torch.randn(4, 6)
+    loop.forward(MICRO, (x,))
+    with pytest.raises(NotFinite, match="the gradient of microbatch 0 of version 0 is not finite"):
+        loop.backward(MICRO, (x,), (torch.ones(4, 6),))
+    assert all(not sums.any() for _, sums in loop.sums.items())
+    assert loop.stage.get_parameter("1.shift").grad is None
+
+
+def test_a_microbatch_that_went_forward_elsewhere_counts_in_the_buffers_on_its_way_back() -> None:
+    """Its peer was lost after the next stage had it: only its gradient comes here."""
+    x, gradient = torch.randn(4, 6), torch.ones(4, 6)
+    both, only_back = (loop_of(nn.BatchNorm1d(6), first=1, loss=None) for _ in range(2))
+    both.forward(MICRO, (x,))
+    one, other = both.backward(MICRO, (x,), (gradient,)), only_back.backward(MICRO, (x,), (gradient,))
+    assert torch.equal(one[0], other[0])
+    for (name, had), now in zip(both.stage.named_buffers(), only_back.stage.buffers(), strict=True):
+        assert torch.equal(had, now), name
+    assert both.stage.get_buffer("1.num_batches_tracked") == 1
+    with pytest.raises(NotFinite):
+        only_back.backward(replace(MICRO, number=1), (x,), (gradient * torch.inf,))
+    assert only_back.stage.get_buffer("1.num_batches_tracked") == 1, "what does not count moves no buffer"
+
+
+def test_a_forward_pass_can_be_undone() -> None:
+    loop = loop_of(nn.BatchNorm1d(6), first=1, loss=None)
+    loop.forward(MICRO, (torch.randn(4, 6),))
+    loop.undo_forward(0)
+    assert loop.open_count == 0
+    assert loop.stage.get_buffer("1.num_batches_tracked") == 0
+    assert not loop.stage.get_buffer("1.running_mean").any()
+
+
 def test_a_loss_without_a_way_back_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="the loss depends on no parameter that trains"):
         loop_of(frozen(), nn.Linear(6, 4).requires_grad_(False)).last(MICRO, (torch.randn(4, 6),))
@@ -246,7 +291,7 @@ def test_dropping_forgets_sums_and_what_is_open() -> None:
     loop = loop_of(nn.Linear(6, 6), first=1, loss=None)
     loop.forward(MICRO, (torch.randn(4, 6),))
     loop.forward(replace(MICRO, number=1), (torch.randn(4, 6),))
-    loop.backward(0, (torch.ones(4, 6),))
+    loop.backward(MICRO, (torch.randn(4, 6),), (torch.ones(4, 6),))
     loop.drop()
     assert loop.open_count == 0
     assert all(not sums.any() for _, sums in loop.sums.items())
