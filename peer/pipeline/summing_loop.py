@@ -1,0 +1,168 @@
+"""What the trainers of synchronous batches do alike on a model: words in and out, waiting, sums.
+
+Owns: the channel to the agent, the order in which words and work are taken.
+Called by its two kinds: batch_loop.py (a whole model) and pipeline_loop.py (a stage of one).
+Must not know: processes, sockets, seats, rounds, the outer step.  What is computed, written and dropped is decided in
+peer/trainer/summing.py and the machines beside it; how a microbatch is computed is in stage_loop.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from farflung.peer.local.words import Frozen, Need, Shared, ToTrainer
+from farflung.peer.pipeline.held import Held
+from farflung.peer.pipeline.samples import Samples
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.batch_machine import BatchMachine
+from farflung.peer.trainer.inner_loop import POLL_S, Channel
+from farflung.peer.trainer.stage_machine import StageMachine
+from farflung.protocol.errors import Refused
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import failpoints
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0  # between two words about one wait
+_WAITS_FOR = {
+    do.Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
+    do.Stand.WITHOUT_DATA: "waiting for microbatches: is the coordinator there, and are enough peers?",
+    do.Stand.AT_BARRIER: "waiting for the others to end this batch",
+}
+Machine = TypeVar("Machine", BatchMachine, StageMachine)
+
+
+class SummingLoop(ABC, Generic[Machine]):
+    def __init__(
+        self,
+        channel: Channel,
+        machine: Machine,
+        agent_problem: Callable[[], str | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.machine = machine
+        self._channel = channel
+        self._agent_problem = agent_problem  # why the agent is gone, or None
+        self._clock = clock
+        self._waits: do.Stand | None = None
+        self.micros_count = self.tokens = 0  # that this process has computed
+
+    # ---- what its kinds say
+
+    @property
+    @abstractmethod
+    def held(self) -> Held:
+        """Before the agent has shared it, there may be none: RuntimeError."""
+
+    @abstractmethod
+    def _attach(self) -> list[do.Effect]:
+        """The first words."""
+
+    @abstractmethod
+    def _open(self, word: Shared) -> None:
+        """The memory that the agent shares."""
+
+    @abstractmethod
+    def _compute(self, due: do.Effect) -> list[do.Effect]:
+        """What the machine says is next; what it says to what came of it."""
+
+    def _drop(self) -> None:
+        """The sums are zero again."""
+        self.held.loop.drop()
+
+    # ---- the way through a run
+
+    def run(self) -> None:
+        """Until the run is over, or this peer's part in it.  The model then holds the newest version."""
+        self.begin()
+        while not self.machine.finished:
+            stand = self.turn()
+            if stand is not None:
+                self._wait(stand)
+        self.end()
+
+    def begin(self) -> None:
+        failpoints.hit("trainer.attach")
+        self._carry_out(self._attach())
+
+    def turn(self) -> do.Stand | None:
+        """All words that are there, then the next work; gives what it waits for, or None."""
+        while not self.machine.finished and (word := self._channel.recv(0.0)) is not None:
+            self._carry_out(self.machine.on_message(word))
+        self._waits = None
+        self._carry_out(self.machine.next())
+        return self._waits
+
+    @abstractmethod
+    def end(self) -> None:
+        """The run is over for this peer."""
+
+    def _wait(self, stand: do.Stand) -> None:
+        """For the agent's next word."""
+        remind_at = self._clock() + PATIENCE_S
+        while (word := self._next_word()) is None:
+            if self._clock() >= remind_at:
+                remind_at += PATIENCE_S
+                log.warning(_WAITS_FOR[stand])
+        self._carry_out(self.machine.on_message(word))
+
+    def _next_word(self) -> ToTrainer | None:
+        """Waits a moment; Refused once the agent is gone and its last words are read."""
+        word = self._channel.recv(POLL_S)
+        if word is None and (problem := self._agent_problem()) is not None:
+            word = self._channel.recv(0.0)
+            if word is None:
+                self._carry_out(self.machine.on_agent_gone(problem))
+        return word
+
+    # ---- effects
+
+    def _carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case do.Say(word):
+                    if isinstance(word, Frozen):
+                        failpoints.hit("freeze.before_word")
+                    self._channel.send(word)
+                case do.Refuse(code, reason):
+                    raise Refused(code, reason)
+                case do.Wait(stand):
+                    self._waits = stand if stand in _WAITS_FOR else None
+                case do.Over():
+                    pass  # `run` asks the machine
+                case _:
+                    self._on_model(effect)
+
+    def _on_model(self, effect: do.Effect) -> None:
+        match effect:
+            case do.OpenShared(word):
+                self._open(word)
+            case do.WriteAnchor():
+                self.held.write_anchor()
+            case do.LoadAnchor():
+                self.held.load()
+            case do.DropSums():
+                self._drop()
+            case do.WriteSums(slot, tokens):
+                self.held.write_sums(slot, tokens)
+            case do.Accumulate() | do.Work():
+                self._carry_out(self._compute(effect))
+            case _:
+                raise RuntimeError(f"{type(effect).__name__} is no effect of synchronous batches")
+
+    def _tell_progress(self, tokens: int, loss: float | None) -> None:
+        self.micros_count += 1
+        self.tokens += tokens
+        self.held.shared.write_progress(self.micros_count, self.tokens, loss)
+
+
+def need_of(samples: Samples, manifest: Manifest) -> Need:
+    """How many samples the data set has, and its fingerprint."""
+    data, why_none = samples.source.fingerprint(manifest.digest)
+    if why_none:
+        log.info("only the length of the data set is compared with that of others: %s", why_none)
+    return Need(samples=samples.source.samples, want=0, data=data)
