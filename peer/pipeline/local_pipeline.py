@@ -84,7 +84,9 @@ class LocalPipeline:
     def batch(self, micros: Iterable[tuple[Micro, Tensors]]) -> BatchDone:
         """All microbatches, there and back; the sums stay in the stages.  Each comes with the first stage's input."""
         total, tokens = 0.0, 0
-        waiting: list[tuple[Micro, list[Tensors]]] = []  # before the last stage, with what each stage was given
+        waiting: list[
+            tuple[Micro, list[Tensors]]
+        ] = []  # before the last stage, with what each stage was given
         for micro, given in micros:
             inputs = [given]
             for loop in self.loops[:-1]:

@@ -131,6 +131,15 @@ class StageLoop:
             self._put_back(before)
             self.drop()
 
+    def trial_back(self, micro: Micro, given: Tensors, gradients: Tensors) -> None:
+        """The same of a stage that is not the last: a way back."""
+        before = self._buffers()
+        try:
+            self.backward(micro, given, gradients)
+        finally:
+            self._put_back(before)
+            self.drop()
+
     def drop(self) -> None:
         """Forget all microbatches and all sums."""
         self._before.clear()

@@ -33,7 +33,7 @@ _WAITS_FOR = {
     do.Stand.WITHOUT_DATA: "waiting for microbatches: is the coordinator there, and are enough peers?",
     do.Stand.AT_BARRIER: "waiting for the others to end this batch",
 }
-Machine = TypeVar("Machine", BatchMachine, StageMachine)
+Machine = TypeVar("Machine", bound=BatchMachine | StageMachine)
 
 
 class SummingLoop(ABC, Generic[Machine]):
@@ -44,7 +44,7 @@ class SummingLoop(ABC, Generic[Machine]):
         agent_problem: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.machine = machine
+        self.machine: Machine = machine
         self._channel = channel
         self._agent_problem = agent_problem  # why the agent is gone, or None
         self._clock = clock

@@ -1,0 +1,228 @@
+"""The trainer's machine of one stage on its parts: carries out what it decides.
+
+Owns: which slot of the belt holds what, where a microbatch's input comes from, the trial of a stage that is just built.
+Called by `farflung.pipeline` and the built-in trainer.  Words, waiting and sums are in summing_loop.py.
+Must not know: processes, sockets, seats, who sends what comes over a border, the outer step.
+
+A source reads its samples itself, once for both ways, since a data set may draw.  Any other stage finds its input in
+the belt, on the way back too: it need not have gone forward here.  Tokens travel in the head of each crossing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
+from farflung.peer.local.words import Hand, Need, Shared
+from farflung.peer.pipeline.batch_loop import too_large
+from farflung.peer.pipeline.border_codec import BorderCodec
+from farflung.peer.pipeline.held import Held
+from farflung.peer.pipeline.part_checks import Loss
+from farflung.peer.pipeline.parts import Part, Stage, Tensors
+from farflung.peer.pipeline.samples import Read, Samples
+from farflung.peer.pipeline.stage_loop import Micro, NotFinite, StageLoop
+from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
+from farflung.peer.pipeline.whole import WholeModel
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.inner_loop import Channel
+from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
+from farflung.protocol.errors import FrameError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import failpoints
+
+_NO_BORDER = "a stage at an end of the model has a border on one side only"
+
+
+class Model:
+    """What a user has said, of which one stage is built when the agent says which."""
+
+    def __init__(
+        self, parts: Sequence[Part], whole: WholeModel, samples: Samples, loss: Loss, manifest: Manifest
+    ) -> None:
+        self.parts, self.whole, self.samples, self.loss = parts, whole, samples, loss
+        self.manifest = manifest
+
+    @property
+    def stages(self) -> int:
+        return len(self.whole.plans)
+
+    def build(self, number: int, device: torch.device) -> Held:
+        """No part of another stage takes any memory."""
+        plan, seed = self.whole.plans[number], self.manifest.run.seed
+        stage = Stage.build(self.parts, plan.first, plan.stop, seed)
+        layout = self.whole.check_built(stage, number)
+        is_last = number == self.stages - 1
+        return Held(stage, layout, StageLoop(stage.to(device), seed, self.loss if is_last else None))
+
+    def codec_after(self, number: int) -> BorderCodec | None:
+        """Of the border behind a stage; None where the model ends, or before it begins."""
+        borders = self.whole.borders
+        return BorderCodec(borders[number], self.samples.riders) if 0 <= number < len(borders) else None
+
+
+class PipelineLoop(SummingLoop[StageMachine]):
+    """`fitting`: the stages that this machine can hold."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        model: Model,
+        fitting: tuple[int, ...],
+        device: torch.device,
+        agent_problem: Callable[[], str | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(channel, StageMachine(), agent_problem, clock)
+        self._model, self._fitting, self._device = model, fitting, device
+        self._held: Held | None = None
+        self._belt: Belt | None = None
+        self._before: BorderCodec | None = None
+        self._after: BorderCodec | None = None
+        self._read: dict[int, Read] = {}  # of a source: samples that went forward and did not come back
+
+    @property
+    def held(self) -> Held:
+        if self._held is None:
+            raise RuntimeError("no stage is built: the agent has not said which one is mine")
+        return self._held
+
+    @property
+    def stage(self) -> Stage:
+        model = self.held.model
+        if not isinstance(model, Stage):
+            raise RuntimeError(f"{type(model).__name__} is no stage")
+        return model
+
+    def end(self) -> None:
+        if self.machine.stage != NO_STAGE:
+            self.held.take_newest()
+
+    def _attach(self) -> list[do.Effect]:
+        whole = self._model.whole
+        need: Need = need_of(self._model.samples, self._model.manifest)
+        return self.machine.attach(whole.schema, os.getpid(), self._fitting, whole.crossing_bytes, need)
+
+    def _open(self, word: Shared) -> None:
+        if self._held is None:
+            self._held = self._model.build(word.stage, self._device)
+            self._before, self._after = (self._model.codec_after(n) for n in (word.stage - 1, word.stage))
+            self._try_out()
+        self._held.open(word)
+        self._belt = Belt.open(word.belt, PLACES, self._model.whole.crossing_bytes)
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._read.clear()
+
+    # ---- one work
+
+    def _compute(self, due: do.Effect) -> list[do.Effect]:
+        if not isinstance(due, do.Work):
+            raise RuntimeError(f"{type(due).__name__} is no work on a stage")
+        failpoints.hit("trainer.step")
+        hand = due.word
+        try:
+            payload, tokens, loss = self._worked(hand)
+        except NotFinite as error:
+            return self.machine.on_unusable(str(error))
+        except FrameError as error:  # the agent wrote over the slot, since it has told to load anew meanwhile
+            return self.machine.on_unusable(f"what lies in the belt is no crossing: {error}")
+        except torch.OutOfMemoryError as error:
+            raise self._too_large(error) from None
+        made = self.belt.write(slot_of(hand.place, MADE), payload) if payload else 0
+        self._tell_progress(tokens if hand.way != "forward" else 0, loss)
+        return self.machine.on_made(made, tokens, loss)
+
+    def _worked(self, hand: Hand) -> tuple[bytes, int, float | None]:
+        """What goes on, the tokens of the microbatch, and in the last stage its loss."""
+        read = self._input(hand)
+        given, riders = self.held.there(read)
+        micro = Micro(hand.version, hand.micro, read.tokens, riders)
+        loop = self.held.loop
+        if hand.way == "forward":
+            gives = loop.forward(micro, given)
+            try:
+                return _there(self._after).there(gives, riders, read.tokens), read.tokens, None
+            except NotFinite:
+                loop.undo_forward(hand.micro)
+                raise
+        if hand.way == "both":
+            returned, loss = loop.last(micro, given)
+            return self._given_back(returned, read.tokens), read.tokens, loss
+        slot = self.belt.view(slot_of(hand.place, RETURNED))
+        gradients = _there(self._after).read_back(slot[: hand.returned_bytes], self._device)
+        returned = loop.backward(micro, given, gradients)
+        self._read.pop(hand.micro, None)
+        return self._given_back(returned, read.tokens), read.tokens, None
+
+    def _input(self, hand: Hand) -> Read:
+        if self._before is not None:
+            slot = self.belt.view(slot_of(hand.place, GIVEN))
+            return self._before.read_there(slot[: hand.given_bytes], self._device)
+        if hand.micro not in self._read:
+            self._read[hand.micro] = self._model.samples.read(hand.epoch, hand.start, hand.stop)
+        return self._read[hand.micro]
+
+    def _given_back(self, returned: Tensors, tokens: int) -> bytes:
+        """The run's data wants no gradient."""
+        return b"" if self._before is None else self._before.back(returned, tokens)
+
+    @property
+    def belt(self) -> Belt:
+        if self._belt is None:
+            raise RuntimeError("before the agent shared its belt")
+        return self._belt
+
+    # ---- a stage that is just built
+
+    def _try_out(self) -> None:
+        """One microbatch of made values, there and back: what does not fit is found before the stage takes a seat."""
+        micro = self._model.manifest.pipeline.micro
+        read = self._made_up(micro)
+        given, riders = self.held.there(read)
+        trial = Micro(0, 0, read.tokens, riders)
+        loop = self.held.loop
+        try:
+            if self._after is None:
+                loop.trial(trial, given)
+            else:
+                gives = loop.forward(trial, given)
+                loop.undo_forward(0)
+                ones = tuple(torch.ones_like(t) for t in gives if t.is_floating_point())
+                loop.trial_back(trial, given, ones)
+        except NotFinite:
+            loop.drop()  # made values may give anything: only what this takes was wanted
+        except torch.OutOfMemoryError as error:
+            raise self._too_large(error) from None
+
+    def _made_up(self, samples: int) -> Read:
+        source = self._model.samples.source
+        if self._before is None:
+            return self._model.samples.read(0, 0, min(samples, source.samples))
+        border, dice = self._before.border, torch.Generator().manual_seed(0)
+
+        def made(dtype: str, dims: tuple[int, ...]) -> torch.Tensor:
+            kind: torch.dtype = getattr(torch, dtype)
+            floating = kind.is_floating_point
+            return torch.randn(dims, generator=dice).to(kind) if floating else torch.zeros(dims, dtype=kind)
+
+        given = tuple(made(t.dtype, t.dims(samples)) for t in border.tensors)
+        riders = {
+            name: made(rider.dtype, rider.dims(samples))
+            for name, rider in zip(self._model.samples.riders, border.riders, strict=True)
+        }
+        return Read(given, riders, samples)
+
+    def _too_large(self, error: torch.OutOfMemoryError) -> Exception:
+        stage, stages = self.machine.stage, self._model.stages
+        return too_large(self._model.manifest.pipeline.micro, error, f" beside stage {stage} of {stages}")
+
+
+def _there(codec: BorderCodec | None) -> BorderCodec:
+    if codec is None:
+        raise RuntimeError(_NO_BORDER)
+    return codec

@@ -1,0 +1,265 @@
+"""All agents and the coordinator of a pipeline in one process: the real trainers of its stages, belts, shared memory.
+
+For tests of peer/pipeline.  One peer a stage; crossings are carried from belt to belt, sums from the slots into an
+exact step of AdamW, and versions back by `Load`.  Nobody dies here, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import (
+    Attach,
+    Finish,
+    Freeze,
+    Frozen,
+    Hand,
+    Load,
+    Loaded,
+    Made,
+    Provide,
+    Provided,
+    from_trainer,
+    to_bytes,
+    to_trainer,
+)
+from farflung.peer.pipeline.part_checks import survey_parts
+from farflung.peer.pipeline.parts import Stage
+from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
+from farflung.peer.pipeline.samples import Samples
+from farflung.peer.pipeline.whole import whole_model
+from farflung.peer.trainer.sampling import permuted_range
+from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.manifest import Manifest
+from rig.unsplit import MICROS, AdamW, Task
+
+CPU = torch.device("cpu")
+
+
+class Recorded(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """The samples of a task's batches, placed so that the run's order of the first epoch gives them as they were."""
+
+    def __init__(self, task: Task, seed: int, updates: int) -> None:
+        found = []
+        for version in range(updates):
+            for micro, (x,) in task.batch(seed, version):
+                labels = micro.riders["labels"]
+                found += [{"x": x[at], "labels": labels[at]} for at in range(len(x))]
+        order = permuted_range(seed, 0, len(found), 0, len(found))
+        self._items = dict(zip(order, found, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        return self._items[place]
+
+
+@dataclass
+class Agent:
+    """Of one stage: what its trainer will hear, and what it said last."""
+
+    folder: Path
+    stage: int
+    coming: deque[Any] = field(default_factory=deque)
+    said: deque[Any] = field(default_factory=deque)
+    shared: SharedState | None = None
+    belt: Belt | None = None
+    everything: list[Any] = field(default_factory=list)
+
+    def send(self, message: Any) -> None:
+        self.said.append(from_trainer(to_bytes(message)))
+        self.everything.append(self.said[-1])
+
+    def heard(self, kind: type[Any]) -> list[Any]:
+        return [each for each in self.everything if isinstance(each, kind)]
+
+    def recv(self, timeout_s: float) -> Any:
+        return to_trainer(to_bytes(self.coming.popleft())) if self.coming else None
+
+    def answer(self, kind: type[Any]) -> Any:
+        found = self.said.popleft()
+        assert isinstance(found, kind), found
+        return found
+
+
+class Pipeline:
+    """One trainer for each stage.  `agents[s].said` and `.coming` are for tests that say a word themselves."""
+
+    def __init__(self, loops: list[PipelineLoop], agents: list[Agent], samples: int) -> None:
+        self.loops, self.agents, self.samples = loops, agents, samples
+        self.crossed_bytes = 0
+        self._optimizers = [AdamW() for _ in loops]  # each stage counts its own steps
+
+    @classmethod
+    def start(cls, folder: Path, model: Model, samples: int) -> Pipeline:
+        loops, agents = [], []
+        for stage in range(model.stages):
+            place = folder / str(stage)
+            place.mkdir()
+            agent = Agent(place, stage)
+            loop = PipelineLoop(agent, model, tuple(range(model.stages)), CPU)
+            loop.begin()
+            attach = agent.answer(Attach)
+            elements = model.whole.layouts[stage].total_elements
+            agent.shared = SharedState.create(place, elements, ("params", "momentum", "second_moment"))
+            agent.belt = Belt.create(place / "belt", PLACES, attach.crossing_bytes)
+            word = agent.shared.as_message()
+            agent.coming += [_with_belt(word, stage, place / "belt"), Provide()]
+            loop.turn()
+            agent.said = deque(each for each in agent.said if isinstance(each, Provided))
+            agent.answer(Provided)
+            loops.append(loop)
+            agents.append(agent)
+        return cls(loops, agents, samples)
+
+    # ---- words
+
+    def load(self, version: int) -> None:
+        for stage, agent in enumerate(self.agents):
+            said = Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=stage)
+            self.tell(stage, said)
+            assert agent.answer(Loaded) == Loaded(version=version, fragment=stage)
+
+    def tell(self, stage: int, *words: Any) -> None:
+        self.agents[stage].coming.extend(words)
+        while self.agents[stage].coming:
+            self.loops[stage].turn()
+
+    def work(self, stage: int, way: Any, version: int, micro: int, given: bytes, returned: bytes) -> Any:
+        """(what was said, what lies in the slot for it)."""
+        agent, place = self.agents[stage], micro % PLACES
+        assert agent.belt is not None
+        agent.belt.write(slot_of(place, GIVEN), given)
+        agent.belt.write(slot_of(place, RETURNED), returned)
+        start = self.start_of(version, micro)
+        hand = Hand(
+            way=way,
+            version=version,
+            micro=micro,
+            epoch=0,
+            start=start,
+            stop=start + self.samples,
+            place=place,
+            given_bytes=len(given),
+            returned_bytes=len(returned),
+        )
+        self.tell(stage, hand)
+        made = agent.answer(Made)
+        assert (made.way, made.version, made.micro) == (way, version, micro)
+        self.crossed_bytes += made.bytes_made
+        return made, agent.belt.read(slot_of(place, MADE), made.bytes_made)
+
+    def start_of(self, version: int, micro: int) -> int:
+        return (version * MICROS + micro) * self.samples
+
+    # ---- a batch
+
+    def batch(self, version: int) -> float:
+        """All microbatches there and back, in their order; the mean loss of a token."""
+        last, total, tokens = len(self.loops) - 1, 0.0, 0
+        came: list[list[bytes]] = []  # of each microbatch what each stage was given
+        for micro in range(MICROS):
+            given = [b""]
+            for stage in range(last):
+                made, out = self.work(stage, "forward", version, micro, given[-1], b"")
+                assert not made.problem, made.problem
+                given.append(out)
+            came.append(given)
+        for micro, given in enumerate(came):
+            made, gradient = self.work(last, "both", version, micro, given[last], b"")
+            total, tokens = total + made.loss * made.tokens, tokens + made.tokens
+            for stage in reversed(range(last)):
+                made, gradient = self.work(stage, "backward", version, micro, given[stage], gradient)
+            assert gradient == b"", "the data has no gradient"
+        return total / tokens
+
+    def freeze(self, version: int) -> None:
+        for stage in range(len(self.loops)):
+            self.tell(stage, Freeze(version=version, slot=1))
+            frozen = self.agents[stage].answer(Frozen)
+            assert frozen.counted == mask_to_bytes(mask_of(range(MICROS))) and frozen.slot == 1
+
+    def step(self) -> None:
+        """What the agents do when the round of their stage is committed: one exact step, on anchor and sums."""
+        for loop, agent, optimizer in zip(self.loops, self.agents, self._optimizers, strict=True):
+            assert agent.shared is not None
+            anchor, sums = agent.shared.anchor, agent.shared.slots[1]
+            entries = loop.held.layout.entries
+            at = {e.name: slice(e.offset, e.offset + e.numel) for e in entries}
+            theta = {e.name: anchor[at[e.name]].view(e.shape) for e in entries if e.kind == "param"}
+            named = {name: sums[at[name]].view(values.shape) for name, values in theta.items()}
+            with torch.no_grad():
+                optimizer.step(theta, named)
+                for e in entries:
+                    if e.kind == "buffer":
+                        anchor[at[e.name]] -= sums[at[e.name]]
+
+    def end(self, version: int) -> list[Stage]:
+        for stage, loop in enumerate(self.loops):
+            self.tell(stage, Finish(version=version))
+            assert loop.machine.finished
+            loop.end()
+        return [loop.stage for loop in self.loops]
+
+
+def _with_belt(word: Any, stage: int, path: Path) -> Any:
+    fields = {name: getattr(word, name) for name in word.__struct_fields__}
+    return type(word)(**{**fields, "stage": stage, "belt": os.fspath(path)})
+
+
+def model_of(
+    task: Task, seed: int, updates: int, cuts: Sequence[int], codecs: tuple[str, str] = ("fp32", "fp32")
+) -> tuple[Model, int]:
+    """The user's half of `farflung.pipeline`, and the samples of a microbatch."""
+    data = Recorded(task, seed, updates)
+    micro = len(data) // (updates * MICROS)
+    manifest = Manifest.model_validate(
+        {
+            "run": {"seed": seed},
+            "round": {"chunk_kb": 1},
+            "merge": {"policy": "mean"},
+            "outer": {"step": "adamw"},
+            "pipeline": {
+                "batch": MICROS,
+                "micro": micro,
+                "stages": len(cuts) + 1,
+                "cuts": list(cuts),
+                "codec": codecs[0],
+                "gradient_codec": codecs[1],
+            },
+        }
+    )
+    samples = Samples(data, ("x",), ("labels",), seed)
+    parts = task.parts(seed)
+    item = samples.one_item()
+    facts = survey_parts(parts, item, samples.inputs, task.loss)
+    whole = whole_model(facts, item, samples.riders, manifest)
+    return Model(parts, whole, samples, task.loss, manifest), micro
+
+
+def train_stages(
+    folder: Path, task: Task, seed: int, updates: int, cuts: Sequence[int], codecs: tuple[str, str]
+) -> tuple[dict[str, Tensor], list[float], Pipeline]:
+    """All tensors of the whole model by name, and the loss of each update."""
+    model, micro = model_of(task, seed, updates, cuts, codecs)
+    pipeline, losses = Pipeline.start(folder, model, micro), []
+    for version in range(updates):
+        pipeline.load(version)
+        losses.append(pipeline.batch(version))
+        pipeline.freeze(version)
+        pipeline.step()
+    named: dict[str, Tensor] = {}
+    for stage in pipeline.end(updates):
+        named |= dict(stage.named_parameters()) | dict(stage.named_buffers())
+    return named, losses, pipeline
