@@ -66,6 +66,20 @@ class ByteWindows(Dataset[Tensor]):
         return self.data[start : start + self.context + 1].to(torch.int64)
 
 
+class NextBytes(Dataset[dict[str, Tensor]]):
+    """The same windows as what goes in and what is to come out: `ids` and `labels`, each [context] int64."""
+
+    def __init__(self, windows: ByteWindows) -> None:
+        self.windows = windows
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        window = self.windows[index]
+        return {"ids": window[:-1], "labels": window[1:]}
+
+
 @lru_cache(maxsize=4)
 def load_corpus(max_bytes: int = DEFAULT_MAX_BYTES, folder: str | None = None) -> Corpus:
     """The first `max_bytes` of source text, kept in memory for the next call.

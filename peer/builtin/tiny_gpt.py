@@ -11,7 +11,7 @@ comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -149,6 +149,11 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+def next_byte_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
+    """Of what the last part gives; fp32 as in TinyGPT itself."""
+    return F.cross_entropy(logits.float().flatten(0, 1), riders["labels"].flatten())
 
 
 def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
-from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
-from farflung.peer.pipeline.api import TakesPart, best_device
+from farflung.peer.builtin.corpus import ByteWindows, NextBytes, load_corpus
+from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, next_byte_loss, untied_parts
+from farflung.peer.pipeline.api import TakesPart, best_device, hold_a_stage
 from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
@@ -94,6 +94,9 @@ def train_in_batches(connection: Connection, out: Path | None) -> None:
     """The gradients are this peer's, the optimizer is the run's: there is no step to take here."""
     manifest, agent = connection.manifest, connection.agent
     with TakesPart(connection):
+        if manifest.pipeline.stages > 1:
+            train_a_stage(connection, out)
+            return
         model = _model(manifest).to(best_device())
         windows = ByteWindows(load_corpus().train, manifest.model.context)
         samples = Samples(windows, inputs=("window",), riders=(), run_seed=manifest.run.seed)
@@ -104,14 +107,29 @@ def train_in_batches(connection: Connection, out: Path | None) -> None:
             save_weights(loop.layout, loop.shared, out)
 
 
+def train_a_stage(connection: Connection, out: Path | None) -> None:
+    """Of a TinyGPT whose head is a matrix of its own: the ends of a cut model lie with different peers."""
+    manifest = connection.manifest
+    parts = untied_parts(_shape(manifest))
+    windows = NextBytes(ByteWindows(load_corpus().train, manifest.model.context))
+    samples = Samples(windows, inputs=("ids",), riders=("labels",), run_seed=manifest.run.seed)
+    loop = hold_a_stage(connection, parts, samples, next_byte_loss, None)
+    if out is not None:
+        save_weights(loop.held.layout, loop.held.shared, out)
+
+
 def _model(manifest: Manifest) -> TinyGPT:
+    return build(_shape(manifest), manifest.run.seed)
+
+
+def _shape(manifest: Manifest) -> GPTConfig:
     shape = manifest.model
     if shape.builtin != "tiny-gpt" or manifest.data.source != "python-stdlib":
         raise UserError(
             f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
             "which calls farflung.join"
         )
-    return build(GPTConfig(shape.layers, shape.width, shape.heads, shape.context), manifest.run.seed)
+    return GPTConfig(shape.layers, shape.width, shape.heads, shape.context)
 
 
 def _threads() -> int:

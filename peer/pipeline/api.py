@@ -1,7 +1,7 @@
 """The public API of pipelines: `farflung.pipeline`, which takes part in a run of synchronous batches until it ends.
 
-Called by users' scripts.  Starting, watching and ending the agent is in peer/trainer; what happens with each
-microbatch is in batch_loop.py.
+Called by users' scripts; the built-in trainer calls its second half.  Starting, watching and ending the agent is in
+peer/trainer; what happens with each microbatch is in batch_loop.py and pipeline_loop.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from farflung.peer.pipeline.batch_loop import BatchLoop
+from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
 from farflung.peer.pipeline.parts import Part, Stage, checked_parts
+from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.pipeline.whole import whole_model
 from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import FINISHED
@@ -31,6 +34,7 @@ def pipeline(
     riders: Sequence[str] = (),
     loss: Loss,
     identity: str | None = None,
+    memory: str | None = None,
 ) -> Stage:
     """Take part in a run of synchronous batches (`[pipeline] batch` of run.toml) until it ends; gives the final model.
 
@@ -41,13 +45,18 @@ def pipeline(
     what the first part takes.  `riders`: integers that travel along to the loss, such as labels.  `loss`: from what the
     last part gives, and the riders by name, to the mean loss of a token.  `url` and `identity`: as for `join`.
 
-    What comes back is a module: calling it with the inputs runs all parts.
+    Where the run has `[pipeline] stages` > 1, this peer holds one of them, which the coordinator chooses among those
+    that fit its memory.  `memory`: "6 GB", at most so much for it, on the GPU or, without one, on the host.
+
+    What comes back is a module: calling it with the inputs runs all parts; of a run in stages, those of this peer.
     """
     parts = checked_parts(parts)
     with TakesPart(connect(url, {"identity": identity})) as connection:
-        loop, stage = _ready(
-            connection, parts, Samples(data, inputs, riders, connection.manifest.run.seed), loss
-        )
+        refuse_local_steps(connection)
+        samples = Samples(data, inputs, riders, connection.manifest.run.seed)
+        if connection.manifest.pipeline.stages > 1:
+            return hold_a_stage(connection, parts, samples, loss, memory).stage
+        loop, stage = _ready(connection, parts, samples, loss)
         loop.run()
     return stage
 
@@ -56,7 +65,6 @@ def _ready(
     connection: Connection, parts: Sequence[Part], samples: Samples, loss: Loss
 ) -> tuple[BatchLoop, Stage]:
     """All that can be wrong is found here, before the run hears of this peer."""
-    refuse_local_steps(connection)
     survey_parts(parts, samples.one_item(), samples.inputs, loss)
     seed = connection.manifest.run.seed
     stage = Stage.build(parts, 0, len(parts), seed).to(best_device())
@@ -66,6 +74,25 @@ def _ready(
     )
     loop.try_out()
     return loop, stage
+
+
+def hold_a_stage(
+    connection: Connection, parts: Sequence[Part], samples: Samples, loss: Loss, memory: str | None = None
+) -> PipelineLoop:
+    """Until the run ends; what comes back holds the stage.
+
+    Whatever can be wrong without values is found before the run hears of this peer.
+    """
+    manifest, device = connection.manifest, best_device()
+    item = samples.one_item()
+    whole = whole_model(survey_parts(parts, item, samples.inputs, loss), item, samples.riders, manifest)
+    fitting = fitting_stages(needs_of(whole, manifest.outer_numbers.parts), room_here(device, memory))
+    agent = connection.agent
+    loop = PipelineLoop(
+        agent.channel, Model(parts, whole, samples, loss, manifest), fitting, device, agent.problem
+    )
+    loop.run()
+    return loop
 
 
 def refuse_local_steps(connection: Connection) -> None:
