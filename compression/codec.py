@@ -72,6 +72,11 @@ def check_payload(name: str, payload: Bytes, elements: int) -> None:
     codec_named(name).check(payload, elements)
 
 
+def payload_bytes(name: str, elements: int) -> int:
+    """So long is the payload of so many values in that codec."""
+    return codec_named(name).payload_bytes(elements)
+
+
 def codec_of(payload: Bytes) -> Codec:
     """The codec that a checked payload names in its header."""
     return _BY_NUMBER[memoryview(payload).cast("B")[NUMBER_AT]]

@@ -36,6 +36,7 @@ class Known:
 class Attached:
     known: Known
     model: ModelSchema
+    stages: tuple[int, ...] = ()  # of a model that is cut: the one held, or those that could be
 
     @cached_property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -44,13 +45,21 @@ class Attached:
 
     @property
     def held(self) -> tuple[Fragment, ...]:
-        """Those that this peer holds: all of them, as long as no run is a pipeline."""
-        return self.fragments
+        """Those that this peer holds: all of them, but of a model that is cut into stages."""
+        return tuple(self.fragments[stage] for stage in self.stages) if self.stages else self.fragments
+
+    def as_holder_of(self, fragments: tuple[int, ...]) -> Attached | None:
+        """What the coordinator says that I hold: all of it, or one of the stages that I offered.  None: neither."""
+        if not self.stages:
+            return self if fragments == tuple(each.number for each in self.fragments) else None
+        chosen = len(fragments) == 1 and fragments[0] in self.stages
+        return Attached(self.known, self.model, fragments) if chosen else None
 
     @property
     def name(self) -> bytes:
         """Of this model in this run: what lies on disk under another name is none of ours."""
-        return self.known.run_id + self.known.manifest.digest + self.model.hash
+        of_stages = b"".join(stage.to_bytes(2, "little") for stage in self.stages)
+        return self.known.run_id + self.known.manifest.digest + self.model.hash + of_stages
 
     @cached_property
     def form(self) -> StateForm:

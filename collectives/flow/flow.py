@@ -145,8 +145,7 @@ class Flow:
             return []
         old, self.table = self.table.number, table
         if not table.lives(self._me):
-            self.over = True
-            self.counters.count(Verdict.STALE, len(self._early.take_all()))
+            self.leave()
             return [SeatLost(self._me)]
         self._meet()
         self._asks.only({seat.number for seat in (*self._before, *self._after)})
@@ -196,6 +195,11 @@ class Flow:
         """Peers that I can't talk to.  What they hold stays theirs until the table says that they are gone."""
         self._wiring.on_lines(unreached)
         return self._push_unsent(now) + self._settle(now) if not self.over else []
+
+    def leave(self) -> None:
+        """My trainer's sums are gone, and with them the seat: nothing more is done in it."""
+        self.over = True
+        self.counters.count(Verdict.STALE, len(self._early.take_all()))
 
     # ---- the trainer -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from farflung.collectives.link.link import FrameCounts
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled, check_payload, claimed, parse
+from farflung.protocol.frames import (
+    ANSWERS,
+    ONE_STAGE_KINDS,
+    Frame,
+    Kind,
+    Payload,
+    Spoiled,
+    check_payload,
+    claimed,
+    parse,
+)
 from farflung.protocol.verdicts import Verdict
 
 # ---- what arrived: each frame is counted once ---------------------------------------------------------
@@ -21,8 +31,8 @@ class Intake:
         self.counts = FrameCounts()
         self.expect(run_tag, payload_max)
 
-    def expect(self, run_tag: bytes, payload_max: int) -> None:
-        self.run_tag, self.payload_max = run_tag, payload_max
+    def expect(self, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS) -> None:
+        self.run_tag, self.payload_max, self.kinds = run_tag, payload_max, kinds
 
     def on_bytes(self, size: int) -> None:
         """A frame arrived, whatever it is; its verdict is next."""
@@ -32,11 +42,11 @@ class Intake:
     def frame_of(self, header: bytes, payload: Payload) -> Frame | Spoiled:
         """From a contact.  A frame that is what it claims to be ends in a counter of whoever takes it."""
         try:
-            parsed = parse(header, len(payload), self.run_tag, self.payload_max)
+            parsed = parse(header, len(payload), self.run_tag, self.payload_max, self.kinds)
             check_payload(parsed, payload)
         except FrameError as error:
             self.counts.verdicts.count(error.verdict)
-            return Spoiled(error.verdict, claimed(header, self.run_tag))
+            return Spoiled(error.verdict, claimed(header, self.run_tag, self.kinds))
         return Frame(parsed, payload)
 
     def unreadable(self) -> Spoiled:

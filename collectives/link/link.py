@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from farflung.protocol.frames import Frame, Spoiled
+from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Counters
 
@@ -60,8 +60,13 @@ class Link(Protocol):
         """Be reachable there for peers that dial; the port (0: any free one).  UserError where that can't be had."""
         ...
 
-    def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
-        """What frames of this run look like.  Once, before anything else: limits are fixed when sockets open."""
+    def expect(
+        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
+    ) -> None:
+        """What frames of this run look like; those of other kinds are refused as unknown.
+
+        Once, before anything else: limits are fixed when sockets open.
+        """
         ...
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:

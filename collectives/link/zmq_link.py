@@ -27,7 +27,7 @@ from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import connections_wanted
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.protocol.errors import UserError
-from farflung.protocol.frames import Frame, Kind, Spoiled
+from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
     BULK_SERVER,
@@ -105,9 +105,11 @@ class ZmqLink:
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
 
-    def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
+    def expect(
+        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
+    ) -> None:
         self._me = me
-        self._intake.expect(run_tag, payload_max)
+        self._intake.expect(run_tag, payload_max, kinds)
         self._pings = Pings(run_tag, payload_max)
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
+from msgspec.structs import replace
 
 from farflung.checkpoints.arrivals import Arrived
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
-from farflung.compression.codec import check_payload
+from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
-from farflung.peer.agent.hands import Hands, Tools
+from farflung.peer.agent.hands import Hands, Tools, largest_payload_bytes, stages_in_order
 from farflung.peer.agent.journal_writer import RoundEvents, beginning_of, counts_of, open_journal, use_of
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
@@ -31,7 +32,7 @@ from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
 from farflung.peer.local.channel import Greeting, LocalServer
 from farflung.peer.local.memory import SharedState, let_go_of_text, remove_folder, unmap_pages
-from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop
+from farflung.peer.local.words import Attach, Bye, FromTrainer, Made, Provided, Stop
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
@@ -42,7 +43,7 @@ from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
 from farflung.peer.state.recorded_sending import Sending
 from farflung.peer.worker import Inbox, Job, Worker, nothing
 from farflung.protocol.errors import FarflungError, UserError
-from farflung.protocol.frames import Frame, Kind
+from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import DOOR_OUT, Committed, Sent
 from farflung.protocol.moments import Attached
@@ -76,23 +77,28 @@ class Agent:
         self._line = DataLine(keys, options.own)
         self._link = self._line.link
         folder = (options.own.identity or default_path()).parent / "state"
-        store = Store(options.own.checkpoints) if options.own.checkpoints else None
-        if options.own.archive and store is None:
-            raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
-        if options.own.archive_contributions and not options.own.archive:
-            raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
+        store = _store_of(options.own)
         submit = self._arithmetic.submit
+        self._local = LocalServer(options.folder)
         self._tools = Tools(
-            self._identity, options.own, folder, store, self._line, submit, self._carry_out, say
+            self._identity,
+            options.own,
+            folder,
+            store,
+            self._line,
+            submit,
+            self._carry_out,
+            self._local.send,
+            say,
         )
         self._hands: Hands | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
-        self._local = LocalServer(options.folder)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
         config = PeerConfig(
             me,
             options.url.run,
             check_payload,
+            payload_bytes,
             results_on_disk=options.own.results_on_disk,
             results_limit_bytes=options.own.results_limit,
             saves=store is not None,
@@ -102,6 +108,8 @@ class Agent:
         )
         self._machine = machine = PeerMachine(config, random.random)
         self._address = ""  # where other peers dial this one, once it listens
+        self._opened = False  # the line to the others
+        self._crossing_bytes = 0  # as the trainer says, if it holds a stage
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
@@ -242,31 +250,55 @@ class Agent:
             return
         self._events.on_local(message, self._machine)
         on_word(message)
-        self._carry_out(self._machine.on_local(message, now))
+        made: Payload = b""
+        if isinstance(message, Made) and self._hands is not None and self._hands.crossings is not None:
+            # Before anything else: the next work goes into the same place.
+            made = self._hands.crossings.take(message, self._machine.place_of(message))
+        self._carry_out(self._machine.on_local(message, now, made))
 
     def _on_attach(self, message: Attach, now: float) -> None:
         machine = self._machine
         if machine.known is None:
             return  # it can't know what the run is
-        hands = self._hands or self._share_memory(Attached(machine.known, message.model))
-        self._local.send(hands.shared.as_message())
+        attached = Attached(
+            machine.known, message.model, stages_in_order(message, machine.known, self._tools)
+        )
+        if not self._opened:
+            self._open_line(attached)
+        self._crossing_bytes = message.crossing_bytes
+        if not message.stages:  # it holds all of it: nobody has to say what
+            self._hold(attached)
         self._pulse.on_new_trainer()
         self._supervisor.on_attached()
         self._events.on_local(message, machine)
         on_word(message)
-        self._carry_out(machine.on_attach(message.model, self._address, now))
+        self._carry_out(machine.on_attach(message.model, self._address, now, attached.stages))
+
+    def _open_line(self, attached: Attached) -> None:
+        """Others dial me there; what frames of this run look like follows from the model."""
+        kinds = ALL_KINDS if attached.model.stages else ONE_STAGE_KINDS
+        tag, largest = attached.known.tag, largest_payload_bytes(attached)
+        self._link.expect(self._identity.peer_id, tag, largest, kinds)
+        self._address = self._line.open(self._options.url, attached.known.manifest.net)
+        self._opened = True
+
+    def _hold(self, attached: Attached) -> None:
+        """Tell the trainer where the memory is.  The first one's model says how large everything is."""
+        hands = self._hands or self._share_memory(attached)
+        told = hands.shared.as_message()
+        if hands.crossings is not None:
+            [stage] = hands.attached.stages
+            told = replace(told, stage=stage, belt=hands.crossings.begin(self._crossing_bytes))
+        self._local.send(told)
 
     def _share_memory(self, attached: Attached) -> Hands:
-        """The first trainer's model says how large everything is; later ones find it made."""
-        model, net = attached.model, attached.known.manifest.net
-        elements = model.chunk_count * model.chunk_elements
+        count = sum(fragment.count for fragment in attached.held)
+        elements = count * attached.model.chunk_elements
         shared = SharedState.create(self._options.folder, elements, attached.form.names)
         self._hands = hands = Hands.of(attached, shared, self._machine, self._tools)
-        self._fetching.expect(model.chunk_count)
+        self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)
         self._arithmetic.submit(let_go_of_text, nothing)
-        self._link.expect(self._identity.peer_id, attached.known.tag, hands.largest_payload_bytes)
-        self._address = self._line.open(self._options.url, net)
         return hands
 
     # ---- effects ---------------------------------------------------------------------------------------------
@@ -302,6 +334,8 @@ class Agent:
                 self._link.send(to, on_the_way(frame))
             case do.Tell(message=told):
                 self._local.send(told)
+            case do.Hold(attached=attached):
+                self._hold(attached)
             case do.Note(text=text):
                 self._say(text)
             case do.Exit():
@@ -309,6 +343,9 @@ class Agent:
             case do.KeepContribution():
                 if self._hands is not None and self._hands.archive is not None:
                     self._hands.archive.contributed(effect)
+            case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing():
+                if self._hands is not None and self._hands.crossings is not None:
+                    self._hands.crossings.carry_out(effect)
             case _ if self._hands is None:
                 raise RuntimeError(f"before a trainer attached: {type(effect).__name__}")
             case _:
@@ -417,7 +454,7 @@ class Agent:
         hands = self._hands
         if hands is not None and hands.archive is not None:
             chunks = hands.attached.fragments[seal.fragment].chunks
-            hashes = hands.state.hashes[chunks.start : chunks.stop]
+            hashes = hands.state.hashes_of(chunks)
             hands.archive.sealed(seal, self._machine.era, digest, hashes)
         failpoints.hit("apply.after_seal")
         self._fetching.sealed(time.monotonic())
@@ -455,6 +492,8 @@ class Agent:
         self._inbox.close()
         if hands is not None:
             hands.arriving.close()
+        if hands is not None and hands.crossings is not None:
+            hands.crossings.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()
@@ -462,3 +501,12 @@ class Agent:
         self._context.destroy(linger=0)
         if hands is not None:
             remove_folder(hands.shared.place)
+
+
+def _store_of(own: OwnConfig) -> Store | None:
+    """For checkpoints, where the volunteer named a place; UserError for what has no place without it."""
+    if own.archive and not own.checkpoints:
+        raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
+    if own.archive_contributions and not own.archive:
+        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
+    return Store(own.checkpoints) if own.checkpoints else None

@@ -12,26 +12,33 @@ from pathlib import Path
 
 from farflung.checkpoints.archive import Archive
 from farflung.checkpoints.store import Store
+from farflung.compression.codec import payload_bytes
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
 from farflung.optim.recipes import outer_of
 from farflung.peer.agent.answers import Answering
+from farflung.peer.agent.crossing_hand import CrossingHand
+from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.identity import Identity
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.borders import crossing_bytes_most
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archiving import Archiving
-from farflung.peer.state.arrived_pieces import Arriving
+from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
 from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import OuterState, payload_bytes_most
 from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit
+from farflung.protocol.digests import HASH_BYTES
+from farflung.protocol.errors import UserError
 from farflung.protocol.limits import SIGNED_MORE_BYTES
-from farflung.protocol.moments import Attached
+from farflung.protocol.moments import Attached, Known
 from farflung.protocol.process.log_lines import Say
 
 
@@ -46,6 +53,7 @@ class Tools:
     line: DataLine
     submit: Submit
     carry_out: Callable[[list[do.Effect]], None]
+    tell: Callable[[ToTrainer], None]
     say: Say
 
 
@@ -60,22 +68,27 @@ class Hands:
     checkpoints: Checkpointing | None
     archive: Archiving | None
     record: RecordedSending | None
-    largest_payload_bytes: int
+    crossings: CrossingHand | None  # of a stage
 
     @staticmethod
     def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: Tools) -> Hands:
-        rules, elements = attached.known.manifest.round, attached.model.chunk_elements
+        rules = attached.known.manifest.round
         outer = outer_of(attached.known.manifest, checked(outer_step()))
         before = unnamed_file(tools.folder)
         state = OuterState(
-            shared.anchor, attached.model, rules, outer, shared.mark_torn, shared.moments, before
+            shared.anchor,
+            attached.model,
+            rules,
+            outer,
+            shared.mark_torn,
+            shared.moments,
+            before,
+            attached.held,
         )
-        hashes_bytes, results_bytes = 32 * attached.model.chunk_count, payload_bytes_most(rules, elements)
-        largest = max(attached.form.size_bytes, hashes_bytes + SIGNED_MORE_BYTES, results_bytes)
         submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = None
         if own.results_on_disk:
-            place = Place(tools.folder, peer, own.results_limit, largest)
+            place = Place(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
             results = KeepingResults(place, attached, submit, machine, tell)
         if tools.store is not None:
             checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
@@ -90,7 +103,7 @@ class Hands:
             checkpoints,
             archive,
             _record_of(attached, tools),
-            largest,
+            _crossings_of(attached, shared, tools),
         )
 
     def change(self, chunk: int, job: Callable[[], object]) -> None:
@@ -99,6 +112,38 @@ class Hands:
             self.checkpoints.change(chunk, job)
         else:
             job()
+
+
+def largest_payload_bytes(attached: Attached) -> int:
+    """Of all bulk frames of this run, whichever part of it this peer holds.  UserError for what can't be sent."""
+    manifest, model = attached.known.manifest, attached.model
+    hashes_bytes = HASH_BYTES * max(fragment.count for fragment in attached.fragments)
+    results_bytes = payload_bytes_most(manifest.round, model.chunk_elements)
+    largest = max(attached.form.size_bytes, hashes_bytes + SIGNED_MORE_BYTES, results_bytes)
+    if not model.stages:
+        return largest
+    try:
+        return max(largest, crossing_bytes_most(model, manifest.pipeline, payload_bytes))
+    except ValueError as error:
+        raise UserError(f"what goes from one stage to the next can't be sent: {error}") from None
+
+
+def stages_in_order(said: Attach, known: Known, tools: Tools) -> tuple[int, ...]:
+    """Those that the trainer could hold: the one first of which this peer kept something last."""
+    peer = tools.identity.peer_id
+
+    def kept_at(stage: int) -> float:
+        name = name_on_disk(Attached(known, said.model, (stage,)), peer)
+        return max((path.stat().st_mtime for path in tools.folder.glob(f"{name}.*")), default=0.0)
+
+    return tuple(sorted(said.stages, key=lambda stage: (-kept_at(stage), stage)))
+
+
+def _crossings_of(attached: Attached, shared: SharedState, tools: Tools) -> CrossingHand | None:
+    if not attached.stages:
+        return None
+    kept = KeptCrossings(tools.folder, tools.own.crossings_limit)
+    return CrossingHand(shared.place / "belt", kept, tools.line.link.send, tools.tell)
 
 
 def _record_of(attached: Attached, tools: Tools) -> RecordedSending | None:

@@ -256,14 +256,13 @@ def use_of(frames: FrameCounts, arithmetic: Worker) -> Use:
 def counts_of(frames: FrameCounts, machine: PeerMachine, held: int) -> Counts:
     """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
     back, and end in a counter later."""
-    part = machine.part
     both = verdicts_of(frames, machine)
     tx = {"tx": frames.sent_bytes, "rx": frames.arrived_bytes}
     return {
         **tx,
         "counters": both,
         "arrived": frames.arrived_frames,
-        "waiting": held + (part.early_count if part is not None else 0),
+        "waiting": held + machine.early_count,
     }
 
 

@@ -1,7 +1,9 @@
-"""The agent's view of a synchronous batch: its seat, what is granted to it, what its trainer has counted.  Pure.
+"""The agent's view of a synchronous batch: its seat, what its trainer has counted, what that is to do next.  Pure.
 
 Part of the training (trainer_view.py).  The coordinator's tick says the whole of it each time, the trainer is told what
 is new, and the beat says what is counted.  Sums belong to one seat and one version: when either goes, so do they.
+Where work comes from is another matter: `BatchWork` passes on what is granted, of a model in one piece; a stage of a
+model that is cut gets it from its neighbours (crossings.py).
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from farflung.protocol.messages import BatchBeat, BatchTick
 UNIT_SMOOTHED = 0.3  # of the newest microbatch in the mean time of one
 
 
-class BatchWork:
+class Sums:
+    """What is in the sums of one seat, and what becomes of them, wherever the work came from."""
+
     def __init__(self) -> None:
         self.seat = 0  # 0: none
         self._trainer = 0  # how many trainers' sums were lost
         self._version = NO_VERSION  # that the trainer has loaded, or was told to
         self._counted = self._unusable = 0  # masks
         self._due: BatchTick | None = None  # as the coordinator said last
-        self._granted: Grants | None = None  # as the trainer was told last
         self._frozen_at = 0  # the mask at which it was told to freeze
         self._unit_s = 0.0
         self._busy_since = 0.0
@@ -36,10 +39,19 @@ class BatchWork:
     @property
     def open(self) -> int:
         """The mask of what the trainer is to compute and has not."""
-        granted = 0
-        for first, stop in self._granted.ranges if self._granted is not None else ():
-            granted |= (1 << stop) - (1 << first)
-        return granted & ~(self._counted | self._unusable)
+        raise NotImplementedError
+
+    @property
+    def table_no(self) -> int:
+        """The newest table of seats that is known here."""
+        return 0
+
+    def has_news(self, now: float) -> bool:
+        """What is counted is to be told before the next beat is due."""
+        return False
+
+    def on_told(self, now: float) -> None:
+        """A beat has said what is counted."""
 
     def beat(self, attached: bool) -> BatchBeat:
         return BatchBeat(
@@ -50,14 +62,18 @@ class BatchWork:
             unusable=mask_to_bytes(self._unusable),
             want=attached and self._version != NO_VERSION,
             unit_s=round(self._unit_s, 6),
+            table_no=self.table_no,
         )
 
     # ---- the trainer -------------------------------------------------------------------------------------
 
     def on_load(self, version: int) -> None:
-        """It was told to load: its sums are zero then, and it knows of no grants."""
+        """It was told to load: its sums are zero then, and it knows of no work."""
         self._version, self._counted, self._unusable = version, 0, 0
-        self._granted, self._frozen_at = None, 0
+        self._frozen_at = 0
+
+    def on_loaded(self) -> None:
+        """It has loaded whatever it was told to: what it says from now on is of those sums."""
 
     def forget(self) -> None:
         """It holds nothing that counts, until it loads."""
@@ -67,24 +83,6 @@ class BatchWork:
         """They are gone, as with another trainer: the seat is of no use any more."""
         self._trainer += 1
         self.forget()
-
-    def on_counted(self, word: Counted, now: float) -> bool:
-        """True: it has nothing more to compute."""
-        if word.version != self._version or not self.open >> word.micro & 1:
-            return False
-        took_s = max(0.0, now - self._busy_since)
-        self._unit_s += (UNIT_SMOOTHED if self._unit_s else 1.0) * (took_s - self._unit_s)
-        self._busy_since = now
-        self._counted |= 1 << word.micro
-        return not self.open
-
-    def on_unusable(self, word: Unusable, now: float) -> bool:
-        """True: it is news."""
-        if word.version != self._version or not self.open >> word.micro & 1:
-            return False
-        self._busy_since = now
-        self._unusable |= 1 << word.micro
-        return True
 
     def is_mine(self, frozen: Frozen) -> bool:
         """It holds exactly what is counted."""
@@ -105,7 +103,58 @@ class BatchWork:
         due = self._due
         if due is None or not due.seat or due.seat != self.seat or due.version != self._version:
             return []
-        told: list[Effect] = []
+        told = self._work(due, now)
+        stands = frozen is not None and self.is_mine(frozen)
+        if due.freeze and self._counted and not stands and self._frozen_at != self._counted:
+            self._frozen_at = self._counted
+            told.append(Tell(Freeze(version=due.version, slot=spare)))
+        return told
+
+    def _work(self, due: BatchTick, now: float) -> list[Effect]:
+        """What follows for the trainer's work from the batch that is due, in a seat that is here."""
+        raise NotImplementedError
+
+    def _took(self, took_s: float, before_s: float) -> float:
+        """The mean time of one, with the newest in it."""
+        return before_s + (UNIT_SMOOTHED if before_s else 1.0) * (max(0.0, took_s) - before_s)
+
+
+class BatchWork(Sums):
+    """Of a model in one piece: the trainer computes what is granted, and nobody else is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._granted: Grants | None = None  # as the trainer was told last
+
+    @property
+    def open(self) -> int:
+        granted = 0
+        for first, stop in self._granted.ranges if self._granted is not None else ():
+            granted |= (1 << stop) - (1 << first)
+        return granted & ~(self._counted | self._unusable)
+
+    def on_load(self, version: int) -> None:
+        super().on_load(version)
+        self._granted = None
+
+    def on_counted(self, word: Counted, now: float) -> bool:
+        """True: it has nothing more to compute."""
+        if word.version != self._version or not self.open >> word.micro & 1:
+            return False
+        self._unit_s = self._took(now - self._busy_since, self._unit_s)
+        self._busy_since = now
+        self._counted |= 1 << word.micro
+        return not self.open
+
+    def on_unusable(self, word: Unusable, now: float) -> bool:
+        """True: it is news."""
+        if word.version != self._version or not self.open >> word.micro & 1:
+            return False
+        self._busy_since = now
+        self._unusable |= 1 << word.micro
+        return True
+
+    def _work(self, due: BatchTick, now: float) -> list[Effect]:
         grants = Grants(
             version=due.version,
             epoch=due.epoch,
@@ -114,13 +163,9 @@ class BatchWork:
             count=due.count,
             ranges=due.granted,
         )
-        if grants != self._granted and (grants.ranges or self._granted is not None):
-            idle = not self.open
-            self._granted = grants
-            self._busy_since = now if idle else self._busy_since
-            told.append(Tell(grants))
-        stands = frozen is not None and self.is_mine(frozen)
-        if due.freeze and self._counted and not stands and self._frozen_at != self._counted:
-            self._frozen_at = self._counted
-            told.append(Tell(Freeze(version=due.version, slot=spare)))
-        return told
+        if grants == self._granted or not (grants.ranges or self._granted is not None):
+            return []
+        idle = not self.open
+        self._granted = grants
+        self._busy_since = now if idle else self._busy_since
+        return [Tell(grants)]

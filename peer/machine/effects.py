@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.collectives.flow.effects import Piece
 from farflung.collectives.round.effects import DataEffect
-from farflung.peer.local.words import ToTrainer
-from farflung.protocol.frames import Payload
+from farflung.peer.local.words import Hand, ToTrainer
+from farflung.protocol.frames import Header, Payload
 from farflung.protocol.messages import FromDoor, FromMember, Show
+from farflung.protocol.moments import Attached
 from farflung.protocol.round_words import Commit, Contact
 from farflung.protocol.signed_words import Said
 
@@ -46,6 +48,46 @@ class Contacts:
 @dataclass(frozen=True, slots=True)
 class Tell:
     message: ToTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The coordinator has named the stage that I hold: make the memory for it, and tell the trainer where it is."""
+
+    attached: Attached
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Work for the trainer of a stage: copy the kept pieces that it names into the belt, then tell it."""
+
+    hand: Hand
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCrossing:
+    """Until `ForgetCrossings`.  A piece that is kept already stands for another seat: the new one takes its place."""
+
+    version: int
+    micro: int
+    piece: Piece
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetCrossings:
+    """All that is kept of this version and of older ones."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendCrossing:
+    """Complete the header with length and hash of a kept piece, and send it."""
+
+    to: str
+    header: Header
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +234,11 @@ Effect = (
     | ToCoordinator
     | Contacts
     | Tell
+    | Hold
+    | HandOver
+    | KeepCrossing
+    | ForgetCrossings
+    | SendCrossing
     | Encode
     | Resolve
     | ServeState

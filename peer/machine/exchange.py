@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.peer.machine.batch_work import BatchWork
+from farflung.peer.machine.batch_work import Sums
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
@@ -122,7 +122,7 @@ class Exchange:
             effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
 
-    def _drop_sums(self, batch: BatchWork) -> list[Effect]:
+    def _drop_sums(self, batch: Sums) -> list[Effect]:
         """The coordinator has given my seat up: somebody else computes what I had counted."""
         batch.forget()
         effects: list[Effect] = [Note("my place in the batch was given up: I begin with other microbatches")]

@@ -73,7 +73,9 @@ class PeerConfig:
 
     me: Me
     run: str
-    check: Callable[[str, Payload, int], None]  # compression.codec.check_payload: this room knows no tensor
+    # Of compression.codec, check_payload and payload_bytes: this room knows no tensor.
+    check: Callable[[str, Payload, int], None]
+    payload_bytes: Callable[[str, int], int]
     results_on_disk: bool = False  # the shell keeps older results there
     results_limit_bytes: int = RESULTS_BYTES
     saves: bool = False  # the shell has a place for checkpoints: to write them, and to read them back

@@ -6,12 +6,15 @@ Made once by the machine (machine.py), which sends every event to the part that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.auditing import Auditing
+from farflung.peer.machine.borders import Borders
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
+from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.gathering import Gathering, may_gather
 from farflung.peer.machine.getting_in import PeerConfig
@@ -24,11 +27,30 @@ from farflung.protocol.moments import Attached
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The machine's parts from the moment on when a trainer has said what its model is."""
+class Offer:
+    """What a trainer says of its model: it holds all of it, or could hold one of some stages."""
 
     attached: Attached
     address: str  # where other peers dial me, if they can
+
+    @property
+    def problem(self) -> str:
+        """Why the run has no use for it; empty: it has."""
+        of, stages = self.attached.known.manifest.pipeline.stages, self.attached.stages
+        if of == 1:
+            return "the run's model is in one piece, and the trainer offers stages" if stages else ""
+        if not stages or not set(stages) <= set(range(of)):
+            return f"the run has stages 0 to {of - 1}, and the trainer could hold {list(stages)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The machine's parts from the moment on when a trainer has said what its model is."""
+
+    offer: Offer  # of that which is held
+    training: Training
+    crossings: Crossings | None  # where the model is cut into stages
     part: Participation
     auditing: Auditing
     exchange: Exchange
@@ -40,23 +62,44 @@ class Joined:
 
     @staticmethod
     def of(
-        attached: Attached, address: str, training: Training, config: PeerConfig, reports: Reporter
+        offer: Offer, training: Training, config: PeerConfig, reports: Reporter, chance: Callable[[], float]
     ) -> Joined:
+        """`offer`: of what is held from now on.  `chance`: 0..1, for ties."""
+        attached, me = offer.attached, config.me.peer
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
-        part = Participation(config.me.peer, attached, log, config.check)
+        part = Participation(me, attached, log, config.check)
+        crossings = _crossings(offer, part, config, chance) if attached.stages else None
+        if crossings is not None:
+            training = Training.of_stage(known.manifest, crossings, attached.stages, training)
         return Joined(
-            attached,
-            address,
+            offer,
+            training,
+            crossings,
             part,
-            Auditing(config.me.peer, known.tag, part, reports.audited),
+            Auditing(me, known.tag, part, reports.audited),
             Exchange(part, training),
             log,
             Saving(known, config.saves, config.pinned),
             Restoring(config.saves),
             Recalling(config.recalls),
-            Gathering(config.me.peer, known, part, config.gathers and may_gather(known.manifest)),
+            Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
         )
+
+    @property
+    def attached(self) -> Attached:
+        return self.offer.attached
+
+    def misfit(self, again: Offer) -> str:
+        """Why a later trainer can't take the place of the first one; empty: it can."""
+        mine = self.offer
+        if again.attached.model != mine.attached.model:
+            return "the trainer came back with another model"
+        lacking = set(mine.attached.stages) - set(again.attached.stages)
+        if lacking:
+            held, could = mine.attached.stages, again.attached.stages
+            return f"the trainer that came back has room for stages {list(could)}, and this peer holds {list(held)}"
+        return ""
 
     @property
     def lanes(self) -> list[Lane]:
@@ -65,6 +108,21 @@ class Joined:
     @property
     def net(self) -> NetSection:
         return self.attached.known.manifest.net
+
+    def on_timer(self, now: float) -> list[do.Effect]:
+        """What goes on without the coordinator, too."""
+        crossing = self.crossings.on_timer(now) if self.crossings is not None else []
+        return [*self.part.on_timer(now), *crossing]
+
+    def has_news(self, now: float) -> bool:
+        """The coordinator is to hear from me before the next beat is due."""
+        return self.crossings is not None and self.crossings.has_news(now)
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        waiting = self.crossings.early_count if self.crossings is not None else 0
+        return self.part.early_count + waiting
 
     # ---- what the disk has to say ------------------------------------------------------------------------------
 
@@ -87,3 +145,13 @@ class Joined:
     def is_filling(self, fragment: int) -> bool:
         """Its state is being read from the disk: nothing else may change it."""
         return fragment in self.restoring.lacking or self.recalling.busy
+
+
+def _crossings(
+    offer: Offer, part: Participation, config: PeerConfig, chance: Callable[[], float]
+) -> Crossings:
+    known, [stage] = offer.attached.known, offer.attached.stages
+    rules = known.manifest.pipeline
+    mine = MyStage(known.tag, config.me.peer, stage, rules.stages, rules.micro)
+    borders = Borders(stage, offer.attached.model, rules, config.payload_bytes, config.check)
+    return Crossings(mine, borders, part.counters, chance)

@@ -8,14 +8,16 @@
     on_attach    the first trainer's model, or that of a later one
     on_saved, on_results_found, on_results_lost         what the disk has to say
 
-It joins four parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
-rounds and state for each fragment) and the exchange between the last two.  Pure: no clock, no sockets, no tensors.
-Effects must be carried out in order.
+It joins five parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
+rounds and state for each fragment), the exchange between the last two, and the crossings of a stage.  A peer that can
+hold some stages of a model has its part in the run from its welcome on, which names one of them.
+Pure: no clock, no sockets, no tensors.  Effects must be carried out in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.effects import Merge, MergeAgain, Weigh
@@ -27,6 +29,7 @@ from farflung.peer.local.words import (
     FromTrainer,
     Frozen,
     Loaded,
+    Made,
     Need,
     Provide,
     Provided,
@@ -34,9 +37,11 @@ from farflung.peer.local.words import (
     Unusable,
 )
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held
+from farflung.peer.machine.crossings import is_crossing
 from farflung.peer.machine.getting_in import STAY_S, STAY_WITH_SUMS_S, Doorway, Leaving, PeerConfig, Stand
-from farflung.peer.machine.joined import Joined
+from farflung.peer.machine.joined import Joined, Offer
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
@@ -77,6 +82,7 @@ class PeerMachine:
         self.training = Training()
         self.leaving = Leaving()
         self.known: Known | None = None
+        self.offer: Offer | None = None
         self.joined: Joined | None = None
         self.tick: Tick | None = None
         self._config = config
@@ -99,6 +105,11 @@ class PeerMachine:
         return self.joined.log.bytes if self.joined is not None else 0
 
     @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return self.joined.early_count if self.joined is not None else 0
+
+    @property
     def oldest_round_no(self) -> int:
         """Rounds before it are over in every fragment."""
         return self.joined.part.oldest_round_no if self.joined is not None else 0
@@ -111,12 +122,12 @@ class PeerMachine:
     # ---- the door ------------------------------------------------------------------------------------------
 
     def on_door(self, message: ToDoor, now: float) -> list[do.Effect]:
-        self._now, joined = now, self.joined
+        self._now = now
         match message:
             case Challenge():
                 return self._on_challenge(message)
-            case Welcome() if joined is not None and self.doorway.on_welcome(message):
-                return self._enter(joined, message)
+            case Welcome():
+                return self._on_welcome(message)
             case Refuse() if not self.doorway.inside:
                 if self.doorway.on_refuse(message, now):
                     return self._exit(message.code, message.reason)
@@ -136,12 +147,29 @@ class PeerMachine:
         return effects + self._greet()
 
     def _greet(self) -> list[do.Effect]:
-        joined = self.joined
-        if self.doorway.stand != Stand.READING or joined is None:
+        offer = self.offer
+        if self.doorway.stand != Stand.READING or offer is None:
             return []
-        first = joined.lanes[0]
-        hello = self.doorway.greet(joined.attached, joined.address, first.version, first.digest, self._now)
-        return [do.ToDoor(hello)]
+        version, digest = NO_VERSION, b""
+        if self.joined is not None:
+            version, digest = self.joined.lanes[0].version, self.joined.lanes[0].digest
+        return [do.ToDoor(self.doorway.greet(offer.attached, offer.address, version, digest, self._now))]
+
+    def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
+        held = self.offer.attached.as_holder_of(welcome.fragments) if self.offer is not None else None
+        if self.offer is None or held is None or not self.doorway.on_welcome(welcome):
+            return self.doorway.outdated(welcome)
+        if self.joined is not None:
+            return self._enter(self.joined, welcome)
+        joined = self._join(replace(self.offer, attached=held))
+        with_trainer = joined.exchange.on_attach() if self.training.attached else []
+        return [do.Hold(held), *with_trainer, *self._enter(joined, welcome)]
+
+    def _join(self, offer: Offer) -> Joined:
+        """`offer`: of what is held from now on, and offered whenever I come back."""
+        joined = Joined.of(offer, self.training, self._config, self.reports, self._jitter)
+        self.offer, self.joined, self.training = offer, joined, joined.training
+        return joined
 
     def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
         known = joined.attached.known
@@ -282,7 +310,9 @@ class PeerMachine:
         self._now = now
         if self.joined is None:
             return []
-        part = self.joined.part
+        part, crossings = self.joined.part, self.joined.crossings
+        if crossings is not None and is_crossing(frame.header):
+            return crossings.on_frame(sender, frame, now)
         for taker in (self.joined.auditing, self.joined.gathering):
             if taker.takes(sender, frame, now):
                 return taker.on_timer(now)
@@ -290,8 +320,12 @@ class PeerMachine:
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
         """A bulk frame of a peer arrived damaged (P8)."""
-        self._now = now
-        return self.part.on_spoiled(sender, spoiled) + self._move_on() if self.part is not None else []
+        self._now, joined = now, self.joined
+        if joined is None:
+            return []
+        if joined.crossings is not None and spoiled.header is not None and is_crossing(spoiled.header):
+            return joined.crossings.on_spoiled(sender, spoiled, now)
+        return joined.part.on_spoiled(sender, spoiled) + self._move_on()
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """The data plane's word, at every tick: for whom something waits that can't leave, of whom bytes came in."""
@@ -299,6 +333,8 @@ class PeerMachine:
             self.joined.part.on_lines(unreached, arriving, now)
             self.joined.auditing.on_arriving(arriving, now)
             self.joined.gathering.on_arriving(arriving, now)
+            if self.joined.crossings is not None:
+                self.joined.crossings.on_lines(unreached)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
@@ -390,7 +426,8 @@ class PeerMachine:
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
-    def on_local(self, message: FromTrainer, now: float) -> list[do.Effect]:
+    def on_local(self, message: FromTrainer, now: float, payload: Payload = b"") -> list[do.Effect]:
+        """`payload`: what lay in the belt where a stage's trainer made something (`place_of`)."""
         self._now = now
         match message:
             case Attach(model=model):
@@ -405,6 +442,8 @@ class PeerMachine:
                 effects = [] if message.more else self._beat()
             case Counted() | Unusable():
                 effects = self._on_micro(message)
+            case Made():
+                effects = self._on_made(message, payload)
             case Need():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Bye(reason=reason):
@@ -414,13 +453,28 @@ class PeerMachine:
     def _on_micro(self, word: Counted | Unusable) -> list[do.Effect]:
         """What became of a microbatch; it is told at once where the coordinator has to act on it."""
         batch = self.training.batch
-        if batch is None:
+        if not isinstance(batch, BatchWork):
             return []
         if isinstance(word, Counted):
             return self._beat() if self.training.on_counted(batch, word, self._now) else []
         if self.training.loading or not batch.on_unusable(word, self._now):
             return []
         return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
+
+    def _on_made(self, word: Made, payload: Payload) -> list[do.Effect]:
+        crossings = self.joined.crossings if self.joined is not None else None
+        if crossings is None:
+            return []
+        before = crossings.counted
+        effects = crossings.on_made(word, payload, self._now)
+        if crossings.counted != before:
+            self.training.on_sums_changed()
+        return effects + (self._beat() if word.problem or crossings.has_news(self._now) else [])
+
+    def place_of(self, word: Made) -> int | None:
+        """In which place of the belt lies what the trainer made; None: it was made for sums that are gone."""
+        crossings = self.joined.crossings if self.joined is not None else None
+        return crossings.place_of(word) if crossings is not None else None
 
     def on_trainer_waiting(self) -> list[do.Effect]:
         """A trainer process connected and wants to know what the run is."""
@@ -429,18 +483,29 @@ class PeerMachine:
         run = self.known.manifest.canonical()
         return [do.Tell(Begin(manifest=run, peer=self.me.peer, name=self.me.name))]
 
-    def on_attach(self, model: ModelSchema, address: str, now: float) -> list[do.Effect]:
-        """`address`: where other peers dial me, if they can; the first one stays."""
-        self._now, joined = now, self.joined
+    def on_attach(
+        self,
+        model: ModelSchema,
+        address: str,
+        now: float,
+        stages: tuple[int, ...] = (),
+    ) -> list[do.Effect]:
+        """`address`: where other peers dial me, if they can; the first one stays.  `stages`: of a model that is cut,
+        those that this trainer could hold, the one whose state lies on the disk first."""
+        self._now = now
         if self.known is None:
             return []  # it can't know what the run is
-        if joined is None:
-            attached = Attached(self.known, model)
-            self.joined = joined = Joined.of(attached, address, self.training, self._config, self.reports)
-        elif model != joined.attached.model:
-            return [do.Tell(Stop(code="model", reason="the trainer came back with another model"))]
+        offer = Offer(Attached(self.known, model, stages), address)
+        if problem := offer.problem or (self.joined.misfit(offer) if self.joined is not None else ""):
+            return [do.Tell(Stop(code="model", reason=problem))]
         self._providing = False
-        return [*joined.exchange.on_attach(), *self._greet()]
+        if self.joined is None and stages:
+            self.offer = offer
+            self.training.on_attach()
+            return self._greet()  # what it is to hold comes with the welcome
+        joined = self.joined or self._join(offer)
+        held: list[do.Effect] = [do.Hold(joined.attached)] if stages else []
+        return [*held, *joined.exchange.on_attach(), *self._greet()]
 
     def on_trainer_gone(self, now: float) -> list[do.Effect]:
         self._now = now
@@ -490,16 +555,16 @@ class PeerMachine:
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             if joined is not None:
-                effects += [*joined.exchange.go_on_alone(), *joined.part.on_timer(now)]
+                effects += [*joined.exchange.go_on_alone(), *joined.on_timer(now)]
             return effects
         if now - self._heard_at >= joined.net.dead_after_s:
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
         effects = [
-            *joined.part.on_timer(now),
+            *joined.on_timer(now),
             *joined.auditing.on_timer(now),
             *joined.gathering.on_timer(now),
         ]
-        if now >= self._beat_at:
+        if now >= self._beat_at or joined.has_news(now):
             effects += self._beat()
         return effects + self._move_on()
 
@@ -526,4 +591,6 @@ class PeerMachine:
         if not self.doorway.inside or self.joined is None:
             return []
         self._beat_at = self._now + self.joined.net.heartbeat_s
+        if self.training.batch is not None:
+            self.training.batch.on_told(self._now)
         return [self.reports.beat(self.joined.part, self.training)]

@@ -8,14 +8,14 @@ fragment is in `Work`, below.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.optim.schedule import Rules, rules_of
 from farflung.peer.local.words import Counted, Finish, Frozen, Keep, LeasesNow, Load, Need, Opened, Resume
-from farflung.peer.machine.batch_work import BatchWork
+from farflung.peer.machine.batch_work import BatchWork, Sums
 from farflung.peer.machine.effects import Effect, Tell
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -26,10 +26,14 @@ BLOCKING = Rules("blocking", period_steps=1)
 
 
 class Training:
-    def __init__(self, rules: Rules = BLOCKING, batch: BatchWork | None = None) -> None:
+    def __init__(
+        self, rules: Rules = BLOCKING, batch: Sums | None = None, held: Iterable[int] | None = None
+    ) -> None:
+        """`held`: fragments; None: all of them."""
         self.rules = rules
         self.batch = batch  # where updates are synchronous batches
-        self.works = {number: Work(number) for number in range(rules.fragments)}  # by fragment
+        numbers = range(rules.fragments) if held is None else held
+        self.works = {number: Work(number) for number in numbers}  # by fragment
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
         self.leases: dict[int, Lease] = {}
@@ -44,6 +48,13 @@ class Training:
     @staticmethod
     def of(manifest: Manifest) -> Training:
         return Training(rules_of(manifest), BatchWork() if manifest.pipeline.batch else None)
+
+    @staticmethod
+    def of_stage(manifest: Manifest, batch: Sums, held: Iterable[int], before: Training) -> Training:
+        """From the moment on when the coordinator named the stage; `before`: the trainer may have come already."""
+        training = Training(rules_of(manifest), batch, held)
+        training.attached = before.attached
+        return training
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
@@ -61,9 +72,13 @@ class Training:
         if self.batch is not None:
             self.lose_sums(self.batch)
 
-    def lose_sums(self, batch: BatchWork) -> None:
+    def lose_sums(self, batch: Sums) -> None:
         """Those of a batch: others compute the share again, or this trainer does, in another seat."""
         batch.lose_sums()
+        self.on_sums_changed()
+
+    def on_sums_changed(self) -> None:
+        """What stands frozen is not what is counted."""
         for work in self.works.values():
             work.frozen = None
 
@@ -121,6 +136,8 @@ class Training:
 
     def on_loaded(self, fragment: int) -> None:
         self.works[fragment].on_loaded()
+        if self.batch is not None and not self.loading:
+            self.batch.on_loaded()
 
     # ---- freezing -----------------------------------------------------------------------------------------
 
@@ -139,8 +156,7 @@ class Training:
             return False
         before, idle = batch.counted, batch.on_counted(word, now)
         if batch.counted != before:
-            for work in self.works.values():
-                work.frozen = None  # what stands there lacks it
+            self.on_sums_changed()
         return idle
 
     def _is_committed(self, fragment: int, used: Used) -> bool:

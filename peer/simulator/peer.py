@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
-from farflung.compression.codec import check_payload
+from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import Attach, FromTrainer, ToTrainer
@@ -59,6 +59,7 @@ class VirtualPeer:
             self.me,
             self.manifest.run.name,
             check_payload,
+            payload_bytes,
             results_on_disk=self.own.results_on_disk,
             saves=self.disk is not None,
             recalls=True,

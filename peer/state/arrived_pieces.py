@@ -44,7 +44,7 @@ class Arriving:
         tell: Callable[[list[do.Effect]], None],
     ) -> None:
         self._attached, self._submit, self._tell = attached, submit, tell
-        self._path = folder / f"{attached.known.run_id.hex()}-{peer}.pieces"
+        self._path = folder / f"{name_on_disk(attached, peer)}.pieces"
         # Of the arithmetic thread only:
         self._file: Arrivals | None = None
         self._there: set[int] = set()  # chunks that lie there
@@ -93,7 +93,7 @@ class Arriving:
         if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):
             return
         # What was installed has just been hashed, and the sooner it lies there, the less is fetched twice.
-        known = state.hashes[effect.chunk] if isinstance(effect, Install) else b""
+        known = state.hash_of(effect.chunk) if isinstance(effect, Install) else b""
         try:
             self._opened().put(effect.chunk, arrived, state.chunk_bytes(effect.chunk), known)
             self._there.add(effect.chunk)
@@ -142,6 +142,12 @@ class Arriving:
         self._failed = True
         told = do.Note(f"what arrives is not kept on disk: {error}; after a crash all of it is fetched again")
         self._submit(lambda: None, lambda _: self._tell([told]))
+
+
+def name_on_disk(attached: Attached, peer: str) -> str:
+    """Of what this peer keeps of the run: each stage that it ever held lies under a name of its own."""
+    of_stages = "".join(f"-stage{stage}" for stage in attached.stages)
+    return f"{attached.known.run_id.hex()}-{peer}{of_stages}"
 
 
 def left_behind(own: Path) -> list[Path]:

@@ -42,6 +42,7 @@ class BeforeImages:
         self._file = file
         self._state_bytes = state_bytes  # of one chunk
         self._fragment_of = {chunk: each.number for each in fragments for chunk in each.chunks}
+        self._first = min(self._fragment_of)  # where the file begins
         self._kept: dict[int, _Kept] = {}  # by fragment
 
     def begin(self, fragment: int, version: int, hashes: bytes) -> None:
@@ -54,7 +55,7 @@ class BeforeImages:
         if kept is None or chunk in kept.chunks:
             return
         try:
-            self._file.seek(chunk * self._state_bytes)
+            self._file.seek((chunk - self._first) * self._state_bytes)
             for part in parts:
                 if self._file.write(part) != part.nbytes:
                     raise OSError(errno.ENOSPC, "a part of a chunk was not written")
@@ -76,7 +77,7 @@ class BeforeImages:
         if kept is None or chunk not in kept.chunks:
             return None
         try:
-            self._file.seek(chunk * self._state_bytes)
+            self._file.seek((chunk - self._first) * self._state_bytes)
             raw = self._file.read(self._state_bytes)
         except OSError as error:
             log.warning("what version %d was can't be read back: %s", kept.version, error)

@@ -88,7 +88,7 @@ class Checkpointing:
         chunks = facts.fragments[effect.fragment].chunks
         capture = Capture(chunks, state.chunk_bytes, self._submit)
         # They are those of the version that was sealed last, and nothing newer has been sealed yet.
-        hashes = tuple(state.hashes[chunks.start : chunks.stop])
+        hashes = tuple(state.hashes_of(chunks))
         self._submit(lambda: self._captures.append(capture), nothing)
         self._current.append(capture)
         self._worker.submit(lambda: self._write(effect, facts, capture, hashes))

@@ -1,5 +1,7 @@
 """The outer state of a peer: parameters and moments in fp32, and the arithmetic on them, fragment by fragment.
 
+A peer of a stage has memory for the chunks of that stage alone; they keep their numbers in the whole model.
+
 Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
 after the other.  All of it lives in memory that the trainer maps too, and only reads.
 Knows nothing of the network, of rounds, or of who decided what.
@@ -24,6 +26,7 @@ from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import RoundSection
 from farflung.protocol.messages import Show, What
@@ -44,8 +47,10 @@ class OuterState:
         mark_torn: Callable[[bool], None] = lambda torn: None,
         moments: Sequence[Tensor] = (),
         before: BinaryIO | None = None,
+        held: Sequence[Fragment] = (),
     ) -> None:
-        """`anchor`, and `moments` if they are not to be this object's own: fp32, chunk_count * chunk_elements values.
+        """`anchor`, and `moments` if they are not to be this object's own: fp32, the values of the chunks that are
+        held.  `held`: fragments that follow on each other; empty: the whole model.
 
         `before` takes what chunks were before they changed; without it that is kept in memory.
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
@@ -54,23 +59,26 @@ class OuterState:
         self._gather = codec_named(rules.gather_codec)
         self._codecs = {codec_named(name) for name in _codecs_of(rules)}
         self._outer = outer
-        self._fragments = model.fragments(rules.fragments)
-        self._feedbacks = [feedback_for(rules.codec) for _ in self._fragments]
+        fragments = tuple(held) or model.fragments(rules.fragments)
+        self._fragments = {each.number: each for each in fragments}
+        self._feedbacks = {number: feedback_for(rules.codec) for number in self._fragments}
+        self._first = fragments[0].first  # chunk that is here
+        count = sum(each.count for each in fragments)
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
         self._form = StateForm(model.chunk_elements, outer.parts)
         file = io.BytesIO() if before is None else before
-        self.before = BeforeImages(file, self._form.size_bytes, self._fragments)
+        self.before = BeforeImages(file, self._form.size_bytes, fragments)
         own = moments or [torch.zeros_like(anchor) for _ in range(outer.parts - 1)]
         # The parameters, then the moments: in the order of a chunk's bytes.
-        self._parts = [part.view(model.chunk_count, model.chunk_elements) for part in (anchor, *own)]
+        self._parts = [part.view(count, model.chunk_elements) for part in (anchor, *own)]
         if len(self._parts) != outer.parts:
             raise ValueError(f"a state of {len(self._parts)} parts, for a step that needs {outer.parts}")
         # Kept: memory that is new each time costs page faults.
         self._delta_n = torch.empty(model.chunk_elements)
-        self.hashes: list[bytes] = [b""] * model.chunk_count
-        self._hashed: set[int] = set()  # chunks that have not changed since `hashes` was made of them
-        self.digests = [b""] * rules.fragments  # of each fragment, as it was sealed last
+        self._hashes = {chunk: b"" for each in fragments for chunk in each.chunks}
+        self._hashed: set[int] = set()  # chunks that have not changed since their hash was made
+        self.digests = dict.fromkeys(self._fragments, b"")  # of each fragment, as it was sealed last
 
     def choose_paths(self) -> None:
         """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
@@ -83,9 +91,9 @@ class OuterState:
         whole = torch.frombuffer(bytearray(self._form.whole(effect.payload)), dtype=torch.float32)
         self._tear(effect.chunk)
         for part, values_n in zip(self._parts, whole.view(self._form.parts, -1), strict=True):
-            part[effect.chunk].copy_(values_n)
+            part[effect.chunk - self._first].copy_(values_n)
         # While the line brings the next one: a joiner that has all of it then need not hash it at once.
-        self.hashes[effect.chunk] = self._hash_of(effect.chunk)
+        self._hashes[effect.chunk] = self._made_hash(effect.chunk)
         self._hashed.add(effect.chunk)
 
     def roll(self, effect: Roll) -> None:
@@ -94,10 +102,10 @@ class OuterState:
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         step: OuterStep = PlainMean() if self._model.is_plain(effect.chunk) else self._outer
-        advance(step, [part[effect.chunk] for part in self._parts], delta_n, effect.version)
+        advance(step, self._values_of(effect.chunk), delta_n, effect.version)
 
     def _tear(self, chunk: int) -> None:
-        number = next(each.number for each in self._fragments if chunk in each.chunks)
+        number = next(each.number for each in self._fragments.values() if chunk in each.chunks)
         if not self._torn:
             self._mark_torn(True)
         self._torn.add(number)
@@ -111,17 +119,27 @@ class OuterState:
         chunks = self._fragments[fragment].chunks
         for chunk in chunks:
             if chunk not in self._hashed:
-                self.hashes[chunk] = self._hash_of(chunk)
+                self._hashes[chunk] = self._made_hash(chunk)
         self._hashed.difference_update(chunks)
-        self.digests[fragment] = root_of(self.hashes[chunks.start : chunks.stop])
+        self.digests[fragment] = root_of(self.hashes_of(chunks))
         return self.digests[fragment]
 
-    def _hash_of(self, chunk: int) -> bytes:
+    def hashes_of(self, chunks: range) -> list[bytes]:
+        """As they were when their fragment was sealed last; of one that was installed since, what it is now."""
+        return [self._hashes[chunk] for chunk in chunks]
+
+    def hash_of(self, chunk: int) -> bytes:
+        return self._hashes[chunk]
+
+    def _values_of(self, chunk: int) -> list[Tensor]:
+        return [part[chunk - self._first] for part in self._parts]
+
+    def _made_hash(self, chunk: int) -> bytes:
         """Of `chunk_bytes`, without copying them."""
         return hash_bytes(*self._parts_of(chunk))
 
     def _parts_of(self, chunk: int) -> list[memoryview]:
-        return [part[chunk].numpy().view(np.uint8).data for part in self._parts]
+        return [values_n.numpy().view(np.uint8).data for values_n in self._values_of(chunk)]
 
     # ---- what others may want to see proven ----------------------------------------------------------------
 
@@ -161,20 +179,19 @@ class OuterState:
     def piece_bytes(self, chunk: int) -> bytes:
         """What a joiner receives: the same without moments of zeros, such as all are when a run begins."""
         # Looked at as integers: a zero below zero is not the zero that the joiner would fill in.
-        if any(part[chunk].view(torch.int32).any() for part in self._parts[1:]):
+        if any(values_n.view(torch.int32).any() for values_n in self._values_of(chunk)[1:]):
             return self.chunk_bytes(chunk)
         return bytes(self._parts_of(chunk)[0])
 
     def manifest_bytes(self, fragment: int = 0) -> bytes:
-        chunks = self._fragments[fragment].chunks
-        return b"".join(self.hashes[chunks.start : chunks.stop])
+        return b"".join(self.hashes_of(self._fragments[fragment].chunks))
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
     def part(self, flat: Tensor, fragment: int) -> Tensor:
-        """The fragment's values in a flat vector of the whole model."""
+        """The fragment's values in a flat vector of all that is held."""
         size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
-        return flat[chunks.start * size : chunks.stop * size]
+        return flat[(chunks.start - self._first) * size : (chunks.stop - self._first) * size]
 
     def encode(
         self, slot: Tensor, effect: Encode, read: Callable[[Tensor], None] = lambda values_n: None

@@ -16,7 +16,7 @@ from typing import Protocol
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
-from farflung.peer.state.arrived_pieces import left_behind
+from farflung.peer.state.arrived_pieces import left_behind, name_on_disk
 from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
@@ -112,7 +112,7 @@ class KeepingResults:
 
     def _open(self, place: Place) -> None:
         known = self._attached.known
-        path = place.folder / f"{known.run_id.hex()}-{place.peer}.results"
+        path = place.folder / f"{name_on_disk(self._attached, place.peer)}.results"
         for other in left_behind(path):
             _clear(other)
         keep = known.manifest.round.keep_results

@@ -69,6 +69,7 @@ ROOMS: dict[str, Room] = {
         (
             "peer/local/words",
             "collectives/round",
+            "collectives/flow",
             "checkpoints/catch_up",
             "checkpoints/donors",
             "checkpoints/result_log",
@@ -133,6 +134,7 @@ ROOMS: dict[str, Room] = {
             "peer/local",
             "peer/trainer",
             "collectives/round",
+            "collectives/flow",
             "collectives/arithmetic",
             "compression",
             "optim",

@@ -89,9 +89,8 @@ class Kept:
                 fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
                 self.hand.changed(fetched if chunk in skipped else roll)
             digest = self.state.seal(fragment.number)
-            chunks = slice(fragment.chunks.start, fragment.chunks.stop)
             seal = Seal(version=version, fragment=fragment.number)
-            self.hand.sealed(seal, self.era, digest, self.state.hashes[chunks])
+            self.hand.sealed(seal, self.era, digest, self.state.hashes_of(fragment.chunks))
 
     def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
         """The results of a round, and its commit."""
@@ -105,7 +104,7 @@ class Kept:
         saved = []
         for fragment in self.fragments:
             self.state.seal(fragment.number)
-            mine = self.state.hashes[fragment.chunks.start : fragment.chunks.stop]
+            mine = self.state.hashes_of(fragment.chunks)
             told = tuple(each.hex() for each in mine)
             for first, count in shards_of(fragment.first, fragment.count, form):
                 at = first - fragment.first

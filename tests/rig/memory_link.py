@@ -16,7 +16,7 @@ import zmq
 from farflung.collectives.link.bookkeeping import Backlog, Intake
 from farflung.collectives.link.link import FrameCounts, Moved, Pollable
 from farflung.collectives.link.pacer import Pacer
-from farflung.protocol.frames import Frame, Payload, Spoiled
+from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
 from farflung.protocol.round_words import Contact
 
 INBOX_FRAMES = 16  # more than that waits at its sender
@@ -62,9 +62,11 @@ class MemoryLink:
         self._wire.listening[self._address] = self
         return port
 
-    def expect(self, me: str, run_tag: bytes, payload_max: int) -> None:
+    def expect(
+        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
+    ) -> None:
         self._me = me
-        self._intake.expect(run_tag, payload_max)
+        self._intake.expect(run_tag, payload_max, kinds)
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         before, self._contacts = self._contacts, {each.peer: each for each in roster if each.peer != self._me}

@@ -118,7 +118,7 @@ def test_P1_a_chunk_after_each_of_some_results_is_what_every_peer_holds(
             old = rules.after(old, payload, chunk, version)
             assert old == peer.chunk_bytes(chunk)
     peer.seal()
-    assert chunk_hash(old) == peer.hashes[CHUNKS - 1]
+    assert chunk_hash(old) == peer.hash_of(CHUNKS - 1)
 
 
 @settings(max_examples=60)

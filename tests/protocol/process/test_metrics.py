@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.compression.codec import check_payload
+from farflung.compression.codec import check_payload, payload_bytes
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -76,7 +76,8 @@ COUNTS = {"arrived": 7, "undelivered": 1, "counters": Counters().as_dict()}
 
 def of_the_peer() -> list[Family]:
     peer = PeerMachine(
-        PeerConfig(me_of(Identity.generate(), bytes(32), bytes(16)), "demo", check_payload), lambda: 0.0
+        PeerConfig(me_of(Identity.generate(), bytes(32), bytes(16)), "demo", check_payload, payload_bytes),
+        lambda: 0.0,
     )
     return [*of_process("1", "demo", "peer"), *of_peer(peer, Counters().as_dict(), 0.25)]
 

@@ -1,0 +1,296 @@
+"""Microbatches of a stage at its agent: drives the machine of microbatches (collectives/flow) for the trainer.  Pure.
+
+Part of the training, where a model is cut into stages: it is what `BatchWork` is for a model in one piece.  Owns: the
+table of seats, the machine of the seat that is mine, what the trainer has in hand and in which place.  The machine says
+what is done, kept and sent; here that becomes effects of the peer.  Called by the peer machine with ticks, frames,
+words of the trainer and the clock.  Must not know rounds, the bytes of a crossing, how anybody was found to be gone.
+
+A seat and the trainer's sums end together.  Whatever takes the sums away (another trainer, another load of the same
+version, an older version) ends the seat here, and the beat says so, with another number of the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.collectives.flow import effects as flow_says
+from farflung.collectives.flow.effects import Cause, Piece, Way, seat_of
+from farflung.collectives.flow.flow import Flow, Place
+from farflung.collectives.flow.seats import Seat, Table
+from farflung.collectives.round.effects import SendFrame
+from farflung.peer.local.words import Frozen, Hand, Made
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.batch_work import Sums
+from farflung.peer.machine.borders import Borders
+from farflung.protocol.digests import mask_from_bytes, mask_of
+from farflung.protocol.errors import FrameError
+from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Payload, Spoiled
+from farflung.protocol.messages import BatchTick, SeatRow
+from farflung.protocol.verdicts import Counters, Verdict
+
+PLACES = 2  # works that the trainer has at once: the belt has slots for so many
+NEWS_EVERY_S = 0.25  # what is counted is told at once when there is nothing more to do, but not more often
+_SEEN = {
+    Cause.DAMAGED: "what came was damaged again",
+    Cause.SILENT: "it was asked for again and again, and nothing came",
+    Cause.CONTESTED: "two seats say that they have it; the first one stands",
+}
+
+
+@dataclass(frozen=True)
+class MyStage:
+    """What stays for as long as this peer holds its stage."""
+
+    run_tag: bytes
+    peer: str
+    stage: int
+    stages: int
+    micro: int  # samples in a microbatch
+
+
+def is_crossing(header: Header) -> bool:
+    """It is between seats of stages: LATER and MISSING are words of other questions, too, and those name no seat."""
+    said = header.kind in (Kind.LATER, Kind.MISSING) and seat_of(header) > 0
+    return said or header.kind in CROSSING_KINDS
+
+
+class Crossings(Sums):
+    def __init__(
+        self, mine: MyStage, borders: Borders, counters: Counters, chance: Callable[[], float]
+    ) -> None:
+        """`counters`: of all frames of this peer (P8); `chance`: 0..1, for ties."""
+        super().__init__()
+        self._mine, self._borders, self._counters, self._chance = mine, borders, counters, chance
+        self._table = Table()
+        self._flow: Flow | None = None
+        self._void = 0  # the seat whose sums are lost, until the coordinator gives another
+        self._loaded = False  # the trainer has loaded `_version`, and works for it
+        self._batch: BatchTick | None = None  # that the machine is at
+        self._told: BatchTick | None = None  # the tick that the machine has heard
+        self._places: dict[tuple[str, int], int] = {}  # of the trainer, by way and microbatch
+        self._lengths: dict[tuple[int, Piece], int] = {}  # of what is kept of this batch
+        self._unreached: set[str] = set()
+        self._unit_by_way: dict[str, float] = {}
+        self._later: list[do.Effect] = []  # what follows from an event that gives no effects
+        self._news_at = 0.0  # when what is counted was told last
+        self._told_counted = 0
+
+    # ---- questions -------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> int:
+        return mask_of({micro for _, micro in self._places})
+
+    @property
+    def table_no(self) -> int:
+        return self._table.number
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        return self._flow.early_count if self._flow is not None else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Microbatches of a batch are under way: the line is for them."""
+        return self._flow is not None and self._batch is not None and not self._batch.freeze
+
+    def place_of(self, word: Made) -> int | None:
+        """Where the trainer has what it made; None: it speaks of sums that are gone."""
+        if not self._loaded or word.version != self._version:
+            return None
+        return self._places.get((word.way, word.micro))
+
+    def has_news(self, now: float) -> bool:
+        """What is counted is to be told before the next beat is due."""
+        idle = not self._places and self._told_counted != self._counted
+        return idle and now - self._news_at >= NEWS_EVERY_S
+
+    def on_told(self, now: float) -> None:
+        """A beat has said what is counted."""
+        self._told_counted, self._news_at = self._counted, now
+
+    # ---- the trainer -----------------------------------------------------------------------------------------
+
+    def on_load(self, version: int) -> None:
+        """The sums are zero.  A seat that had any of this version, or of a later one, is of no use any more."""
+        if self._flow is not None and self._flow.version >= version:
+            self.lose_sums()
+        super().on_load(version)
+        self._loaded, self._told_counted = False, 0
+        self._places.clear()
+
+    def on_loaded(self) -> None:
+        self._loaded = True
+
+    def forget(self) -> None:
+        self._drop_flow()
+        super().forget()
+
+    def lose_sums(self) -> None:
+        self._void, self.seat = self.seat or self._void, 0
+        super().lose_sums()
+
+    def _drop_flow(self) -> None:
+        """The machine of my seat, and what was kept for it."""
+        self._told = self._batch = None
+        self._lengths.clear()
+        if self._flow is not None:
+            self._flow.leave()
+            self._later.append(do.ForgetCrossings(self._flow.version))
+            self._flow = None
+
+    def on_made(self, word: Made, payload: Payload, now: float) -> list[do.Effect]:
+        """`payload`: what lay in the slot for it; it is compared with the border before anybody gets it."""
+        flow = self._flow
+        if flow is None or self.place_of(word) is None:
+            return []
+        del self._places[word.way, word.micro]
+        self._measure(word.way, now)
+        flow.on_unit(self._unit_s)
+        way, problem = Way(word.way), word.problem
+        if not problem:
+            try:
+                self._borders.check_made(way, payload)
+            except FrameError as error:
+                problem = f"what the trainer made of it does not fit the border: {error}"
+        made = flow_says.Made(way, word.version, word.micro, payload, problem)
+        effects = self._turned(flow.on_made(made, now), now)
+        if problem:
+            told = do.Note(f"microbatch {word.micro} gives nothing to go on with: {problem}")
+            return [told, *effects]
+        if way is not Way.FORWARD:
+            self._counted |= 1 << word.micro
+        return effects
+
+    def _measure(self, way: str, now: float) -> None:
+        self._unit_by_way[way] = self._took(now - self._busy_since, self._unit_by_way.get(way, 0.0))
+        self._unit_s, self._busy_since = sum(self._unit_by_way.values()), now
+
+    # ---- the coordinator -------------------------------------------------------------------------------------
+
+    def on_tick(self, due: BatchTick | None) -> bool:
+        if due is None:
+            return False
+        self._take_table(due)
+        gone = due.seat in self._table.seats and not self._table.lives(due.seat)
+        if due.seat == self._void or gone:
+            due = msgspec.structs.replace(due, seat=0)
+        return super().on_tick(due)
+
+    def _take_table(self, due: BatchTick) -> None:
+        if due.table is None or due.table_no <= self._table.number:
+            return
+        try:
+            self._table = Table(due.table_no, tuple(_seat(row) for row in due.table))
+        except ValueError as error:
+            self._later.append(do.Note(f"the coordinator told a table of seats that is none: {error}"))
+
+    def words(self, frozen: Frozen | None, spare: int, now: float) -> list[do.Effect]:
+        effects, self._later = self._later, []
+        if self._flow is not None:
+            effects += self._turned(self._flow.on_seats(self._table, now), now)
+        return effects + super().words(frozen, spare, now)
+
+    def _work(self, due: BatchTick, now: float) -> list[do.Effect]:
+        flow = self._sit(due.seat) if self._loaded else None
+        if flow is None or self._told is due:
+            return []
+        self._told = self._batch = due
+        effects = flow.on_version(due.version, due.count, now)
+        granted = mask_of(micro for first, stop in due.granted for micro in range(first, stop))
+        effects += flow.on_grants(due.version, granted, mask_from_bytes(due.again), due.table_no, now)
+        return self._turned(effects, now)
+
+    def _sit(self, number: int) -> Flow | None:
+        """The machine of my seat; None: the table that shows the seat has not come yet."""
+        seat, mine = self._table.seats.get(number), self._mine
+        if self._flow is None and seat is not None and (seat.peer, seat.stage) == (mine.peer, mine.stage):
+            place = Place(mine.run_tag, seat, mine.stages, PLACES)
+            self._flow = Flow(place, self._table, self._borders.check_given, self._chance)
+            self._flow.counters = self._counters
+            self._flow.on_unit(self._unit_s)
+        return self._flow
+
+    # ---- other peers, and the clock ----------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
+        if self._flow is None:
+            self._counters.count(Verdict.STALE)
+            return []
+        return self._turned(self._flow.on_frame(sender, frame, now), now)
+
+    def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
+        return self._turned(self._flow.on_spoiled(sender, spoiled, now), now) if self._flow else []
+
+    def on_lines(self, unreached: set[str]) -> None:
+        """Peers that I can't talk to: the machine hears of them with the clock."""
+        self._unreached = unreached
+
+    def on_timer(self, now: float) -> list[do.Effect]:
+        if self._flow is None:
+            return []
+        return self._turned([*self._flow.on_lines(self._unreached, now), *self._flow.on_timer(now)], now)
+
+    # ---- what the machine says ---------------------------------------------------------------------------------
+
+    def _turned(self, said: Iterable[flow_says.Effect], now: float) -> list[do.Effect]:
+        return [effect for each in said for effect in self._as_mine(each, now)]
+
+    def _as_mine(self, said: flow_says.Effect, now: float) -> list[do.Effect]:
+        match said:
+            case flow_says.SendFrame(to=to, frame=frame):
+                return [SendFrame(to, frame)]
+            case flow_says.SendKept(to=to, header=header, piece=piece):
+                return [do.SendCrossing(to, header, piece)]
+            case flow_says.Keep(version=version, micro=micro, piece=piece, payload=payload):
+                self._lengths[micro, piece] = len(payload)
+                return [do.KeepCrossing(version, micro, piece, payload)]
+            case flow_says.Forget(version=version):
+                self._lengths.clear()
+                return [do.ForgetCrossings(version)] if version >= 0 else []
+            case flow_says.Hand():
+                return self._hand(said, now)
+            case flow_says.Note():
+                return self._note(said)
+            case flow_says.SeatLost():
+                return []  # the tick that brought this table said so: `on_tick`
+
+    def _hand(self, said: flow_says.Hand, now: float) -> list[do.Effect]:
+        """Work on sums that are gone, or not there yet, is for nobody: the machine is told of another version then."""
+        batch = self._batch
+        if batch is None or not self._loaded or said.version != self._version:
+            return []
+        if not self._places:
+            self._busy_since = now
+        place = min(set(range(PLACES)) - set(self._places.values()))
+        self._places[said.way, said.micro] = place
+        first = batch.start + said.micro * self._mine.micro
+        returned = self._lengths.get((said.micro, Piece.RETURNED), 0) if said.way is Way.BACKWARD else 0
+        hand = Hand(
+            way=said.way.value,
+            version=said.version,
+            micro=said.micro,
+            epoch=batch.epoch,
+            start=first,
+            stop=min(first + self._mine.micro, batch.stop),
+            place=place,
+            given_bytes=self._lengths.get((said.micro, Piece.INPUT), 0),
+            returned_bytes=returned,
+        )
+        return [do.HandOver(hand)]
+
+    def _note(self, note: flow_says.Note) -> list[do.Effect]:
+        if note.cause is Cause.UNUSABLE:
+            self._unusable |= 1 << note.micro
+            return []  # the trainer's own word of it is told to people
+        seat = self._table.seats.get(note.seat)
+        who = f"{seat.peer} in stage {seat.stage}" if seat is not None else "a seat that is gone"
+        return [do.Note(f"microbatch {note.micro}: {_SEEN[note.cause]} (of {who}, seat {note.seat})")]
+
+
+def _seat(row: SeatRow) -> Seat:
+    return Seat(row.number, row.peer, row.stage, row.share, row.since, row.gone)

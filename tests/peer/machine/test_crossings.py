@@ -1,0 +1,231 @@
+"""Microbatches of a stage at its agent: what the trainer is handed, what is kept and sent, and when a seat is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.collectives.flow.effects import header_of
+from farflung.collectives.flow.flow import Place
+from farflung.peer.local.belt import PLACES as BELT_PLACES
+from farflung.peer.local.words import Made
+from farflung.peer.machine import crossings as module
+from farflung.peer.machine.crossings import is_crossing
+from farflung.peer.machine.effects import ForgetCrossings, Note
+from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.frames import Header, Kind, Spoiled, bare_answer
+from farflung.protocol.verdicts import Verdict
+from farflung.tests.rig.stage_row import SAMPLES, TAG, StageRow, crossing
+
+NAMES = ("ann", "bob", "cyd", "dan", "eve", "fay")
+
+
+def row_of(*per_stage: int, count: int = 8) -> StageRow:
+    row, names = StageRow(len(per_stage)), iter(NAMES)
+    for stage, seats in enumerate(per_stage):
+        for _ in range(seats):
+            row.seat(next(names), stage)
+    row.begin(0, count)
+    return row
+
+
+@pytest.mark.parametrize("per_stage", [(1, 1), (1, 1, 1), (2, 2, 2), (2, 1, 2)])
+def test_P11_every_microbatch_goes_there_and_back_once_in_every_stage(per_stage: tuple[int, ...]) -> None:
+    row = row_of(*per_stage)
+    row.run()
+    assert row.is_whole()
+    for peer in row.peers.values():
+        counts = peer.crossings._counters.as_dict()
+        assert set(name for name, times in counts.items() if times) == {"accepted"}, (
+            "P8, and nothing was lost"
+        )
+
+
+def test_a_source_is_told_which_samples_they_are_and_the_last_ones_end_with_the_batch() -> None:
+    row = StageRow(2)
+    ann = row.seat("ann", 0)
+    row.seat("bob", 1)
+    ann.slow = True
+    row.begin(0, 3)
+    assert [(h.way, h.micro, h.epoch, h.start, h.stop, h.place) for h in ann.hands] == [
+        ("forward", 0, 1, 100, 102, 0),
+        ("forward", 1, 1, 102, 104, 1),
+    ]
+    assert SAMPLES == 2 and mask_from_bytes(ann.crossings.beat(True).counted) == 0
+    assert ann.crossings.open == 0b11, "and only so many at once"
+
+
+def test_the_next_version_forgets_what_was_kept_of_the_one_before() -> None:
+    row = row_of(1, 1, 1)
+    row.run()
+    assert all(peer.kept for peer in row.peers.values())
+    row.begin(1, 4)
+    row.run()
+    assert row.is_whole()
+    assert {key[0] for peer in row.peers.values() for key in peer.kept} == {1}
+
+
+def test_sums_are_asked_for_once_all_are_counted_in_the_slot_that_is_free() -> None:
+    row = row_of(1, 1, 1)
+    row.run()
+    row.tick(freeze=True)
+    row.tick(freeze=True)
+    assert [(word.version, word.slot) for word in row.freezes("bob")] == [(0, 1)]
+
+
+def test_P11_a_death_in_the_middle_costs_its_share_and_nothing_else() -> None:
+    row = row_of(1, 2, 1, count=12)
+    bob = row.peers["bob"]
+    bob.slow = True
+    row.run()
+    row.answer(bob)
+    row.run()
+    bob.up = False
+    row.unseat("bob")
+    row.pass_time(3)
+    assert row.is_whole(), [row.counted(stage) for stage in range(3)]
+    assert set(row.counted(0).values()) == set(row.counted(2).values()) == {1}
+
+
+def test_P11_a_seat_that_is_gone_takes_its_sums_along_and_the_next_one_begins_with_nothing() -> None:
+    row = row_of(1, 2, 1, count=12)
+    bob = row.peers["bob"]
+    row.run()
+    assert bob.sums
+    row.unseat("bob")
+    row.tick()
+    assert (bob.crossings.seat, bob.crossings.counted, bob.kept) == (0, 0, {}), "it has heard so"
+    row.pass_time(2)
+    row.seat("bob", 1)
+    row.pass_time(2)
+    assert row.is_whole()
+
+
+@pytest.mark.parametrize("how", ["its trainer dies", "it loads the same version again", "an older one"])
+def test_P11_sums_that_are_gone_end_the_seat_and_the_beat_says_so(how: str) -> None:
+    row = row_of(1, 1, 1)
+    bob = row.peers["bob"]
+    row.run()
+    old = bob.crossings.seat
+    if how == "its trainer dies":
+        bob.crossings.lose_sums()
+    bob.crossings.on_load(0)
+    bob.crossings.on_loaded()
+    said = bob.crossings.beat(True)
+    assert (said.trainer, said.seat, said.counted, said.want) == (1, 0, b"", True)
+    row.tick()
+    assert bob.crossings.seat == 0 and not bob.hands, "the old seat is told still, and is of no use"
+    bob.sums.clear()
+    row.unseat("bob")
+    row.seat("bob", 1)
+    row.pass_time(3)
+    assert row.is_whole() and bob.crossings.seat > old
+
+
+def test_P11_what_was_made_for_sums_that_are_gone_counts_nowhere() -> None:
+    """It is under way while the trainer is told to load again, and names a microbatch that the new seat works on."""
+    row = row_of(1, 1, 1)
+    cyd = row.peers["cyd"]
+    row.begin(1, 8)
+    cyd.slow = True
+    row.run()
+    late = cyd.hands[0]
+    row.unseat("cyd")
+    number = max(row.table.seats) + 1
+    row.table = row.table.seated(number, "cyd", 2)
+    assert cyd.crossings.on_tick(row.due(cyd))
+    cyd.crossings.forget()
+    cyd.crossings.on_load(1)  # it was told to, and has not
+    word = made_of(late)
+    assert cyd.crossings.place_of(word) is None
+    assert cyd.crossings.on_made(word, crossing(0, True), 0.0) == [] and cyd.crossings.counted == 0
+    assert not [e for e in cyd.crossings.words(None, 0, 0.0) if not isinstance(e, ForgetCrossings)]
+
+
+def made_of(hand: object) -> Made:
+    return Made(
+        way=hand.way,  # type: ignore[attr-defined]
+        version=hand.version,  # type: ignore[attr-defined]
+        micro=hand.micro,  # type: ignore[attr-defined]
+        bytes_made=100,
+        tokens=4,
+        loss=1.0,
+        problem="",
+    )
+
+
+def test_what_gives_nothing_is_said_to_people_and_to_the_coordinator() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    bob.slow = True
+    row.run()
+    stuck = bob.hands[0].micro
+    row.answer(bob, problem="its loss is nan")
+    assert any(isinstance(each, Note) and "its loss is nan" in each.text for each in bob.told)
+    assert mask_from_bytes(bob.crossings.beat(True).unusable) == 1 << stuck
+    bob.slow = False
+    row.run()
+    assert stuck not in row.counted(1) and len(row.counted(1)) == row.count - 1
+
+
+def test_P8_what_the_own_trainer_made_is_compared_with_the_border_before_anybody_gets_it() -> None:
+    row = row_of(1, 1)
+    ann = row.peers["ann"]
+    ann.slow = True
+    row.run()
+    row.answer(ann, payload=crossing(1.0, backwards=True))
+    row.answer(ann, payload=crossing(float("nan"), backwards=False))
+    assert not row.frames and ann.crossings.beat(True).unusable == b"\x03"
+    assert sum("does not fit the border" in each.text for each in ann.told if isinstance(each, Note)) == 2
+
+
+def test_P8_a_crossing_that_is_none_is_refused_and_asked_for_again() -> None:
+    row = row_of(1, 1)
+    ann, bob = row.peers["ann"], row.peers["bob"]
+    ann.slow = True
+    row.run()
+    bad = crossing(float("inf"), backwards=False)
+    row.answer(ann)
+    sender, _, frame = row.frames.popleft()
+    spoiled = type(frame)(frame.header, bad)
+    row.carry_out(bob, bob.crossings.on_frame(sender, spoiled, 0.0))
+    counts = bob.crossings._counters.as_dict()
+    assert counts["malformed"] == 1 and not bob.kept
+    row.carry_out(bob, bob.crossings.on_spoiled(sender, Spoiled(Verdict.BAD_HASH, frame.header), 0.0))
+    assert [f.header.kind for _, _, f in row.frames] == [Kind.WANT_ACTIVATION] * 2
+    assert any(isinstance(each, Note) and "damaged again" in each.text for each in bob.told)
+    ann.slow = False
+    row.run()
+    assert row.is_whole()
+
+
+def test_what_is_counted_is_told_when_there_is_nothing_more_to_do_and_not_at_every_microbatch() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    bob.crossings.on_told(0.0)
+    row.run()
+    assert not bob.crossings.has_news(0.1) and bob.crossings.has_news(0.25)
+    bob.crossings.on_told(0.25)
+    assert not bob.crossings.has_news(9.0)
+
+
+def test_crossings_are_told_from_other_questions() -> None:
+    later = header_of(Kind.LATER, TAG, 3, 1, 0, 5, int(Kind.WANT_GRADIENT))
+    of_state = bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, version=3, chunk=2)).header
+    assert is_crossing(later) and not is_crossing(of_state)
+    assert is_crossing(header_of(Kind.ROOM, TAG, 3, 1, 0, 5)) and not is_crossing(Header(Kind.STATE, TAG))
+
+
+def test_frames_for_a_peer_without_a_seat_end_in_a_counter() -> None:
+    row = row_of(1, 1)
+    ann, lone = row.peers["ann"], StageRow(2).seat("zoe", 1)
+    row.run()
+    ann.slow = True
+    row.begin(1, 4)
+    row.answer(ann)
+    sender, _, frame = row.frames.popleft()
+    assert lone.crossings.on_frame(sender, frame, 0.0) == []
+    assert lone.crossings._counters.as_dict()["stale"] == 1
+
+
+def test_the_belt_has_a_place_for_all_that_a_trainer_has_in_hand() -> None:
+    assert module.PLACES == BELT_PLACES == Place.__dataclass_fields__["hands_most"].default
