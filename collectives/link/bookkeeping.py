@@ -9,9 +9,11 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from farflung.collectives.link.link import FrameCounts
+from farflung.collectives.link.urgency import Rank, rank_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     ANSWERS,
+    CROSSING_KINDS,
     ONE_STAGE_KINDS,
     Frame,
     Kind,
@@ -62,6 +64,9 @@ class Intake:
 # What answers the other side: it waits for a few answers at a time (checkpoints/catch_up.py) and takes them.
 ANSWERS_WAITING = 256
 ANSWER_BYTES_WAITING = 128 * 1024 * 1024
+# Of microbatches to one peer, beyond which nothing more is put in line: it may ask for any of them at any time.
+CROSSINGS_WAITING = 4096
+CROSSING_BYTES_WAITING = 128 * 1024 * 1024
 _ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER}
 
 
@@ -71,6 +76,7 @@ class Waiting:
     header: bytes
     payload: Payload
     answer: bool  # drawn by the other side's question
+    crossing: bool = False  # of a microbatch
 
     @property
     def size(self) -> int:
@@ -78,55 +84,72 @@ class Waiting:
 
 
 class Backlog:
-    """Frames in the order in which they came, each once, and of answers a bounded number."""
+    """Frames by rank and in the order in which they came, each once; of answers and crossings a bounded number."""
 
     def __init__(self) -> None:
         self.answers = self.answer_bytes = 0
-        self._items: OrderedDict[bytes, Waiting] = OrderedDict()  # by header: nothing waits twice
+        self._crossings = self._crossing_bytes = 0
+        self._items: dict[Rank, OrderedDict[bytes, Waiting]] = {  # by header: nothing waits twice
+            rank: OrderedDict() for rank in Rank
+        }
 
     def __len__(self) -> int:
-        return len(self._items)
+        return sum(map(len, self._items.values()))
+
+    def has(self, rank: Rank) -> bool:
+        return bool(self._items[rank])
 
     def put(self, header: bytes, frame: Frame) -> None:
-        if header in self._items:
+        items, kind = self._items[rank_of(frame)], frame.header.kind
+        if header in items:
             return  # asked for again while it still waits: once is enough
-        answer = not frame.header.round_no and frame.header.kind in _ANSWERS
-        item = Waiting(frame.header.round_no, header, frame.payload, answer)
-        if answer:
-            # A peer that asks without end and takes nothing must not fill our memory.  An honest asker asks again.
-            if self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING:
-                return
-            self.answers += 1
-            self.answer_bytes += item.size
-        self._items[header] = item
+        answer = not frame.header.round_no and kind in _ANSWERS
+        item = Waiting(frame.header.round_no, header, frame.payload, answer, kind in CROSSING_KINDS)
+        # A peer that asks without end and takes nothing must not fill our memory.  An honest asker asks again.
+        if answer and (self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING):
+            return
+        full = self._crossings >= CROSSINGS_WAITING or self._crossing_bytes >= CROSSING_BYTES_WAITING
+        if item.crossing and full:
+            return
+        self._count(item, 1)
+        items[header] = item
 
-    @property
-    def first(self) -> Waiting | None:
-        return next(iter(self._items.values()), None)
+    def first(self, rank: Rank) -> Waiting | None:
+        return next(iter(self._items[rank].values()), None)
 
-    def drop_first(self) -> None:
-        _, item = self._items.popitem(last=False)
+    def drop_first(self, rank: Rank) -> None:
+        _, item = self._items[rank].popitem(last=False)
+        self._count(item, -1)
+
+    def _count(self, item: Waiting, one: int) -> None:
         if item.answer:
-            self.answers -= 1
-            self.answer_bytes -= item.size
+            self.answers += one
+            self.answer_bytes += one * item.size
+        if item.crossing:
+            self._crossings += one
+            self._crossing_bytes += one * item.size
 
     def forget_rounds_before(self, round_no: int) -> None:
-        """Answers are of no round, and stay."""
-        over = [header for header, item in self._items.items() if 0 < item.round_no < round_no]
-        for header in over:
-            del self._items[header]
+        """Answers and crossings are of no round, and stay."""
+        for items in self._items.values():
+            over = [header for header, item in items.items() if 0 < item.round_no < round_no]
+            for header in over:
+                self._count(items.pop(header), -1)
 
 
 # ---- large frames that the other side has not acknowledged yet ----------------------------------------
 # On a slow line the other side asks for what it misses while that is still on its way: TCP loses nothing,
 # so a second copy would only make the line slower.
 #
-# Counted are a frame's own bytes, and encryption adds some: what the kernel has had acknowledged runs a
-# little ahead. So a frame may be held for delivered too early, and be sent twice as without this; never for
-# on its way for ever.
+# Counted are a frame's own bytes and the least that encryption adds: what the kernel has had acknowledged
+# runs a little ahead. So a frame may be held for delivered too early, and be sent twice as without this;
+# never for on its way for ever.
 
 
 LARGE_BYTES = 65536  # a second copy of less does no harm
+ENCRYPTION_BYTES = (
+    70  # that CURVE and ZMTP add to a frame of two parts, at least (measured; 77 to a large one)
+)
 
 
 class OnTheWay:
@@ -140,6 +163,9 @@ class OnTheWay:
         if size >= LARGE_BYTES:
             self._frames.append((self._taken_bytes, header))
             self._headers.add(header)
+
+    def unacknowledged(self, acknowledged_bytes: int) -> int:
+        return max(0, self._taken_bytes - acknowledged_bytes)
 
     def may_have(self, header: bytes) -> bool:
         """No: then nobody needs to ask the kernel."""

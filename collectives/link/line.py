@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.link.bookkeeping import Backlog, OnTheWay
+from farflung.collectives.link.bookkeeping import ENCRYPTION_BYTES, Backlog, OnTheWay
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
+from farflung.collectives.link.urgency import Rank
 from farflung.protocol.frames import Frame, Payload
 from farflung.protocol.process.sockets import Socket
 from farflung.protocol.round_words import Contact
 
 HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
+STANDS_AFTER_S = 0.5  # nothing was acknowledged for so long: what it holds delays nobody else's bytes
 LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
@@ -39,6 +41,7 @@ class Connection:
     silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
     on_the_way: OnTheWay = field(default_factory=OnTheWay)
     _crossed: Crossed = NOTHING
+    _moved_at: float = float("-inf")
     _listened_at: float = float("-inf")
 
     @staticmethod
@@ -63,6 +66,8 @@ class Connection:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
         before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
         self.on_the_way.on_tick(self._crossed.sent, not self._crossed.flying and not self._crossed.waiting)
+        if self._crossed.sent != before.sent or not self.on_the_way.unacknowledged(self._crossed.sent):
+            self._moved_at = now
         asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
         if asleep or not self._crossed.flying or self._crossed.sent != before.sent:
             self.silent_since = None
@@ -73,6 +78,13 @@ class Connection:
     def waits(self) -> bool:
         """More than the line takes at once, when it was listened to."""
         return self._crossed.waiting > 0
+
+    def unacknowledged_bytes(self, now: float) -> int:
+        """Handed to it, in its queues or on its way; 0 where nobody can tell, or where nothing moves any more."""
+        if not self.up or now - self._moved_at > STANDS_AFTER_S:
+            return 0
+        crossed = self.tcp.of(self.descriptor)
+        return self.on_the_way.unacknowledged(crossed.sent) if crossed != NOTHING else 0
 
     def carries(self, header: bytes) -> bool:
         """It took this frame, and the frame has not arrived."""
@@ -135,9 +147,9 @@ class Line:
         if not self.waits:
             self.stuck_since = self.refused_since = None
 
-    def send_one(self, router: Socket | None, now: float) -> int:
-        """Hand the oldest waiting frame to whichever connection has room.  Its bytes; 0 if none has."""
-        item = self.waiting.first
+    def send_one(self, router: Socket | None, now: float, rank: Rank) -> int:
+        """Hand the oldest frame of this rank to whichever connection has room.  Its bytes; 0 if none has."""
+        item = self.waiting.first(rank)
         if item is None:
             return 0
         parts: list[Payload] = [item.header, item.payload]
@@ -148,7 +160,7 @@ class Line:
             if not (self.needs_routes(now) and self._over_routes(router, parts)):
                 self.stuck_since = now if self.stuck_since is None else self.stuck_since
                 return 0
-        self.waiting.drop_first()
+        self.waiting.drop_first(rank)
         self.stuck_since = None
         self.refused_since = self.refused_since if self.waits else None
         self.sent_bytes += item.size
@@ -159,7 +171,8 @@ class Line:
             # In turn, so that all of them are kept busy when more than one is needed.
             self._turn = (self._turn + 1) % len(self.opened)
             if _offer(self.opened[self._turn].socket, parts):
-                self.opened[self._turn].on_the_way.take(bytes(parts[0]), sum(map(len, parts)))
+                size = sum(map(len, parts)) + ENCRYPTION_BYTES
+                self.opened[self._turn].on_the_way.take(bytes(parts[0]), size)
                 return True
         return False
 

@@ -108,7 +108,10 @@ class Link(Protocol):
         It arrives whole and once, or it is lost with its connection; whoever misses it asks again.  Frames overtake
         each other.  The payload is not copied: nobody may change it before it has left.  A frame that waits already
         is not put in line again.  Of answers to one peer's questions a bounded number waits; more are dropped, and an
-        honest peer asks again.  What a round sends is bounded by the round.
+        honest peer asks again; the same holds for crossings of microbatches.  What a round sends is bounded by the
+        round.
+
+        Words and crossings go before bulk (urgency.py), which keeps a quarter of the bytes while crossings wait too.
         """
         ...
 

@@ -12,6 +12,7 @@ keeps.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from farflung.collectives.link.line import Connection, Line
 from farflung.collectives.link.link import FrameCounts, Moved, Pollable
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
-from farflung.collectives.link.rates import connections_wanted
+from farflung.collectives.link.rates import AtLeast, connections_wanted
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
+from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
 from farflung.protocol.process.sockets import (
@@ -49,6 +51,7 @@ STALL_S = 20.0  # a connection that takes nothing for so long although it is up 
 UNREACHED_AFTER_S = 2.5
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
+ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
 ZAP_DOMAIN = b"data"
 
 
@@ -88,6 +91,9 @@ class ZmqLink:
         self._me = ""
         self._widen_at = 0.0
         self._served_no = 0
+        self._sharing = Sharing()
+        self._carried, self._sent_told = AtLeast(), 0
+        self._deep = False  # so much waits in sockets that crossings wait here
         self._sent_before: dict[str, int] = {}
 
     # ---- life ----------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ class ZmqLink:
         yield self._zap.socket, zmq.POLLIN
         now = self._clock()
         may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
-        may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 else 0
+        may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 and not self._deep else 0
         if self._router is not None and may_read:
             yield self._router, may_read
         for line in self.lines.values():
@@ -199,6 +205,8 @@ class ZmqLink:
             paced_s = self.settings.upload.wait_s(now)
             if paced_s > 0:
                 waits.append(paced_s)
+            elif self._deep:
+                waits.append(ROOM_AGAIN_S)
             elif any(line.waits and line.routes and line.needs_routes(now) for line in self.lines.values()):
                 waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
         return min(waits, default=60.0)
@@ -208,6 +216,7 @@ class ZmqLink:
         while self._router_news is not None and self._router_news.poll(0):
             news = parse_monitor_message(self._router_news.recv_multipart(zmq.NOBLOCK))
             self._tcp.on_news(news["event"], news["value"])
+        self._carried.feed(now, self._newly_sent())
         for peer, line in self.lines.items():
             for connection in line.opened:
                 if connection.read_news():
@@ -284,7 +293,8 @@ class ZmqLink:
             return False
         line.put(frame)
         self._dial(line)
-        if self.settings.upload.bytes_per_s is None:
+        alone = self.settings.upload.bytes_per_s is None and not self._crossings_wait
+        if alone:
             self._flush_lines([line])
         else:
             self.flush()  # what may leave now is not for whoever asked last
@@ -299,21 +309,58 @@ class ZmqLink:
 
     def _flush_lines(self, lines: list[Line]) -> None:
         """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
-        upload = self.settings.upload
-        lines.sort(key=lambda line: line.served_no)
-        while lines:
-            for line in list(lines):
-                now = self._clock()
-                if upload.wait_s(now) > 0:
-                    return
-                sent = line.send_one(self._router, now)
-                upload.take(now, sent)
-                self.counts.sent_bytes += sent
-                if sent:
-                    self._served_no += 1
-                    line.served_no = self._served_no
-                if not sent or not line.waits:
-                    lines.remove(line)
+        upload, self._deep = self.settings.upload, False
+        able = sorted(lines, key=lambda line: line.served_no)
+        while able:
+            now = self._clock()
+            if upload.wait_s(now) > 0:
+                return
+            rank = self._rank_due(able, now)
+            if rank is None:
+                self._deep = True
+                return
+            line = next(each for each in able if each.waiting.has(rank))
+            able.remove(line)
+            sent = line.send_one(self._router, now, rank)
+            if not sent:
+                continue  # it takes nothing at all now
+            upload.take(now, sent)
+            self._sharing.took(rank, sent)
+            self.counts.sent_bytes += sent
+            self._served_no += 1
+            line.served_no = self._served_no
+            if line.waits:
+                able.append(line)
+
+    def _rank_due(self, able: list[Line], now: float) -> Rank | None:
+        """Of what could leave over these lines.  None: crossings are there, and too much waits in sockets already."""
+        if any(line.waiting.has(Rank.WORD) for line in able):
+            return Rank.WORD
+        first = next(
+            (line.waiting.first(Rank.CROSSING) for line in able if line.waiting.has(Rank.CROSSING)), None
+        )
+        if first is not None and not self._has_room(first.size, now):
+            return None
+        return self._sharing.next(first is not None, any(line.waiting.has(Rank.BULK) for line in able))
+
+    def _has_room(self, frame_bytes: int, now: float) -> bool:
+        """Over connections that others opened, the kernel knows only what it could not send yet."""
+        opened = [each for line in self.lines.values() for each in line.opened]
+        theirs = self._tcp.totals.waiting - sum(self._tcp.of(each.descriptor).waiting for each in opened)
+        waiting = max(0, theirs) + sum(each.unacknowledged_bytes(now) for each in opened)
+        known = [rate for rate in (self._carried.bytes_per_s, self.settings.upload.bytes_per_s) if rate]
+        trips = self._pings.rtt_s.values()
+        return has_room(
+            waiting, frame_bytes, min(known, default=None), statistics.median(trips) if trips else None
+        )
+
+    @property
+    def _crossings_wait(self) -> bool:
+        return any(line.waiting.has(Rank.CROSSING) for line in self.lines.values())
+
+    def _newly_sent(self) -> int:
+        before, self._sent_told = self._sent_told, max(self._sent_told, self.moved().sent_bytes)
+        return self._sent_told - before
 
     # ---- receiving -----------------------------------------------------------------------------------------
 

@@ -179,6 +179,7 @@ PURE_MODULES = (
     "collectives/link/pacer",
     "collectives/link/pings",
     "collectives/link/rates",
+    "collectives/link/urgency",
     "console/bench/figures",
     "console/doctor/advice",
     "console/history/finding",

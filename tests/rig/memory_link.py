@@ -16,6 +16,7 @@ import zmq
 from farflung.collectives.link.bookkeeping import Backlog, Intake
 from farflung.collectives.link.link import FrameCounts, Moved, Pollable
 from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.urgency import Rank, Sharing
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
 from farflung.protocol.round_words import Contact
 
@@ -41,7 +42,7 @@ class MemoryLink:
         self.key = key
         self.upload, self.download = Pacer(None), Pacer(None)
         self._wire, self._clock = wire, clock
-        self._intake = Intake()
+        self._intake, self._sharing = Intake(), Sharing()
         self._me = self._address = ""
         self._contacts: dict[str, Contact] = {}
         self._backlogs: dict[str, Backlog] = {}
@@ -111,12 +112,20 @@ class MemoryLink:
         return True
 
     def flush(self) -> None:
-        while any([self._let_go(peer) for peer in self._backlogs]):
-            pass  # a frame of each in turn
+        able = deque(peer for peer, backlog in self._backlogs.items() if len(backlog))
+        while able and not self.upload.wait_s(self._clock()) > 0:  # a frame of each in turn
+            words, crossings, bulk = (
+                [peer for peer in able if self._backlogs[peer].has(rank)] for rank in Rank
+            )
+            rank = Rank.WORD if words else self._sharing.next(bool(crossings), bool(bulk))
+            peer = (words or (crossings if rank == Rank.CROSSING else bulk))[0]
+            able.remove(peer)
+            if self._let_go(peer, rank) and len(self._backlogs[peer]):
+                able.append(peer)
 
-    def _let_go(self, peer: str) -> bool:
-        now, first = self._clock(), self._backlogs[peer].first
-        if first is None or self.upload.wait_s(now) > 0:
+    def _let_go(self, peer: str, rank: Rank) -> bool:
+        now, first = self._clock(), self._backlogs[peer].first(rank)
+        if first is None:
             return False
         other = self._wire.way_to(self._contacts[peer])
         if other is None:
@@ -125,7 +134,8 @@ class MemoryLink:
         self._stuck_since.pop(peer, None)
         if not other.deliver(self.key, first.header, first.payload):
             return False
-        self._backlogs[peer].drop_first()
+        self._backlogs[peer].drop_first(rank)
+        self._sharing.took(rank, first.size)
         self.upload.take(now, first.size)
         self.counts.sent_bytes += first.size
         return True
