@@ -63,8 +63,9 @@ class Answering:
         part = machine.part
         if part is None:
             return
-        in_round = part.in_round
-        self._serving.on_turn(in_round, lambda: self._line_now(in_round), now)
+        in_round, joined = part.in_round, machine.joined
+        crossings = joined is not None and joined.crossings is not None and joined.crossings.is_open
+        self._serving.on_turn(in_round, lambda: self._line_now(in_round, crossings), now)
         if not self._serving.held:
             return
         for _ in range(self._serving.let_go(now)):
@@ -74,16 +75,16 @@ class Answering:
             lane = part.lane_of_chunk(frame.header.chunk)
             return lane is not None and (lane.serves or not lane.holds_state)
 
-        line = self._line_now(in_round)
+        line = self._line_now(in_round, crossings)
         while (held := self._serving.next(can, line, now)) is not None:
             self._carry_out(machine.on_frame(held.to, held.frame, now))
         for held in self._serving.to_put_off(now):
             self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
 
-    def _line_now(self, in_round: bool) -> LineNow:
+    def _line_now(self, in_round: bool, crossings: bool) -> LineNow:
         waiting, rate = self._line.link.waiting_bytes(), self._line.rates[0]
         room = round(ROOM_S * rate) if rate else self._piece_bytes
-        return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0)
+        return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0, crossings)
 
     # ---- answers -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Owned by answers.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
-never end.  They are held back as well while this peer's results still leave, and when the next round is near.  An
+never end.  They are held back as well while this peer's results still leave, and when the next round is near.  While
+microbatches cross between stages, which they do for most of the time, joiners get a quarter of the line.  An
 honest peer has a few questions open per fragment (checkpoints/catch_up.py); whoever asks for more gets what it can take
 and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
@@ -22,6 +23,8 @@ LATER_EVERY_S = 1.0  # an asker that waits hears so, or it would ask somebody el
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
 IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: the round waits for others
 LEAST_PART, LEAST_EVERY_S = 0.02, 5.0  # of the line for joiners, in rounds that never end
+# The same while microbatches cross: as much as the link leaves to bulk (collectives/link/urgency.py).
+LEAST_PART_BESIDE_CROSSINGS, UNKNOWN_PIECE_S = 0.25, 0.25
 # What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since
 # several donors share a joiner's line.
 PIECES_AWAY = 2 * ASKED_OF_ONE_DONOR
@@ -33,6 +36,7 @@ class LineNow:
     waiting_bytes: int  # that could not leave yet
     room_bytes: int  # so much may wait without the line ever running dry
     piece_s: float  # how long a piece of state takes
+    crossings: bool = False  # microbatches are under way
 
 
 @dataclass
@@ -100,17 +104,20 @@ class Serving:
 
     def may_pass(self, line: LineNow, now: float) -> bool:
         """Is there room on the line for one more piece of state?"""
-        if not line.in_round or line.waiting_bytes:
+        busy = line.in_round or line.crossings
+        if not busy or line.waiting_bytes:
             self._busy_at = now
         if any(self._making.values()):
             return False
         away_s = PIECES_AWAY * line.piece_s
         near = self.next_round.is_near(away_s, now)
-        if not line.in_round and not self._results_leave and not near:
+        if not busy and not self._results_leave and not near:
             return line.waiting_bytes < line.room_bytes
         patience_s = max(LEAST_EVERY_S, line.piece_s / LEAST_PART)
+        if line.crossings and not line.in_round and not self._results_leave:
+            patience_s = (line.piece_s or UNKNOWN_PIECE_S) / LEAST_PART_BESIDE_CROSSINGS
         # Those others may be here at any moment, and this peer's next bytes wait for what it gives away now.
-        idle = line.in_round and now - self._busy_at >= max(IDLE_S, away_s)
+        idle = busy and now - self._busy_at >= max(IDLE_S, away_s)
         return idle or now - self._passed_at >= patience_s
 
     def next(self, can: Callable[[Frame], bool], line: LineNow, now: float) -> Held | None:

@@ -125,6 +125,22 @@ def test_what_a_round_leaves_of_the_line_is_used() -> None:
     assert passed(serving, WAITS, 1.0 + 1.1 * IDLE_S) == 0
 
 
+def test_beside_microbatches_joiners_get_a_quarter_of_the_line() -> None:
+    """They cross for most of the time: a fiftieth, as beside rounds, would let nobody in."""
+    crossing = LineNow(in_round=False, waiting_bytes=10, room_bytes=100, piece_s=0.2, crossings=True)
+    both = LineNow(in_round=True, waiting_bytes=10, room_bytes=100, piece_s=0.2, crossings=True)
+    serving = Serving(fragments=1)
+    for chunk in range(5):
+        serving.hold("ann", want(chunk), 0.0)
+    assert passed(serving, crossing, 0.7) is None and passed(serving, crossing, 0.9) == 0
+    assert passed(serving, crossing, 1.6) is None and passed(serving, crossing, 1.8) == 1
+    assert passed(serving, both, 6.0) is None and passed(serving, both, 12.0) == 2, "a round goes before both"
+    quiet = LineNow(in_round=False, waiting_bytes=0, room_bytes=100, piece_s=1.0, crossings=True)
+    assert passed(serving, quiet, 12.0 + 3.9) is None and passed(serving, quiet, 12.0 + 4.1) == 3
+    unknown = LineNow(in_round=False, waiting_bytes=10, room_bytes=100, piece_s=0.0, crossings=True)
+    assert passed(serving, unknown, 17.0) is None and passed(serving, unknown, 17.2) == 4
+
+
 def slept(serving: Serving, *spans: tuple[bool, float]) -> float:
     """Rounds and pauses, of so many seconds each; returns when they ended."""
     now = 0.0
