@@ -122,6 +122,11 @@ class Flow:
         return mask_of(micro for micro, record in self._micros.items() if record.counted)
 
     @property
+    def held_for_trainer(self) -> int:
+        """Works that it has in hand or that wait for it: who holds some and makes none hangs."""
+        return len(self._queue)
+
+    @property
     def room_limit(self) -> int:
         return self._giving.limit
 
@@ -175,9 +180,21 @@ class Flow:
             return []  # it is told with every tick
         for micro in bits(granted & (1 << self.count) - 1):
             record = self._micros.setdefault(micro, Micro())
-            if not record.has:
+            if not record.has and not record.stuck:
                 record.has, record.again = True, record.again or bool(again >> micro & 1)
                 self._shut.add(micro)
+        return self._open_more(now) + self._settle(now)
+
+    def on_skipped(self, version: int, skipped: int, now: float) -> list[Effect]:
+        """The mask of what the batch goes without: nobody computes, sends, asks for or counts it any more."""
+        if self.over or version != self.version:
+            return []
+        for micro in bits(skipped & (1 << self.count) - 1):
+            record = self._micros.setdefault(micro, Micro())
+            if not record.stuck and not record.counted:
+                self._let_go(micro, record)
+                self._queue.drop(micro)
+                self._asks.drop(micro)
         return self._open_more(now) + self._settle(now)
 
     def on_version(self, version: int, count: int, now: float) -> list[Effect]:
@@ -214,8 +231,8 @@ class Flow:
         self._queue.in_hand.discard(work)
         record, micro = self._micros[made.micro], made.micro
         if made.problem:
-            record.stuck = True
-            return [Note(Cause.UNUSABLE, self._me, micro), *self._settle(now)]
+            self._let_go(micro, record)
+            return [Note(Cause.UNUSABLE, self._me, micro), *self._open_more(now), *self._settle(now)]
         effects: list[Effect] = []
         if made.way == Way.FORWARD:
             record.out = True
@@ -308,6 +325,9 @@ class Flow:
     def _on_activation(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         micro = micro_of(frame.header)
         record = self._micros.get(micro)
+        if record is not None and record.stuck and not record.has:
+            self._giving.on_received(seat, micro)
+            return Verdict.STALE, []  # the batch goes without it
         if record is not None and record.has:
             if not self._adopt(record, seat):
                 return Verdict.UNAUTHORISED, [Note(Cause.CONTESTED, seat, micro)]
@@ -481,6 +501,13 @@ class Flow:
         self._moved_on(micro)
         self._asks.expect((record.next, Kind.WANT_GRADIENT, micro), now)
 
+    def _let_go(self, micro: int, record: Micro) -> None:
+        """Nothing comes of it here: it takes no room, and no place in the window."""
+        record.stuck = True
+        self._moved_on(micro)
+        for waiting in (self._shut, self._unsent, self._in_doubt):
+            waiting.discard(micro)
+
     def _moved_on(self, micro: int) -> None:
         self.waiting.discard(micro)
         self._reopened.discard(micro)
@@ -495,7 +522,7 @@ class Flow:
         """At a source: as many as the window lets, what was granted before to somebody else first."""
         effects: list[Effect] = []
         if self._shut:
-            opened = sum(record.opened and not record.counted for record in self._micros.values())
+            opened = sum(r.opened and not (r.counted or r.stuck) for r in self._micros.values())
             order = sorted(self._shut, key=lambda micro: (not self._micros[micro].again, micro))
             for micro in order[: max(0, self._window.size - opened)]:
                 self._shut.discard(micro)

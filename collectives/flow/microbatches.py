@@ -50,6 +50,16 @@ class Queue:
         self._due: set[tuple[Way, int]] = set()
         self.in_hand: set[tuple[Way, int]] = set()
 
+    def __len__(self) -> int:
+        return len(self._due) + len(self.in_hand)
+
+    def drop(self, micro: int) -> None:
+        """It is not wanted any more; what the trainer has in hand of it, it ends."""
+        for waiting in (self._backward, self._forward):
+            if micro in waiting:
+                waiting.remove(micro)
+        self._due = {work for work in self._due if work[1] != micro}
+
     def put(self, way: Way, micro: int) -> None:
         if (way, micro) not in self._due and (way, micro) not in self.in_hand:
             self._due.add((way, micro))
@@ -107,6 +117,14 @@ class Asks:
         if ask is not None and ask.asked_at:
             took_s, ask.asked_at = now - ask.asked_at, 0.0
             self._usual_s += (_USUAL_SMOOTHED if self._usual_s else 1.0) * (took_s - self._usual_s)
+
+    def drop(self, micro: int) -> None:
+        """Nothing is awaited of this microbatch; what a stage has of who is gone is about all of them."""
+        self._asks = {
+            question: ask
+            for question, ask in self._asks.items()
+            if question[2] != micro or question[1] == Kind.WANT_HELD
+        }
 
     def on_heard(self, seat: int) -> None:
         self._in_vain.pop(seat, None)

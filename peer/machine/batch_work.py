@@ -43,7 +43,17 @@ class Sums:
 
     @property
     def table_no(self) -> int:
-        """The newest table of seats that is known here."""
+        """Of a stage: the newest table of seats that is known here."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        """Of a stage: microbatches that wait for the trainer, or that it has in hand."""
+        return 0
+
+    @property
+    def made(self) -> int:
+        """Of a stage: works that the trainer has made in this seat."""
         return 0
 
     def has_news(self, now: float) -> bool:
@@ -63,6 +73,8 @@ class Sums:
             want=attached and self._version != NO_VERSION,
             unit_s=round(self._unit_s, 6),
             table_no=self.table_no,
+            holds=self.holds,
+            made=self.made,
         )
 
     # ---- the trainer -------------------------------------------------------------------------------------

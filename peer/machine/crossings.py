@@ -72,6 +72,7 @@ class Crossings(Sums):
         self._told: BatchTick | None = None  # the tick that the machine has heard
         self._places: dict[tuple[str, int], int] = {}  # of the trainer, by way and microbatch
         self._lengths: dict[tuple[int, Piece], int] = {}  # of what is kept of this batch
+        self._made = 0  # works of my trainer, in this seat
         self._unreached: set[str] = set()
         self._unit_by_way: dict[str, float] = {}
         self._later: list[do.Effect] = []  # what follows from an event that gives no effects
@@ -87,6 +88,14 @@ class Crossings(Sums):
     @property
     def table_no(self) -> int:
         return self._table.number
+
+    @property
+    def holds(self) -> int:
+        return self._flow.held_for_trainer if self._flow is not None else 0
+
+    @property
+    def made(self) -> int:
+        return self._made
 
     @property
     def early_count(self) -> int:
@@ -137,6 +146,7 @@ class Crossings(Sums):
     def _drop_flow(self) -> None:
         """The machine of my seat, and what was kept for it."""
         self._told = self._batch = None
+        self._made = 0
         self._lengths.clear()
         if self._flow is not None:
             self._flow.leave()
@@ -169,6 +179,7 @@ class Crossings(Sums):
     def _measure(self, way: str, now: float) -> None:
         self._unit_by_way[way] = self._took(now - self._busy_since, self._unit_by_way.get(way, 0.0))
         self._unit_s, self._busy_since = sum(self._unit_by_way.values()), now
+        self._made += 1
 
     # ---- the coordinator -------------------------------------------------------------------------------------
 
@@ -201,6 +212,7 @@ class Crossings(Sums):
             return []
         self._told = self._batch = due
         effects = flow.on_version(due.version, due.count, now)
+        effects += flow.on_skipped(due.version, mask_from_bytes(due.skipped), now)
         granted = mask_of(micro for first, stop in due.granted for micro in range(first, stop))
         effects += flow.on_grants(due.version, granted, mask_from_bytes(due.again), due.table_no, now)
         return self._turned(effects, now)

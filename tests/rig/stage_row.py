@@ -75,7 +75,7 @@ class StageRow:
         self.table = Table()
         self.peers: dict[str, StagePeer] = {}
         self.version, self.count, self.now = -1, 0, 0.0
-        self.again = self.granted = 0
+        self.again = self.skipped = 0
         self.frames: deque[tuple[str, str, Frame]] = deque()
 
     # ---- the coordinator -------------------------------------------------------------------------------------
@@ -133,6 +133,7 @@ class StageRow:
             again=mask_to_bytes(self.again) if peer.stage == 0 else b"",
             table_no=self.table.number,
             table=tuple(rows) if peer.crossings.table_no < self.table.number else None,
+            skipped=mask_to_bytes(self.skipped),
         )
 
     def granted_to(self, peer: str, sources: list[str]) -> list[int]:
@@ -237,7 +238,7 @@ class StageRow:
         return total
 
     def is_whole(self) -> bool:
-        every = Counter(range(self.count))
+        every = Counter(m for m in range(self.count) if not self.skipped >> m & 1)
         return all(self.counted(stage) == every for stage in range(self.stages))
 
     def freezes(self, peer: str) -> list[Freeze]:

@@ -6,6 +6,7 @@ import pytest
 
 from farflung.collectives.flow.effects import header_of
 from farflung.collectives.flow.flow import Place
+from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.belt import PLACES as BELT_PLACES
 from farflung.peer.local.words import Made
 from farflung.peer.machine import crossings as module
@@ -14,7 +15,7 @@ from farflung.peer.machine.effects import ForgetCrossings, Note
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.frames import Header, Kind, Spoiled, bare_answer
 from farflung.protocol.verdicts import Verdict
-from farflung.tests.rig.stage_row import SAMPLES, TAG, StageRow, crossing
+from farflung.tests.rig.stage_row import SAMPLES, TAG, StagePeer, StageRow, crossing
 
 NAMES = ("ann", "bob", "cyd", "dan", "eve", "fay")
 
@@ -165,6 +166,43 @@ def test_what_gives_nothing_is_said_to_people_and_to_the_coordinator() -> None:
     bob.slow = False
     row.run()
     assert stuck not in row.counted(1) and len(row.counted(1)) == row.count - 1
+
+
+def test_what_the_batch_goes_without_is_computed_awaited_and_asked_for_by_nobody() -> None:
+    row = row_of(1, 1, 1, count=16)
+    bob, cyd = row.peers["bob"], row.peers["cyd"]
+    cyd.slow = True
+    row.run()
+    for _ in range(8):  # as many as the window of the source lets in: none of them comes back
+        if cyd.hands:
+            row.answer(cyd, problem="its loss is nan")
+            row.run()
+    row.skipped = mask_from_bytes(cyd.crossings.beat(True).unusable)
+    assert row.skipped and bob.crossings.counted == 0
+    cyd.slow = False
+    row.pass_time(1)
+    assert row.is_whole(), [row.counted(stage) for stage in range(3)]
+    row.frames.clear()
+    asked = [e for _ in range(8) for peer in row.peers.values() for e in timed(row, peer)]
+    assert not [e for e in asked if e.frame.header.kind == Kind.WANT_GRADIENT]
+
+
+def timed(row: StageRow, peer: StagePeer) -> list[SendFrame]:
+    row.now += 5.0
+    return [each for each in peer.crossings.on_timer(row.now) if isinstance(each, SendFrame)]
+
+
+def test_who_holds_work_and_makes_none_shows_in_its_beat() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    bob.slow = True
+    row.run()
+    said = bob.crossings.beat(True)
+    assert (said.holds, said.made) == (4, 0), "two in hand, and two that wait for them"
+    row.answer(bob)
+    row.run()
+    said = bob.crossings.beat(True)
+    assert said.made == 1 and said.holds >= 3
 
 
 def test_P8_what_the_own_trainer_made_is_compared_with_the_border_before_anybody_gets_it() -> None:
