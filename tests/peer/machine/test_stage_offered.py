@@ -1,0 +1,158 @@
+"""A peer that could hold some stages of a model: what it offers, what it holds from its welcome on, who may come."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.compression.codec import check_payload, payload_bytes
+from farflung.peer.identity import Identity
+from farflung.peer.local.words import Begin, Stop
+from farflung.peer.machine.effects import Effect, EnterMembers, Hold, Tell, ToCoordinator, ToDoor
+from farflung.peer.machine.getting_in import PeerConfig, me_of
+from farflung.peer.machine.machine import PeerMachine
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Beat, Challenge, Gone, Hello, Welcome
+from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
+
+RUN_ID, SESSION = bytes(range(16)), bytes(16)
+GIVES = (BorderTensor("float32", (3,)),)
+
+
+def manifest_of(stages: int) -> Manifest:
+    more = f'[outer]\nstep = "adamw"\n[pipeline]\nstages = {stages}\nbatch = 8\n' if stages > 1 else ""
+    return Manifest.from_toml(f'[run]\nname = "demo"\n[merge]\npolicy = "mean"\n{more}', "run.toml")
+
+
+def model_of(stages: int, width: int = 4) -> ModelSchema:
+    tensors = tuple(TensorSpec(f"w{stage}", (2, width), "float32", "param") for stage in range(stages))
+    specs = tuple(StageSpec(at, at, 2, 0, GIVES if at < stages - 1 else ()) for at in range(stages))
+    return ModelSchema(tensors, 4, 2 * stages, 2 * stages, bytes(32), specs if stages > 1 else ())
+
+
+def machine() -> PeerMachine:
+    me = me_of(Identity.generate(), bytes(32), bytes(16))
+    return PeerMachine(PeerConfig(me, "demo", check_payload, payload_bytes), lambda: 0.5)
+
+
+def challenge(stages: int = 3) -> Challenge:
+    return Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=manifest_of(stages).canonical())
+
+
+def welcome(*fragments: int) -> Welcome:
+    return Welcome(session=SESSION, incarnation=1, member_port=4000, fragments=fragments, roster=())
+
+
+def known(stages: int = 3) -> PeerMachine:
+    peer = machine()
+    peer.on_timer(0.0)
+    begun = peer.on_door(challenge(stages), 0.0)
+    assert any(isinstance(e, Tell) and isinstance(e.message, Begin) for e in begun)
+    return peer
+
+
+def hello_in(effects: list[Effect]) -> Hello:
+    [hello] = [e.message for e in effects if isinstance(e, ToDoor) and isinstance(e.message, Hello)]
+    return hello
+
+
+def stops_in(effects: list[Effect]) -> list[str]:
+    return [e.message.reason for e in effects if isinstance(e, Tell) and isinstance(e.message, Stop)]
+
+
+def inside(stage: int = 1) -> PeerMachine:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (0, 1, 2))
+    peer.on_door(welcome(stage), 0.0)
+    return peer
+
+
+def test_it_offers_the_stages_that_fit_in_the_order_that_it_is_told_and_holds_none_yet() -> None:
+    peer = known()
+    said = hello_in(peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0)))
+    assert (said.fragments, said.version, said.digest, said.address) == ((2, 0), -1, b"", "ann:1")
+    assert said.model == model_of(3), "the schema is that of the whole model"
+    assert peer.joined is None and peer.part is None
+
+
+def test_the_welcome_names_its_stage_and_then_it_has_a_lane_for_that_one_alone() -> None:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0))
+    effects = peer.on_door(welcome(2), 0.0)
+    [hold] = [e for e in effects if isinstance(e, Hold)]
+    assert [(f.number, f.first, f.count) for f in hold.attached.held] == [(2, 4, 2)]
+    assert isinstance(effects[0], Hold) and any(isinstance(e, EnterMembers) for e in effects)
+    assert peer.part is not None and list(peer.part.lanes) == [2] and list(peer.training.works) == [2]
+    assert peer.training.attached
+    [beat] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Beat)]
+    assert [each.fragment for each in beat.fragments] == [2]
+
+
+@pytest.mark.parametrize("fragments", [(1,), (0, 2), (0, 1, 2)])
+def test_a_welcome_to_what_it_did_not_offer_is_none(fragments: tuple[int, ...]) -> None:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0))
+    assert peer.on_door(welcome(*fragments), 0.0) == [] and not peer.doorway.inside and peer.joined is None
+    assert isinstance(peer.on_door(welcome(0), 0.0)[0], Hold), "a right one still comes in time"
+
+
+def test_it_comes_back_with_the_stage_that_it_holds_and_gets_no_other() -> None:
+    peer = inside(1)
+    gone = Gone(session=SESSION, seq=1, reason="away", final=False)
+    peer.on_control(gone, 1.0)
+    peer.on_timer(9.0)
+    assert hello_in(peer.on_door(challenge(), 9.0)).fragments == (1,)
+    assert peer.on_door(welcome(2), 9.0) == [] and not peer.doorway.inside
+    again = peer.on_door(welcome(1), 9.0)
+    assert peer.doorway.inside and not [e for e in again if isinstance(e, Hold)], "the memory is there"
+
+
+def test_a_trainer_that_comes_back_has_room_for_the_stage_or_is_told_so() -> None:
+    peer = inside(1)
+    peer.on_trainer_gone(1.0)
+    refused = stops_in(peer.on_attach(model_of(3), "", 1.0, (0, 2)))
+    assert refused == ["the trainer that came back has room for stages [0, 2], and this peer holds [1]"]
+    assert stops_in(peer.on_attach(model_of(3, width=5), "", 1.0, (1,))) == [
+        "the trainer came back with another model"
+    ]
+    assert not peer.training.attached
+    effects = peer.on_attach(model_of(3), "", 2.0, (1, 2))
+    assert isinstance(effects[0], Hold) and effects[0].attached.stages == (1,) and peer.training.attached
+
+
+def test_a_trainer_that_dies_before_the_welcome_is_not_taken_for_one_that_is_there() -> None:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (0,))
+    peer.on_trainer_gone(0.0)
+    assert isinstance(peer.on_door(welcome(0), 0.0)[0], Hold) and not peer.training.attached
+
+
+def test_the_next_trainer_may_offer_otherwise_as_long_as_there_was_no_welcome() -> None:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (0,))
+    peer.on_attach(model_of(3), "ann:1", 0.0, (1,))
+    assert peer.on_door(welcome(0), 0.0) == []
+    assert isinstance(peer.on_door(welcome(1), 0.0)[0], Hold)
+
+
+@pytest.mark.parametrize(
+    ("stages", "offers", "why"),
+    [
+        (3, (), "the run has stages 0 to 2, and the trainer could hold []"),
+        (3, (1, 3), "the run has stages 0 to 2, and the trainer could hold [1, 3]"),
+        (1, (0,), "the run's model is in one piece, and the trainer offers stages"),
+    ],
+)
+def test_what_the_run_has_no_use_for_is_refused_with_words(
+    stages: int, offers: tuple[int, ...], why: str
+) -> None:
+    peer = known(stages)
+    assert stops_in(peer.on_attach(model_of(stages), "ann:1", 0.0, offers)) == [why]
+    assert peer.joined is None and peer.offer is None
+
+
+def test_a_run_in_one_piece_is_joined_at_once_and_its_welcome_names_all_of_it() -> None:
+    peer = known(1)
+    said = hello_in(peer.on_attach(model_of(1), "ann:1", 0.0))
+    assert said.fragments == (0,) and peer.joined is not None and peer.joined.crossings is None
+    effects = peer.on_door(welcome(0), 0.0)
+    assert peer.doorway.inside and not [e for e in effects if isinstance(e, Hold)]
