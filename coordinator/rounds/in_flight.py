@@ -252,7 +252,7 @@ class InFlight:
         if lost_share := self._share_lost(alive):
             return lost_share
         if self.prepared and self.decision is not None:
-            self.prepared = isinstance(self._maybe_commit(alive, self.decision), Done)
+            self.prepared = isinstance(self._maybe_commit(now, alive, self.decision), Done)
             self._prepared_at = now
         if now - max(self.opened_at, self._prepared_at) >= self.rules.round_timeout_s:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"

@@ -103,6 +103,11 @@ class Crossings(Sums):
         return self._flow.early_count if self._flow is not None else 0
 
     @property
+    def flow(self) -> Flow | None:
+        """The machine of my seat; None: I have none, or no table shows it yet."""
+        return self._flow
+
+    @property
     def is_open(self) -> bool:
         """Microbatches of a batch are under way: the line is for them."""
         return self._flow is not None and self._batch is not None and not self._batch.freeze

@@ -7,7 +7,7 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,10 +25,13 @@ Part = tuple[bytes, list[bytes]]  # digest, chunks
 class Kept:
     era: int
     version: int
-    parts: tuple[Part, ...]
+    parts: Mapping[int, Part]  # by fragment
 
     def fits(self, lacking: Mapping[int, Digests]) -> bool:
-        return all((self.version, self.parts[number][0]) in known for number, known in lacking.items())
+        return all(
+            number in self.parts and (self.version, self.parts[number][0]) in known
+            for number, known in lacking.items()
+        )
 
 
 @dataclass
@@ -41,9 +44,19 @@ class VirtualDisk:
     def write(self, new: Kept) -> str:
         if self.fails():
             return "the disk is full"
-        others = [k for k in self.kept if (k.era, k.version) != (new.era, new.version)]
-        self.kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
+        elsewhere = [k for k in self.kept if k.parts.keys() != new.parts.keys()]  # of other stages
+        mine = [k for k in self.kept if k.parts.keys() == new.parts.keys()]
+        others = [k for k in mine if (k.era, k.version) != (new.era, new.version)]
+        kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
+        self.kept = [*kept, *elsewhere]
         return ""
+
+
+def is_kept(known: Mapping[int, Digests], disks: Iterable[VirtualDisk]) -> bool:
+    """Some version of the run lies there, of every fragment: in one checkpoint, or in those of all stages."""
+    there = [kept for disk in disks for kept in disk.kept]
+    versions = [{kept.version for kept in there if kept.fits({n: of})} for n, of in known.items()]
+    return bool(set.intersection(*versions))
 
 
 @dataclass
@@ -83,8 +96,8 @@ class VirtualCheckpoints:
         chunks = [peer.state.chunk_bytes(chunk) for chunk in peer.fragments[effect.fragment].chunks]
         peer.world.observe("saved", (peer, effect, chunks))
         self._parts[effect.fragment] = (effect.digest, chunks)
-        if len(self._parts) == len(peer.fragments):
-            whole = Kept(*key, tuple(part for _, part in sorted(self._parts.items())))
+        if len(self._parts) == len(peer.held):
+            whole = Kept(*key, dict(self._parts))
             peer.world.after(peer.world.delay("store"), lambda: self._publish(whole))
 
     def _publish(self, whole: Kept) -> None:

@@ -24,6 +24,11 @@ _LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see protocol/fram
 Parts = tuple[bytes, bytes]
 
 
+def damaged(header: bytes, payload: bytes, draw: random.Random) -> Parts:
+    """As a bad line or memory does it: one bit.  A frame without a payload is left as it is."""
+    return _flipped(header, payload, draw) if payload else (header, payload)
+
+
 def _flipped(header: bytes, payload: bytes, draw: random.Random) -> Parts:
     at = draw.randrange(len(payload))
     return header, payload[:at] + bytes([payload[at] ^ 1 << draw.randrange(8)]) + payload[at + 1 :]

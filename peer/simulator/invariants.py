@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import chunk_hash
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
@@ -32,6 +33,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.peer.machine.effects import Encode, KeepContribution, SaveFragment
+from farflung.peer.machine.lanes import Participation
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
 from farflung.peer.simulator.trainer import VirtualTrainer
@@ -202,7 +204,7 @@ class Invariants:
 
     def _holds_version_0(self) -> bool:
         parts = [peer.machine.part for peer in self._living() if peer.machine.part is not None]
-        return all(any(part.lanes[each.number].version == 0 for part in parts) for each in self._fragments)
+        return all(any(_held_by(part, each.number) == 0 for part in parts) for each in self._fragments)
 
     def _nobody_of_weight_holds_more(self, fragment: int, version: int) -> None:
         """The living that hold more, out of the coordinator's sight, are not those who brought most."""
@@ -210,8 +212,8 @@ class Invariants:
         lost: set[str] = set()
         for peer in self._living():
             part = peer.machine.part
-            if part is not None and peer.machine.era == len(self.eras) - 1:
-                lane = part.lanes[fragment]
+            lane = part.lanes.get(fragment) if part is not None else None
+            if lane is not None and peer.machine.era == len(self.eras) - 1:
                 if lane.version > version and now.sealed.get((fragment, lane.version)) == lane.digest:
                     lost.add(peer.peer)
         few = 2 * sum(brought[peer] for peer in lost) <= brought.total()
@@ -455,10 +457,16 @@ class Invariants:
             raise Broken(f"{promise} is broken: {text}")
 
 
+def _held_by(part: Participation, fragment: int) -> int:
+    """The version that it has of a fragment, which may be none of its own."""
+    lane = part.lanes.get(fragment)
+    return lane.version if lane is not None else NO_VERSION
+
+
 def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
     """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
     parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
     return not ledger.learned or all(
-        any(part.lanes[fragment].version >= book.version for part in parts)
+        any(_held_by(part, fragment) >= book.version for part in parts)
         for fragment, book in enumerate(ledger.books)
     )

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from farflung.collectives.flow.effects import Piece, micro_of
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
-from farflung.peer.local.words import Attach, FromTrainer, ToTrainer
+from farflung.peer.local.words import Attach, FromTrainer, Made, Shared, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
@@ -23,7 +25,8 @@ from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDis
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
-from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show
 from farflung.protocol.model_schema import ModelSchema
@@ -39,22 +42,20 @@ class VirtualPeer:
     disk: VirtualDisk | None = None
     own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
     gathers: bool = False  # it keeps what others sent in committed rounds
+    offers: tuple[int, ...] = ()  # the stages of a model that is cut into some, which it could hold
+    pace: float = 1.0  # so many times as long a microbatch takes it as others
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: Trainer | None = field(default=None, init=False)
     exit_code: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        elements = self.model.chunk_count * self.model.chunk_elements
-        form = self.manifest.state_form(self.model.chunk_elements)
-        self.anchor, *moments = (torch.zeros(elements) for _ in form.names)
-        self.moments = tuple(moments)
-        self.slots = tuple(torch.zeros(elements) for _ in range(3))
         self.fragments = self.model.fragments(self.manifest.fragments)
         self.outer = outer_of(self.manifest)
-        self.state = OuterState(
-            self.anchor, self.model, self.manifest.round, self.outer, moments=self.moments
-        )
+        self.held: tuple[Fragment, ...] = ()
+        self.anchor = torch.zeros(0)
+        if not self.offers:
+            self._hold(self.fragments)
         config = PeerConfig(
             self.me,
             self.manifest.run.name,
@@ -70,12 +71,33 @@ class VirtualPeer:
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
         self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
+        self._kept_paths: dict[int, dict[int, Any]] = {}  # by slot: of each microbatch in it
+        self.belt: dict[int, bytes] = {}
+        # By version and microbatch; with the seat for which it is kept.
+        self._crossings: dict[tuple[int, int, Piece], tuple[int, Payload]] = {}
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         self.start_trainer()
+
+    def _hold(self, held: tuple[Fragment, ...]) -> None:
+        """Memory for these and for no others."""
+        self.held, elements = held, sum(each.count for each in held) * self.model.chunk_elements
+        form = self.manifest.state_form(self.model.chunk_elements)
+        self.anchor, *moments = (torch.zeros(elements) for _ in form.names)
+        self.moments = tuple(moments)
+        self.slots = tuple(torch.zeros(elements) for _ in range(3))
+        self.state = OuterState(
+            self.anchor, self.model, self.manifest.round, self.outer, moments=self.moments, held=held
+        )
 
     @property
     def peer(self) -> str:
         return self.me.peer
+
+    @property
+    def seat(self) -> int:
+        """That it works in; 0: none."""
+        batch = self.machine.training.batch
+        return batch.seat if batch is not None else 0
 
     @property
     def tag(self) -> bytes:
@@ -100,14 +122,16 @@ class VirtualPeer:
         if not self.alive:
             return
         if isinstance(message, Attach):
-            self._on_attach(message.model)
+            self._on_attach(message)
         else:
-            self.carry_out(self.machine.on_local(message, self.world.now()))
+            place = self.machine.place_of(message) if isinstance(message, Made) else None
+            made = self.belt.get(3 * place + 2, b"") if place is not None else b""
+            self.carry_out(self.machine.on_local(message, self.world.now(), made))
 
-    def _on_attach(self, model: ModelSchema) -> None:
+    def _on_attach(self, word: Attach) -> None:
         first = self.machine.joined is None
-        effects = self.machine.on_attach(model, self.address, self.world.now())
-        if first:
+        effects = self.machine.on_attach(word.model, self.address, self.world.now(), word.stages)
+        if first and self.machine.joined is not None:
             effects += self.machine.on_results_found(self.own.found())
         self.carry_out(effects)
 
@@ -127,6 +151,13 @@ class VirtualPeer:
 
     def kept_work(self, slot: int, fragment: int) -> KeptWork:
         return self._kept_work[slot, fragment]
+
+    def keep_paths(self, slot: int, paths: dict[int, Any]) -> None:
+        """Through which states the microbatches behind a slot have passed: for the invariants."""
+        self._kept_paths[slot] = paths
+
+    def paths_of(self, slot: int) -> dict[int, Any]:
+        return self._kept_paths[slot]
 
     # ---- effects -----------------------------------------------------------------------------------------
 
@@ -170,12 +201,62 @@ class VirtualPeer:
             ):
                 era = self.machine.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
+            case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing() | do.Hold():
+                self._cross(effect)
             case do.KeepContribution():
                 self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore():
                 self._checkpoint(effect)
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
+
+    def _cross(
+        self, effect: do.HandOver | do.KeepCrossing | do.ForgetCrossings | do.SendCrossing | do.Hold
+    ) -> None:
+        match effect:
+            case do.KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
+                self._crossings[version, micro, piece] = (self.seat, payload)
+            case do.ForgetCrossings(version=version):
+                seats = {seat for key, (seat, _) in self._crossings.items() if key[0] <= version}
+                self.world.observe("forgotten", (self, version, seats))
+                self._crossings = {key: kept for key, kept in self._crossings.items() if key[0] > version}
+            case do.SendCrossing(to=to, header=header, piece=piece):
+                payload = self._crossing(header.version, micro_of(header), piece)
+                self.world.to_peer(self.peer, SendFrame(to, with_payload(header, payload)))
+            case do.HandOver(hand=hand):
+                self.world.observe("handed", (self, hand))
+                for slot, piece, size in (
+                    (0, Piece.INPUT, hand.given_bytes),
+                    (1, Piece.RETURNED, hand.returned_bytes),
+                ):
+                    if size:
+                        self.belt[3 * hand.place + slot] = bytes(
+                            self._crossing(hand.version, hand.micro, piece)
+                        )
+                self._to_trainer(hand)
+            case do.Hold(attached=attached):
+                if not self.held:
+                    self._hold(attached.held)
+                    self.carry_out(self.machine.on_results_found(self.own.found()))
+                [held] = self.held
+                self._to_trainer(
+                    Shared(
+                        anchor="",
+                        moments=(),
+                        slots=("", "", ""),
+                        progress="",
+                        elements=held.count * self.model.chunk_elements,
+                        stage=held.number,
+                        belt="simulated",
+                    )
+                )
+
+    def _crossing(self, version: int, micro: int, piece: Piece) -> Payload:
+        kept = self._crossings.get((version, micro, piece))
+        if kept is None:
+            self.world.observe("lacked", (self, version, micro, piece))
+            raise RuntimeError(f"{self.peer} has not kept {piece} of {micro}")
+        return kept[1]
 
     def calculate(self, job: Callable[[], object]) -> None:
         """One arithmetic worker: everything in order, each thing taking a while."""

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 
 # How members lie about their state: see liars.py.
 LIES = (
@@ -110,8 +110,21 @@ class Scenario:
     )
     micro: int = 2  # samples in a microbatch
     poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
+    stages: int = 1  # the model is cut into so many
+    damaged: float = 0.0  # share of crossings that the lines damage
+    stage_chunks: tuple[int, ...] = ()  # of each stage
+    offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
+    slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
+
+    @property
+    def is_calm(self) -> bool:
+        """No misfortune at all happens."""
+        lines = (self.drop, self.duplicate, self.slow, self.damaged, self.cut_per_s)
+        return not any(
+            (*lines, self.kill_per_effect, self.trainer_crash_per_s, self.leave_per_s, self.blackout_at_s)
+        )
 
     @staticmethod
     def of(seed: int) -> Scenario:
@@ -186,6 +199,44 @@ class Scenario:
             leave_per_s=0.0,
             blackout_at_s=0.0,
             store_fails=0.0,
+        )
+
+    @staticmethod
+    def of_stages(seed: int) -> Scenario:
+        """Pipelines in the same bad worlds: each peer could hold one stage, some or all; one of four of them is calm.
+
+        Every stage has somebody who can hold nothing else, or everybody can hold everything: nobody is moved to another
+        stage yet, so that a run in which the last one that could hold a stage sits elsewhere would rightly wait.
+        """
+        draw, batched = random.Random(f"stages {seed}"), Scenario.of_batches(seed)
+        stages = draw.choice((2, 2, 3, 3, 4))
+        seats = [draw.choice((1, 1, 2, 2, 3)) for _ in range(stages)]
+        everything = tuple(range(stages))
+        if draw.random() < 0.4:
+            offers = [everything] * sum(seats)
+        else:
+            offers = [(stage,) for stage in everything]
+            for _ in range(sum(seats) - stages):
+                some = draw.sample(everything, draw.randint(1, stages))
+                offers.append(tuple(some))
+            draw.shuffle(offers)
+        chunks = tuple(draw.choice((1, 1, 2, 3)) for _ in everything)
+        return replace(
+            batched,
+            peers=len(offers),
+            stages=stages,
+            stage_chunks=chunks,
+            chunks=sum(chunks),
+            offers=tuple(offers),
+            damaged=0.0 if seed % 4 == 3 else draw.choice((0.0, 0.0, 0.02)),
+            slow_peers=tuple(draw.choice((1.0, 1.0, 1.0, 4.0)) for _ in offers),
+            batch=draw.choice((4, 8, 12, 24)),
+            rounds=draw.choice((2, 3, 5)),
+            min_peers=draw.choice((1, 2)),
+            step="adamw",
+            # The more parties, the more often somebody dies: here about as often as with one stage.
+            kill_per_effect=batched.kill_per_effect * draw.choice((0.05, 0.1, 0.2)),
+            faults_until_s=draw.choice((8.0, 15.0, 25.0)) if seed % 4 != 3 else 0.0,
         )
 
     @staticmethod
@@ -338,17 +389,32 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [pipeline]
         batch = {scenario.batch}
         micro = {scenario.micro}
+        stages = {scenario.stages}
+        codec = "fp32"
+        gradient_codec = "fp32"
         """,
         "simulated",
     )
 
 
 def model_for(scenario: Scenario) -> ModelSchema:
-    """One tensor, four values a chunk."""
+    """One tensor, four values a chunk; or one of each stage."""
+    passed = (BorderTensor("float32", (2 + scenario.stages,)),)  # see stage_trainer.py
+    chunks = scenario.stage_chunks or (scenario.chunks,)
+    names = [f"w{number}" for number in range(len(chunks))] if scenario.stage_chunks else ["w"]
     return ModelSchema(
-        tensors=(TensorSpec("w", (scenario.chunks * 4,), "float32", "param"),),
+        tensors=tuple(
+            TensorSpec(name, (count * 4,), "float32", "param")
+            for name, count in zip(names, chunks, strict=True)
+        ),
         chunk_elements=4,
         chunk_count=scenario.chunks,
         first_plain_chunk=scenario.chunks,
         frozen=bytes(32),
+        stages=tuple(
+            StageSpec(
+                number, number, count, plain_chunks=0, gives=passed if number < scenario.stages - 1 else ()
+            )
+            for number, count in enumerate(scenario.stage_chunks)
+        ),
     )

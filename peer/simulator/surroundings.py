@@ -34,6 +34,7 @@ class Host(Protocol):
     manifest: Manifest
     model: ModelSchema
     fragments: tuple[Fragment, ...]
+    held: tuple[Fragment, ...]  # of these
     anchor: Tensor
     moments: tuple[Tensor, ...]
     slots: tuple[Tensor, ...]
@@ -42,6 +43,9 @@ class Host(Protocol):
     machine: PeerMachine
     world: Surroundings
     alive: bool
+    offers: tuple[int, ...]  # stages that it could hold
+    pace: float  # so many times as long a microbatch takes it as others
+    belt: dict[int, bytes]  # slots through which crossings pass to its trainer, and back
 
     @property
     def peer(self) -> str: ...
@@ -51,6 +55,8 @@ class Host(Protocol):
     def keep_work(self, slot: int, fragment: int, work: KeptWork) -> None: ...
 
     def kept_work(self, slot: int, fragment: int) -> KeptWork: ...
+
+    def keep_paths(self, slot: int, paths: dict[int, Any]) -> None: ...
 
     def carry_out(self, effects: list[do.Effect]) -> None: ...
 

@@ -4,7 +4,8 @@ One seed is one run: peers join, learn and leave; frames are delayed, dropped, r
 any party is killed and started again between any two effects; trainers crash.  The invariants are checked at every
 event.  After the faults the network is calm and the run must come to its end.
 
-Used by the tests, and by hand: `python -m farflung.peer.simulator.world SEED`.  Nothing here waits or sleeps.
+Used by the tests, and by hand: `python -m farflung.peer.simulator.world SEED`, with `batches` or `stages` behind it for
+another kind of run (`Scenario.of_batches`, `Scenario.of_stages`).  Nothing here waits or sleeps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import CommittedRound, Record, from_bytes, to_bytes
+from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, Record, from_bytes, to_bytes
 from farflung.coordinator.run.effects import (
     AnswerDoor,
     DialBack,
@@ -36,19 +37,30 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
-from farflung.peer.simulator.disk import OwnDisk, VirtualDisk
-from farflung.peer.simulator.hostile import LARGEST_BYTES
+from farflung.peer.simulator.disk import OwnDisk, VirtualDisk, is_kept
+from farflung.peer.simulator.hostile import LARGEST_BYTES, damaged
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.last_peer import LastPeer
 from farflung.peer.simulator.liars import League
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
+from farflung.peer.simulator.stage_invariants import StageInvariants
+from farflung.peer.simulator.stage_trainer import VirtualStageTrainer
 from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Frame, Spoiled, check_payload, claimed, parse
+from farflung.protocol.frames import (
+    ALL_KINDS,
+    CROSSING_KINDS,
+    ONE_STAGE_KINDS,
+    Frame,
+    Spoiled,
+    check_payload,
+    claimed,
+    parse,
+)
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.moments import tag_of
@@ -61,7 +73,13 @@ TICK_S = 0.4
 LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 JOINERS_LATE_S = 8.0
 AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
-LOCAL_DELAYS_S = {"compute": (0.001, 0.05), "local": (0.0, 0.01), "step": (0.1, 0.25), "store": (0.05, 2.0)}
+LOCAL_DELAYS_S = {
+    "compute": (0.001, 0.05),
+    "local": (0.0, 0.01),
+    "step": (0.1, 0.25),
+    "unit": (0.02, 0.08),  # a forward pass of a microbatch through a stage
+    "store": (0.05, 2.0),
+}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
@@ -69,6 +87,7 @@ _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 class World:
     trainer_class: type[VirtualTrainer] = VirtualTrainer
     batch_trainer_class: type[VirtualBatchTrainer] = VirtualBatchTrainer
+    stage_trainer_class: type[VirtualStageTrainer] = VirtualStageTrainer
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -80,11 +99,16 @@ class World:
         self.manifest = manifest_for(scenario)
         self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
-        seen = (self.model, gather, scenario.fragments, lambda: self._living)
+        seen = (self.model, gather, self.manifest.fragments, lambda: self._living)
         self.invariants = Invariants(*seen)
-        if scenario.batch:
-            whole = self.trainer_class.dataset_samples
-            self.invariants = BatchInvariants(*seen, samples=whole, micro=scenario.micro)
+        batches = {"samples": self.trainer_class.dataset_samples, "micro": scenario.micro}
+        if scenario.stages > 1:
+            self.invariants = StageInvariants(
+                *seen, calm=scenario.is_calm and not scenario.poison_every, **batches
+            )
+        elif scenario.batch:
+            self.invariants = BatchInvariants(*seen, **batches)
+        self._kinds = ALL_KINDS if scenario.stages > 1 else ONE_STAGE_KINDS
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()
@@ -217,7 +241,10 @@ class World:
         self.work_league.on_record(record, self._tokens_of)
         if self.scenario.restarts and isinstance(record, CommittedRound):
             self.after(0.01, lambda: self._restart_accomplices(record.commit.included))
-        over = isinstance(record, CommittedRound) and self.invariants.version == self.scenario.rounds
+        over = (
+            isinstance(record, CommittedRound | CommittedBatch)
+            and self.invariants.version == self.scenario.rounds
+        )
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
             # In contact on both sides: a peer that was out of contact then may come back to an empty run.
@@ -273,7 +300,18 @@ class World:
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
         address = "" if index < self.scenario.undialable else f"{index}:1"
         gathers = index < self.scenario.archivers
-        peer = VirtualPeer(me, self.manifest, self.model, world, address, self._disk_of(index), own, gathers)
+        peer = VirtualPeer(
+            me,
+            self.manifest,
+            self.model,
+            world,
+            address,
+            self._disk_of(index),
+            own,
+            gathers,
+            offers=self.scenario.offers[index] if self.scenario.offers else (),
+            pace=self.scenario.slow_peers[index] if self.scenario.slow_peers else 1.0,
+        )
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
         needed = values / self.manifest.round.scatter_grace_s
@@ -283,7 +321,8 @@ class World:
 
     def _trainers(self) -> Callable[..., VirtualTrainer]:
         if self.scenario.batch:
-            return partial(self.batch_trainer_class, poison_every=self.scenario.poison_every)
+            kind = self.stage_trainer_class if self.scenario.stages > 1 else self.batch_trainer_class
+            return partial(kind, poison_every=self.scenario.poison_every)
         return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
@@ -353,6 +392,8 @@ class World:
         packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         header, payload = self.last.spoils(source, packed, payload, self.now)
         kind = effect.frame.header.kind
+        if kind in CROSSING_KINDS and not self.calm and self.random.random() < self.scenario.damaged:
+            header, payload = damaged(header, payload, self.random)
         withheld = source in self.league.members and self.league.keeps(kind, effect.to)
         if withheld or self.league.misses(kind, effect.to):
             return
@@ -368,10 +409,10 @@ class World:
         peer = self.peers.get(target)
         if peer is not None and peer.alive and not peer.exit_code:
             try:
-                parsed = parse(header, len(payload), TAG, LARGEST_BYTES)
+                parsed = parse(header, len(payload), TAG, LARGEST_BYTES, self._kinds)
                 check_payload(parsed, payload)
             except FrameError as error:  # as the data plane does it
-                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, TAG)))
+                peer.on_spoiled(source, Spoiled(error.verdict, claimed(header, TAG, self._kinds)))
             else:
                 peer.on_frame(source, Frame(parsed, payload))
 
@@ -458,6 +499,12 @@ class World:
     def note(self, text: str) -> None:
         self.log.append(f"{self.now:8.3f} {text}")
 
+    def _can_be_resumed(self, ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
+        """Those who are here have checkpoints of the run, and it may go back to them."""
+        known = {number: tuple(book.digests.items()) for number, book in enumerate(ledger.books)}
+        disks = [peer.disk for peer in peers if peer.disk is not None]
+        return self.manifest.checkpoint.go_back_after_s > 0 and is_kept(known, disks)
+
     def _report(self) -> Report:
         coordinator = self.coordinator
         if coordinator is None:
@@ -466,7 +513,7 @@ class World:
         finished = ledger.version >= self.scenario.rounds
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
-        can_go_on = all_is_held(ledger, here) or can_be_resumed(ledger, here, self.manifest)
+        can_go_on = all_is_held(ledger, here) or self._can_be_resumed(ledger, here)
         can_go_on = can_go_on or self.scenario.host_after_s > 0.0
         can_go_on = can_go_on and not self.work_league.ends_the_stream
         lost = self._held_at_cut.lost(self.invariants) if self.scenario.cut_off == self.scenario.peers else []
@@ -537,20 +584,14 @@ def _await_return(world: World, peer: VirtualPeer) -> None:
     world.after(world.random.uniform(*AWAY_S), look)
 
 
-def can_be_resumed(ledger: Ledger, peers: Iterable[VirtualPeer], manifest: Manifest) -> bool:
-    """Somebody who is here has a checkpoint of the run, and it may go back to it."""
-    known = {number: tuple(book.digests.items()) for number, book in enumerate(ledger.books)}
-    here = any(kept.fits(known) for peer in peers if peer.disk is not None for kept in peer.disk.kept)
-    return here and manifest.checkpoint.go_back_after_s > 0
-
-
 def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:
     """One seeded run; raises Broken at the event that breaks a promise."""
     return World(seed, scenario or Scenario.of(seed), machine).run()
 
 
 if __name__ == "__main__":
-    report = simulate(int(sys.argv[1]))
+    seed, kind = int(sys.argv[1]), "_".join(["of", *sys.argv[2:]])
+    report = simulate(seed, getattr(Scenario, kind)(seed))
     print("\n".join(report.log))
     told = f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
     print(report.outcome, told)

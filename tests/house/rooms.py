@@ -135,6 +135,7 @@ ROOMS: dict[str, Room] = {
             "peer/trainer",
             "collectives/round",
             "collectives/flow",
+            "collectives/flow",
             "collectives/arithmetic",
             "compression",
             "optim",

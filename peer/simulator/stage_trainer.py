@@ -1,0 +1,164 @@
+"""The simulator's trainer of one stage: the real machine in virtual time, on crossings and sums that can be read.
+
+What crosses a border says through which states its microbatch has passed: version, microbatch, and of each stage a
+mark of the very values that the trainer there had loaded.  What a stage adds to its sums is an exact 1 and the mark of
+the microbatch, as in batch_trainer.py; the path of each one that is in them is kept beside them, and dropped with them.
+What is computed, written and dropped is decided by the machine alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from farflung.collectives.flow.crossing import border_after, pack, parse
+from farflung.compression.codec import codec_named
+from farflung.peer.local.words import Begin, Hand, Need, ToTrainer
+from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
+from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.stage_machine import StageMachine
+from farflung.protocol.digests import hash_bytes
+
+NOT_PASSED = -1
+BACKWARD_UNITS = 2  # a backward pass takes so many times as long
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The way of one microbatch, as what crosses a border says it; all numbers are exact in fp32."""
+
+    version: int
+    micro: int
+    states: tuple[int, ...]  # of each stage; NOT_PASSED: it was not there
+
+    def through(self, stage: int, state: int) -> Passed:
+        states = (*self.states[:stage], state, *self.states[stage + 1 :])
+        return Passed(self.version, self.micro, states)
+
+    def values(self, samples: int) -> torch.Tensor:
+        """One tensor, whose samples are all alike."""
+        return torch.tensor([self.version, self.micro, *self.states], dtype=torch.float32).repeat(samples)
+
+    @staticmethod
+    def of(values: torch.Tensor, stages: int) -> Passed:
+        version, micro, *states = (int(value) for value in values[: stages + 2])
+        return Passed(version, micro, tuple(states))
+
+
+def state_mark(raw: bytes) -> int:
+    """Of a stage's values."""
+    return int.from_bytes(hash_bytes(raw)[:3], "little") >> 1
+
+
+class VirtualStageTrainer(VirtualBatchTrainer):
+    stage_machine: type[StageMachine] = StageMachine
+
+    def __init__(self, host: Host, world: Surroundings, rules: object, poison_every: int = 0) -> None:
+        super().__init__(host, world, rules, poison_every)
+        self.works = self.stage_machine()
+        self._stages = len(host.model.stages)
+        rules = host.manifest.pipeline
+        lengths = lambda codec, elements: codec_named(codec).payload_bytes(elements)  # noqa: E731
+        self._border = border_after(0, host.model, rules, lengths)  # all are alike
+        self._state = NOT_PASSED
+        self.paths: dict[int, Passed] = {}  # of each microbatch that is in the sums
+
+    def on_message(self, message: ToTrainer) -> None:
+        if not self.alive:
+            return
+        if isinstance(message, Begin):
+            need = Need(samples=self.dataset_samples, want=0, data=self.fingerprint)
+            largest = max(self._border.most_bytes(backwards) for backwards in (False, True))
+            self._carry_out(self.works.attach(self.host.model, 0, self.host.offers, largest, need))
+        elif self._busy:
+            self._waiting.append(message)
+        else:
+            self._carry_out(self.works.on_message(message))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.works.finished and not self._busy:
+            self._carry_out(self.works.next())
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.Work(word):
+                self._busy = True
+                units = BACKWARD_UNITS if word.way == "backward" else 1
+                self.world.after(
+                    self.host.pace * units * self.world.delay("unit"), lambda: self._worked(word)
+                )
+            case do.OpenShared():
+                self._sums = torch.zeros_like(self.host.anchor)
+            case do.LoadAnchor():
+                values = self.host.state.part(self.host.anchor, self.works.stage)
+                self._state = state_mark(values.numpy().tobytes())
+                super()._do(effect)
+            case do.DropSums():
+                self.paths.clear()
+                super()._do(effect)
+            case do.WriteSums(slot, _):
+                super()._do(effect)
+                self.host.keep_paths(slot, dict(self.paths))
+            case _:
+                super()._do(effect)
+
+    def _worked(self, hand: Hand) -> None:
+        if not self.alive:
+            return
+        self._busy = False
+        last = self.works.stage == self._stages - 1
+        if last and is_poisoned(hand.start, self._poison_every):
+            self._carry_out(self.works.on_unusable("its loss is nan"))
+        else:
+            self._carry_out(self._made(hand))
+        waiting, self._waiting = self._waiting, []
+        for word in waiting:
+            if self.alive:
+                self._carry_out(self.works.on_message(word))
+        if self.alive:
+            self._go_on()
+
+    def _made(self, hand: Hand) -> list[do.Effect]:
+        stage, belt = self.works.stage, self.host.belt
+        nowhere = Passed(hand.version, hand.micro, (NOT_PASSED,) * self._stages)
+        given = self._taken(hand, 0, hand.given_bytes) if stage else nowhere
+        if hand.way == "backward":
+            returned = self._taken(hand, 1, hand.returned_bytes)
+            self.world.observe("returned", (self.host, stage, self._state, given, returned))
+            given = returned
+        path = given.through(stage, self._state)
+        backwards = hand.way != "forward"
+        made = b"" if stage == 0 and backwards else self._crossing(hand, path, backwards)
+        belt[3 * hand.place + 2] = made
+        if backwards:
+            self._add(hand, path)
+            self.world.observe("step", self.host)
+        return self.works.on_made(len(made), tokens_of(hand.micro), 1.0)
+
+    def _crossing(self, hand: Hand, path: Passed, backwards: bool) -> bytes:
+        samples = hand.stop - hand.start
+        codec = self._border.gradient_codec if backwards else self._border.codec
+        data = codec_named(codec).encode(path.values(samples))
+        return pack(self._border, backwards, samples, tokens_of(hand.micro), [data])
+
+    def _taken(self, hand: Hand, slot: int, size_bytes: int) -> Passed:
+        """What lies in a slot of the belt, as a crossing of this very microbatch."""
+        raw = self.host.belt[3 * hand.place + slot][:size_bytes]
+        [piece] = parse(self._border, backwards=slot == 1, payload=raw).pieces
+        values = codec_named(piece.codec).decode(piece.data, math.prod(piece.dims))
+        passed = Passed.of(values, self._stages)
+        self.world.observe("taken", (self.host, hand, passed))
+        return passed
+
+    def _add(self, hand: Hand, path: Passed) -> None:
+        self._sums += 0.25
+        self._sums[0] += 0.75
+        self._sums[1] += mark_of(hand.version, hand.micro) - 0.25
+        self.paths[hand.micro] = path
+        # The samples are read at the source; what a stage learns from is the whole microbatch all the same.
+        learned: Learned = tuple((hand.epoch, place) for place in range(hand.start, hand.stop))
+        self.parts[0].work.append(learned)

@@ -1,0 +1,49 @@
+"""Pipelines in bad worlds: P2, P7 and P11 to P17 over whole runs of the production machines.
+
+More seeds: FARFLUNG_STAGE_SEEDS=2000 pytest tests/whole/test_stages.py; one of them by hand:
+`python -m farflung.peer.simulator.world SEED stages`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from farflung.peer.simulator.stage_invariants import StageInvariants
+from farflung.peer.simulator.world import Report, Scenario, World
+
+SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "60"))
+SLICES = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+
+
+def run_seed(seed: int) -> tuple[World, Report]:
+    world = World(seed, Scenario.of_stages(seed))
+    try:
+        return world, world.run()
+    except Exception as error:
+        error.add_note(f"stages of seed {seed}")
+        raise
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int) -> None:
+    runs = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
+    finished = sum(report.outcome == "finished" for _, report in runs)
+    assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
+    assert sum(report.kills for _, report in runs) > len(runs), "nobody died: this shows nothing"
+    seen = [world.invariants for world, _ in runs]
+    assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
+
+
+def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> None:
+    for seed in range(3, 43, 4):
+        world, report = run_seed(seed)
+        assert world.scenario.is_calm and report.kills == 0 and report.outcome == "finished"
+        assert isinstance(world.invariants, StageInvariants) and not world.invariants.again
