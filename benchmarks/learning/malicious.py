@@ -27,8 +27,9 @@ from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.in_flight import Done, InFlight, Moved, Settled
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
+from farflung.coordinator.rounds.steps import Done, Moved, Settled
 from farflung.coordinator.run.conductor import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus

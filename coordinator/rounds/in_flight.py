@@ -21,6 +21,7 @@ from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.screening import Screening, screened
+from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import (
     Believed,
     Claim,
@@ -56,47 +57,6 @@ UNUSABLE = {
     Verdict.UNAUTHORISED: "frames of another run",
     Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
 }
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Ownership changed: announce the plan of the new epoch."""
-
-    plan: Plan
-    reason: str
-    unfit: frozenset[str]  # living owners that others could not get through to
-
-
-@dataclass(frozen=True)
-class Settled:
-    decision: Decision
-    reason: str
-    merged: str = ""  # how, where contributions were compared
-
-
-@dataclass(frozen=True)
-class Done:
-    commit: Commit
-    norm: float | None = None  # of the merged update, where it is known
-    late: frozenset[str] = frozenset()  # they lack results, and the round would have needed them too
-
-
-@dataclass(frozen=True)
-class Failed:
-    reason: str
-    cause: AbortCause
-    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
-    dropped: bool = False  # the guard: what was contributed must not come again
-    lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
-    silent: frozenset[str] = frozenset()  # asked to merge something again, they said nothing
-
-
-@dataclass(frozen=True)
-class Waiting:
-    reason: str
-
-
-Step = Moved | Settled | Done | Failed | Waiting
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.words import Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, Settled, Waiting
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for
 from farflung.coordinator.rounds.steadiness import Steadiness
+from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core

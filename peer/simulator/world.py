@@ -61,7 +61,6 @@ from farflung.protocol.frames import (
     claimed,
     parse,
 )
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.moments import tag_of
 from farflung.protocol.signing import name_of, peer_id_of

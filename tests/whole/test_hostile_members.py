@@ -25,8 +25,9 @@ from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
 from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import check_payload, codec_named
-from farflung.coordinator.rounds.in_flight import Done, Failed, InFlight, Moved, Settled
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
 from farflung.peer.machine.lanes import EARLY_BYTES, EARLY_KEPT, Participation

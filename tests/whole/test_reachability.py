@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from farflung.collectives.round.asking import IN_VAIN
 from farflung.collectives.round.member import MemberRound
-from farflung.coordinator.rounds.in_flight import InFlight, Moved
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.steps import Moved
 from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled
 from farflung.protocol.messages import ProgressReport

@@ -12,16 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.in_flight import (
-    Done,
-    Failed,
-    InFlight,
-    Moved,
-    Settled,
-    Step,
-    Waiting,
-)
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause

@@ -18,7 +18,7 @@ from farflung.coordinator.ledger.records import (
     Released,
     RolledBack,
 )
-from farflung.coordinator.rounds.in_flight import Done
+from farflung.coordinator.rounds.steps import Done
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.run.lending import RELEASE_AFTER_DEAD
 from farflung.coordinator.run.machine import RunMachine

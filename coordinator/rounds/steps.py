@@ -1,0 +1,53 @@
+"""What is due in a round: one of five steps, each with its reason.  Pure data.
+
+Made by `InFlight.next_step`, carried out by the conductor, which announces it and writes it down.  Must not know how
+any of it was found out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.protocol.causes import AbortCause
+from farflung.protocol.round_words import Commit, Decision, Plan
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Ownership changed: announce the plan of the new epoch."""
+
+    plan: Plan
+    reason: str
+    unfit: frozenset[str]  # living owners that others could not get through to
+
+
+@dataclass(frozen=True)
+class Settled:
+    decision: Decision
+    reason: str
+    merged: str = ""  # how, where contributions were compared
+
+
+@dataclass(frozen=True)
+class Done:
+    commit: Commit
+    norm: float | None = None  # of the merged update, where it is known
+    late: frozenset[str] = frozenset()  # they lack results, and the round would have needed them too
+
+
+@dataclass(frozen=True)
+class Failed:
+    reason: str
+    cause: AbortCause
+    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
+    dropped: bool = False  # the guard: what was contributed must not come again
+    lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
+    silent: frozenset[str] = frozenset()  # asked to merge something again, they said nothing
+
+
+@dataclass(frozen=True)
+class Waiting:
+    reason: str
+
+
+Step = Moved | Settled | Done | Failed | Waiting
