@@ -3,6 +3,8 @@
 Of 3, 5 or 10 simulated peers some lie, in one of the ways of peer/simulator/liars.py: any number but one about the
 state, fewer than half about the work of others.  Printed: by way and size of the league, how many runs ended well; how
 many rounds a lie was told until its teller was out; and of the rounds with liars, in how many honest work counted.
+A run whose `min_peers` lets liars make its last rounds among themselves, and keep them, is counted by itself: nobody
+honest lost or swapped its state in it, or was banned (docs/security.md, "Rounds of liars alone").
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from statistics import mean, median
 from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.peer.simulator.world import AMONG_LIARS, World
 
 
 def main() -> int:
@@ -23,7 +25,7 @@ def main() -> int:
     ended: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     told_for: dict[str, list[int]] = defaultdict(list)
     counted: dict[str, list[float]] = defaultdict(list)
-    bad = 0
+    bad = among_liars = 0
     for seed in range(first, first + seeds):
         scenario = Scenario.of_liars(seed)
         row = scenario.lies, f"{scenario.liars} of {scenario.peers}"
@@ -34,7 +36,10 @@ def main() -> int:
             counted[scenario.lies] += honest_shares(world)
         except Broken as broken:
             outcome = str(broken)
-        if outcome != "finished":
+        if outcome == AMONG_LIARS:
+            among_liars += 1
+            print(f"seed {seed}: {' '.join(row)}: {outcome}", flush=True)
+        elif outcome != "finished":
             bad += 1
             print(f"seed {seed}: {' '.join(row)}: {outcome}", flush=True)
         ended[row][outcome] += 1
@@ -50,6 +55,9 @@ def main() -> int:
             print(
                 f"{way:7} honest work in {100 * mean(shares):.1f} % of its rounds, {100 * min(shares):.0f} % at least"
             )
+    print(
+        f"{among_liars} of {seeds} runs ended with rounds of liars alone, which min_peers = 1 lets them make"
+    )
     print(f"{bad} of {seeds} seeds bad")
     return 1 if bad else 0
 

@@ -78,13 +78,12 @@ class League:
     def is_true_to_its_state(self) -> bool:
         return self.way == "serve" or self.way in (*ABOUT_OTHERS, *ABOUT_THEMSELVES)
 
-    def misses(self, kind: Kind, target: str) -> bool:
-        """That does not come to it."""
-        return self.way == "deaf" and target in self.members and kind is Kind.RESULT
-
-    def keeps(self, kind: Kind, target: str) -> bool:
-        """It gives nothing to that one."""
-        return self.way == "keep" and target not in self.members and kind in (Kind.RESULT, *SERVED)
+    def keeps(self, kind: Kind, source: str, target: str) -> bool:
+        """That does not go from the one to the other."""
+        if self.way == "deaf":
+            return target in self.members and kind is Kind.RESULT
+        among_liars = source not in self.members or target in self.members
+        return self.way == "keep" and not among_liars and kind in (Kind.RESULT, *SERVED)
 
     def serves(self, kind: Kind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""

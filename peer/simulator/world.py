@@ -68,6 +68,7 @@ from farflung.protocol.signing import name_of, peer_id_of
 COORDINATOR = "coordinator"
 RUN_ID = bytes(range(16))
 TAG = tag_of(RUN_ID)
+AMONG_LIARS = "liars made its last rounds among themselves"  # and gave them to nobody else
 TICK_S = 0.4
 LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 JOINERS_LATE_S = 8.0
@@ -256,9 +257,11 @@ class World:
                 and p.machine.reports.session in sessions
             ]
 
-    def _is_of_liars_alone(self) -> bool:
-        commits = [commit for era in self.invariants.eras for commit in era.commits.values()]
-        return all(set(commit.included) <= self.league.members for commit in commits)
+    def _ends_with_liars_alone(self) -> bool:
+        """The newest version of a fragment was made by liars among themselves, as `min_peers` lets so many."""
+        newest = {commit.fragment: commit for _, commit in sorted(self.invariants.commits.items())}
+        alone = any(set(commit.included) <= self.league.members for commit in newest.values())
+        return alone and self.scenario.min_peers <= len(self.league.members)
 
     def _tokens_of(self, peer: str, round_no: int) -> int:
         return self.invariants.contributions[peer, round_no].steps * self.trainer_class.tokens_per_step
@@ -393,8 +396,7 @@ class World:
         kind = effect.frame.header.kind
         if kind in CROSSING_KINDS and not self.calm and self.random.random() < self.scenario.damaged:
             header, payload = damaged(header, payload, self.random)
-        withheld = source in self.league.members and self.league.keeps(kind, effect.to)
-        if withheld or self.league.misses(kind, effect.to):
+        if self.league.keeps(kind, source, effect.to):
             return
         if source in self.league.members:
             header, payload = self.league.serves(effect.frame.header.kind, header, payload)
@@ -530,11 +532,10 @@ class World:
             if p.alive and not p.exit_code and p.peer not in self.league.members
         ]
         if finished and left_behind:
-            if can_go_on and not self._is_of_liars_alone():
+            if can_go_on and not self._ends_with_liars_alone():
                 raise Broken(f"P3 is broken: the run is over, and {left_behind} never got its last version")
-            # One fragment was done and lost with everybody, the other came to its end after that; or liars began the
-            # run and made it among themselves, and let nobody else in.
-            outcome = "complete, and its last version is lost"
+            # One fragment was done and lost with everybody, the other came to its end after that.
+            outcome = AMONG_LIARS if can_go_on else "complete, and its last version is lost"
         return Report(
             self.seed,
             ledger.version,

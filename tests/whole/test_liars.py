@@ -7,18 +7,19 @@ is banned, or has its digest refuted, and who lies is out within two rounds.  `p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import mean
 
 import pytest
 
-from farflung.coordinator.ledger.records import CommittedRound, from_bytes
+from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
 from farflung.coordinator.rounds import in_flight
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run import conductor
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, LIES, Scenario
-from farflung.peer.simulator.world import World
+from farflung.peer.simulator.world import AMONG_LIARS, World
 
 SEEDS = 40
 
@@ -49,6 +50,17 @@ def test_P18_a_liar_that_speaks_up_when_nobody_can_prove_anything_any_more_is_ou
     [liar] = world.league.members
     register = world.coordinator.core.ledger.register
     assert register.ban_of(liar, "", world.coordinator.core.clock_s) is not None
+
+
+def test_P18_liars_that_make_rounds_among_themselves_are_those_that_min_peers_lets() -> None:
+    """Two of five serve false state to whoever falls behind.  Nobody honest is banned, and a run that needs one more
+    than they are comes to its end with everybody."""
+    drawn = Scenario.of_liars(713)
+    for least, ends in ((1, AMONG_LIARS), (drawn.liars + 1, "finished")):
+        world = World(713, replace(drawn, min_peers=least))
+        assert world.run().outcome == ends
+        banned = {each.peer for each in map(from_bytes, world.journal) if isinstance(each, Banned)}
+        assert banned <= world.league.members
 
 
 # ---- the work of others ----------------------------------------------------------------------------------------
