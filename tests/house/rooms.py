@@ -318,14 +318,20 @@ def _imports(node: ast.AST, typing_only: bool) -> Iterator[Import]:
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             yield Import(_full_name(node.module or "", alias.name), node.lineno, node.level > 0, typing_only)
-    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+    elif isinstance(node, ast.If) and _is_for_types(node.test):
         for child in node.body:
             yield from _imports(child, typing_only=True)
         for child in node.orelse:
             yield from _imports(child, typing_only)
     else:
         for child in ast.iter_child_nodes(node):
-            yield from _imports(child, typing_only)
+            if not isinstance(child, ast.expr):  # in an expression there is no import
+                yield from _imports(child, typing_only)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
+    return name == "TYPE_CHECKING"
 
 
 def _full_name(module: str, name: str) -> str:
@@ -345,6 +351,7 @@ def modules() -> list[Module]:
     return [Module(path) for path in product_files()]
 
 
+@functools.cache
 def python_outside_the_rooms() -> list[Module]:
     folders = [ROOT / name for name in ("tests", "examples", "benchmarks", "docs")]
     inside = [path for folder in folders for path in sorted(folder.rglob("*.py"))]

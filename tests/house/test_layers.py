@@ -178,25 +178,31 @@ def _has(module: str, name: str) -> bool:
 
 # ---- purity -----------------------------------------------------------------------------------------------------
 
-# Our own imports of what is hidden are written down and let through, so that one process finds all of them.
+# Our own imports of what is hidden are written down and let through, so that one process finds all of them.  Each
+# module is run once; what it leads to are those that it imports, those that these import, and the packages around them.
 IMPORT_WITHOUT_THE_WORLD = """
 import builtins, importlib, json, sys
 hidden, names, real = set(json.loads(sys.argv[1])), json.loads(sys.argv[2]), builtins.__import__
-seen = []
+direct, below = {}, {}
 def guarded(name, globals=None, locals=None, fromlist=(), level=0):
     importer = (globals or {}).get("__name__", "")
-    if importer.partition(".")[0] == "farflung" and name.partition(".")[0] in hidden:
-        seen.append((importer, name))
+    if importer.partition(".")[0] == "farflung":
+        if name.partition(".")[0] in hidden:
+            direct.setdefault(importer, set()).add(name)
+        below.setdefault(importer, set()).update([name, *(f"{name}.{each}" for each in fromlist or ())])
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = guarded
-found = {}
 for name in names:
-    for loaded in [each for each in sys.modules if each.partition(".")[0] == "farflung"]:
-        del sys.modules[loaded]
-    seen.clear()
     importlib.import_module(name)
-    found[name] = sorted(set(seen))
-print(json.dumps(found))
+def reached(name):
+    found, ahead = set(), [name]
+    while ahead:
+        at = ahead.pop()
+        if at not in found and at.partition(".")[0] == "farflung":
+            found.add(at)
+            ahead += [at.rpartition(".")[0], *below.get(at, ())]
+    return found
+print(json.dumps({name: sorted((by, what) for by in reached(name) for what in direct.get(by, ())) for name in names}))
 """
 
 
@@ -244,8 +250,8 @@ def opened(module: Module) -> Iterator[int]:
     """Lines that call open(), or a method of a path that reads or writes."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).rpartition(".")[2]
             plain = isinstance(node.func, ast.Name)
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if (called == "open" and plain) or called in {
                 "read_text",
                 "read_bytes",
