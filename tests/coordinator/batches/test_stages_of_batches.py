@@ -229,6 +229,23 @@ def test_a_batch_of_which_nothing_is_left_ends_the_rounds_in_flight() -> None:
     assert hall.batches.book.cursor == (0, 8) and not hall.batches.book.seats
 
 
+def test_a_round_that_waited_long_and_failed_costs_nobody_its_seat() -> None:
+    """Its members have not heard yet that they are to freeze again."""
+    hall = Hall("Ann", "bob", "cyd")
+    mine = whole(hall)
+    hall.flying |= {0, 1}
+    hall.in_round |= {"Ann", "bob", "cyd"}
+    hall.turn()
+    hall.desk.now += 500.0
+    for peer, micros in mine.items():
+        hall.says(peer, *micros)
+    hall.turn()
+    hall.flying.clear()
+    hall.in_round.clear()
+    hall.turn()
+    assert not hall.unseated and hall.batches.complete
+
+
 # ---- what is told ------------------------------------------------------------------------------------------
 
 

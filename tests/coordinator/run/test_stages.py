@@ -9,6 +9,7 @@ import pytest
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 from rig.stage_hall import StageHall
 
@@ -190,6 +191,36 @@ def test_P3_who_goes_when_its_stage_is_at_its_end_costs_nothing() -> None:
     hall.send("cyd", "fay")
     hall.finish_rounds()
     assert versions(hall) == [1, 1, 1] and not hall.written(AbortedRound)
+
+
+def _owns(hall: StageHall, plan: Plan, name: str) -> bool:
+    return plan.members.index(hall.peers[name].guest.peer) in plan.owners
+
+
+def test_P2_a_stage_that_was_at_its_end_and_lost_results_since_is_not_committed() -> None:
+    """Of three one has not got them yet; of the two who have, one is thrown out."""
+    hall = begun(*SIX, "gil", "hal", "ian")
+    hall.count_all()
+    hall.freeze()
+    second = hall.machine.conductors[1]
+    assert second.round is not None
+    plan, names = second.round.plan, {peer.guest.peer: name for name, peer in hall.peers.items()}
+    first, other, late = sorted(
+        {names[peer] for peer in plan.members}, key=lambda n: not _owns(hall, plan, n)
+    )
+    hall.send(late, "ann", "dan", first, other)  # the late one reports before anything is merged
+    hall.finish_rounds("ann", "dan", first, other)
+    assert second.prepared
+    hall.machine.discipline.ban(hall.peers.pop(other).guest.peer, "it is told to", 3600.0)
+    rest = [name for name, peer in hall.peers.items() if peer.stage == 2]
+    hall.send(*rest)
+    hall.finish_rounds(*rest)
+    assert versions(hall) == [0, 0, 0] and not second.prepared, "one alone holds the results"
+    waited = 0
+    while second.round is not None and waited < 200:
+        hall.settle(1)
+        waited += 1
+    assert waited < 200, "it has as long as any round"
 
 
 def test_P5_a_coordinator_that_is_killed_between_the_last_end_and_the_record_begins_the_rounds_again() -> (
