@@ -192,9 +192,15 @@ class Batches:
         """Unseat who is gone, begin the batch that is due.  True: members should hear of it at once."""
         self._heard = {n: heard for n, heard in self._heard.items() if n in self.book.seats}
         for seat in list(self.book.seats.values()):
-            if self.house.in_round(seat.peer):
+            in_round = self.house.in_round(seat.peer)
+            if in_round:
                 self._of(seat.number).since = self.desk.now  # what it owes then is the round's business
-            elif why := self._why_gone(seat):
+            safe = in_round and (self.stages == 1 or self.complete)
+            why = "" if safe else self._why_gone(seat)
+            if why and in_round:
+                # Its sums are safe, and what it kept is not: a stage beside it that does a share again has to ask for it.
+                self.house.abort(seat.stage, f"{self.desk.name(seat.peer)} is needed by another stage: {why}")
+            if why and seat.number in self.book.seats:
                 self._unseat(seat, why)
         if not self.book.seats:
             self._idle.clear()

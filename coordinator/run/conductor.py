@@ -9,7 +9,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from farflung.coordinator.batches.batches import Batches
@@ -137,7 +137,8 @@ class Conductor:
     def _maybe_open_batch(self, batches: Batches) -> None:
         """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
         self._shares, waits = batches.shares(self.fragment)
-        peers, owners = set(self._shares), self.core.members.can_own(self.core.now)
+        peers = set(self._shares)
+        owners = self._can_own(peers)
         if not peers & owners:
             peers |= {m.peer for m in self.able if m.peer in owners}
         nobody = "" if peers & owners else "no peer can be dialled, so nobody can own a chunk"
@@ -218,6 +219,12 @@ class Conductor:
         known = standing.vouched and not (standing.verified or standing.quarantined)
         return known and beat is not None and beat.version >= max(0, self.book.version - 1)
 
+    def _can_own(self, members: Collection[str]) -> set[str]:
+        """Those that others get through to.  Whoever is alone in the round of a stage need not be dialled: the other
+        stages wait for it."""
+        alone = self._of_several_stages and len(members) == 1
+        return set(members) if alone else self.core.members.can_own(self.core.now)
+
     def _open(self, peers: list[str]) -> None:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
@@ -230,7 +237,7 @@ class Conductor:
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=owners_for(beats, codecs, core.members.can_own(core.now), self.fragment, manifest, model),
+            owners=owners_for(beats, codecs, self._can_own(peers), self.fragment, manifest, model),
             codecs=tuple(codecs.values()),
             fragment=self.fragment,
         )
@@ -328,7 +335,7 @@ class Conductor:
         while (flight := self.round) is not None:
             alive = {member.peer for member in self.holders if self.counts_on(member)}
             self._audit_first(flight, alive)
-            step = flight.next_step(self.core.now, alive, self.core.members.can_own(self.core.now))
+            step = flight.next_step(self.core.now, alive, self._can_own(flight.plan.members))
             match step:
                 case Waiting(reason):
                     self.reason = reason

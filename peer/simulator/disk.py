@@ -15,6 +15,7 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.simulator.surroundings import Host
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
 
 KEPT = 2
@@ -67,6 +68,7 @@ class OwnDisk:
     # Era, version, digest, bytes.
     pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
+    stage: int = -1  # of a model that is cut into some: that these are of
 
     def keep_result(self, era: int, effect: Roll, keep: int) -> None:
         if self.results_on_disk:
@@ -75,10 +77,12 @@ class OwnDisk:
             for key in old:
                 del self.results[key]
 
-    def found(self) -> dict[int, set[int]]:
+    def found(self, held: Iterable[Fragment]) -> dict[int, set[int]]:
         there: dict[int, set[int]] = {}
+        here = {chunk for fragment in held for chunk in fragment.chunks}
         for _, version, chunk in self.results:
-            there.setdefault(version, set()).add(chunk)
+            if chunk in here:
+                there.setdefault(version, set()).add(chunk)
         return there
 
 

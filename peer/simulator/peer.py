@@ -130,9 +130,10 @@ class VirtualPeer:
 
     def _on_attach(self, word: Attach) -> None:
         first = self.machine.joined is None
-        effects = self.machine.on_attach(word.model, self.address, self.world.now(), word.stages)
+        stages = tuple(sorted(word.stages, key=lambda stage: stage != self.own.stage))
+        effects = self.machine.on_attach(word.model, self.address, self.world.now(), stages)
         if first and self.machine.joined is not None:
-            effects += self.machine.on_results_found(self.own.found())
+            effects += self.machine.on_results_found(self.own.found(self.held))
         self.carry_out(effects)
 
     def _to_trainer(self, message: ToTrainer) -> None:
@@ -237,8 +238,9 @@ class VirtualPeer:
             case do.Hold(attached=attached):
                 if not self.held:
                     self._hold(attached.held)
-                    self.carry_out(self.machine.on_results_found(self.own.found()))
+                    self.carry_out(self.machine.on_results_found(self.own.found(self.held)))
                 [held] = self.held
+                self.own.stage = held.number
                 self._to_trainer(
                     Shared(
                         anchor="",
@@ -331,8 +333,9 @@ class VirtualPeer:
 
     def _recall(self, effect: do.Recall, now: float) -> None:
         held = {}
+        here = {chunk for fragment in self.held for chunk in fragment.chunks}
         for chunk, (era, version, digest, raw) in self.own.pieces.items():
-            if era == effect.era:
+            if era == effect.era and chunk in here:
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
         self.carry_out(self.machine.on_recalled(held, now))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.protocol import messages as m
@@ -270,3 +271,23 @@ def test_the_status_has_a_row_for_each_stage() -> None:
     assert status["stages"][0]["micros_per_s"] == 4.0
     assert status["batch"]["counted"] == 0 and {row["stage"] for row in status["members"]} == {0, 1, 2}
     assert status["stages"][2]["reason"] == "waiting for microbatches: 0 of 8 counted in stage 0"
+
+
+def test_P15_whoever_goes_when_its_stage_is_at_its_end_is_replaced_if_another_stage_does_a_share_again() -> None:
+    """What it kept of microbatches went with it: a source that makes them again could ask nobody for their gradients."""
+    hall = prepared("ann", "dan")
+    goes(hall, "bob")
+    assert not hall.written(AbortedRound)
+    goes(hall, "dan")
+    ends = [record for record in hall.written(AbortedRound) if isinstance(record, AbortedRound)]
+    assert [record.fragment for record in ends] == [0, 1]
+    gone = [record.peer for record in hall.written(Unseated) if isinstance(record, Unseated)]
+    assert len(gone) == 2 and hall.machine.conductors[2].prepared
+
+
+def test_P15_who_is_alone_in_its_stage_need_not_be_dialled() -> None:
+    hall = begun("ann", "bob", stages=2)
+    for member in hall.machine.core.members.members.values():
+        member.contact = replace(member.contact, address="")
+    hall.one_batch()
+    assert versions(hall) == [1, 1]
