@@ -179,3 +179,21 @@ def test_a_peer_that_can_hold_no_stage_says_so_in_one_line_and_never_joins(stage
     assert stage.wait("ann") != 0
     assert "no stage of this run fits: the smallest needs " in stage.log("ann")
     assert "ann" not in stage.log("coordinator") and "joined" not in stage.log("coordinator")
+
+
+@pytest.mark.forked_peers
+def test_a_trainer_that_is_killed_in_mid_batch_costs_its_share_and_changes_nothing(stage: Any) -> None:
+    """Its stage has no other peer: its agent starts it again, and all that its sums had is computed once more."""
+    script: Path = stage.folder / "train.py"
+    script.write_text(SCRIPT)
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=3, codec="fp32")
+    stage.coordinate()
+    for name in PEERS:
+        stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=kill@5"} if name == "bob" else {}
+        stage.join(name, "--script", str(script))
+    stage.environ = {}
+    finish(stage)
+    assert "the trainer ended with signal 9; it starts again" in stage.log("bob")
+    found, expected = stages_of(script), by_one_process(script)
+    # Microbatches may be added up in another order after the loss: last bits of fp32, no sample.
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4

@@ -146,6 +146,7 @@ def test_a_source_reads_a_microbatch_once_for_both_ways(
     made, nothing = pipeline.work(0, "backward", 0, 1, b"", gradient)
     assert asked == [(0, pipeline.samples, 2 * pipeline.samples)]
     assert (made.bytes_made, nothing) == (0, b"")
+    assert pipeline.loops[0]._read == {}, "what came back is kept no longer"
 
 
 def test_a_value_that_is_no_number_is_told_and_counts_nowhere(pipeline: Pipeline) -> None:
