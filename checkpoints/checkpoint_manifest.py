@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError
+from farflung.protocol.fragments import Fragment
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, StateForm
@@ -65,6 +66,8 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     model: ModelSchema
     fragments: Annotated[tuple[SavedFragment, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=CHUNKS_PER_FRAGMENT)]
+    # The fragment that it holds, of a model that is cut into stages; left out where it holds the whole model.
+    stage: Count | UnsetType = UNSET
     # Of a chunk's state.  Left out where they are two, as all were that wrote none.
     parts: Literal[3] | UnsetType = UNSET
     writer: Text  # the id of the peer that wrote the manifest
@@ -94,8 +97,31 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return tuple(bytes.fromhex(each.digest) for each in self.fragments)
 
     @property
-    def chunk_hashes(self) -> list[str]:
-        return [chunk for each in self.fragments for chunk in each.chunks]
+    def is_stage(self) -> bool:
+        return not isinstance(self.stage, UnsetType)
+
+    @property
+    def first_fragment(self) -> int:
+        """The number of `fragments[0]`."""
+        return 0 if isinstance(self.stage, UnsetType) else self.stage
+
+    @property
+    def digest_of(self) -> dict[int, bytes]:
+        """By the fragment's number in the whole model."""
+        return dict(enumerate(self.digests, self.first_fragment))
+
+    @property
+    def held(self) -> tuple[Fragment, ...]:
+        """Its fragments, as the model says."""
+        if not self.is_stage:
+            return self.model.fragments(len(self.fragments))
+        return self.model.fragments(len(self.model.stages))[self.first_fragment :][: len(self.fragments)]
+
+    @property
+    def chunk_hashes(self) -> dict[int, str]:
+        """By the chunk's number in the whole model."""
+        every = (chunk for each in self.fragments for chunk in each.chunks)
+        return dict(enumerate(every, self.held[0].first))
 
     @property
     def form(self) -> StateForm:
@@ -139,9 +165,13 @@ def parse(raw: bytes, where: str) -> CheckpointManifest:
 def _problem(manifest: CheckpointManifest) -> str:
     """Why the parts do not fit together, or empty."""
     model = manifest.model
+    if manifest.is_stage and (manifest.first_fragment >= len(model.stages) or len(manifest.fragments) != 1):
+        return f"stage {manifest.stage} of a model with {len(model.stages)} stages"
+    if not manifest.is_stage and model.stages and len(model.stages) != len(manifest.fragments):
+        return f"{len(manifest.fragments)} fragments of a model with {len(model.stages)} stages"
     if len(manifest.fragments) > model.chunk_count:
         return f"{len(manifest.fragments)} fragments of {model.chunk_count} chunks"
-    expected = model.fragments(len(manifest.fragments))
+    expected = manifest.held
     for fragment, saved in zip(expected, manifest.fragments, strict=True):
         if len(saved.chunks) != fragment.count or saved.version != manifest.version:
             return f"fragment {fragment.number} is not as the model and the version say"
@@ -153,15 +183,16 @@ def _problem(manifest: CheckpointManifest) -> str:
         )
         if proof and not proves(proof, stated):
             return f"the run's signature of fragment {fragment.number} does not fit its digest"
-    at = 0
+    at, end = expected[0].first, expected[-1].first + expected[-1].count
     for file in manifest.files:
-        if file.count > model.chunk_count - at:  # before a head is made for so many
+        if file.count > end - at:  # before a head is made for so many
             return f"{file.name} says that it holds {file.count} chunks, which is too many"
         length = len(shard_header(file.first, file.count, manifest.form))
         if file.first != at or file.size_bytes != length + file.count * manifest.form.size_bytes:
             return f"{file.name} does not hold the chunks that it should"
         at += file.count
-    return "" if at == model.chunk_count else f"the files hold {at} of {model.chunk_count} chunks"
+    first = expected[0].first
+    return "" if at == end else f"the files hold {at - first} of {end - first} chunks"
 
 
 # ---- the form of a shard file: safetensors, so that any tool can read it ------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from farflung.checkpoints.archive import ENDING as ARCHIVE
 from farflung.checkpoints.checkpoint_manifest import (
@@ -24,17 +25,10 @@ from farflung.checkpoints.checkpoint_manifest import (
 )
 from farflung.checkpoints.files import Folder
 from farflung.checkpoints.parts import Parts
+from farflung.checkpoints.stages import Saved, outdated
 from farflung.protocol.errors import CheckpointError, StoreError
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process import failpoints
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A complete checkpoint."""
-
-    folder: str
-    manifest: CheckpointManifest
 
 
 @dataclass
@@ -132,31 +126,29 @@ class Store:
 
     # ---- changing ----------------------------------------------------------------------------------------
 
-    def draft(self, run_id: str, era: int, version: int, writer: str, form: StateForm) -> Draft:
-        """Peers that share this place write into one folder."""
-        folder = f"{run_id[:8]}-e{era:04d}-v{version:08d}"
+    def draft(
+        self, run_id: str, era: int, version: int, writer: str, form: StateForm, stage: int | None = None
+    ) -> Draft:
+        """Peers that share this place, and hold the same stage if there are any, write into one folder."""
+        of_stage = "" if stage is None else f"-s{stage:02d}"
+        folder = f"{run_id[:8]}-e{era:04d}-v{version:08d}{of_stage}"
         return Draft(self.files, Parts(self.files, folder, writer, form))
 
     def retain(self, run_id: str, keep: int) -> None:
-        """Remove what is older than the newest `keep` versions of this run; the newest complete one always stays.
-
-        Beside an archive the oldest of each era stays too: from there the versions after it can be computed anew.
-        """
+        """Remove what is older than the newest `keep` versions of this run (stages.py); the newest whole one always
+        stays."""
         complete = self.list_saved(run_id).complete
-        every = sorted({saved.manifest.age for saved in complete}, reverse=True)
-        ages = every[: max(1, keep)]
-        if run_id[:8] + ARCHIVE in self.files.folders():
-            ages += {era: (era, version) for era, version in every}.values()
-        for saved in complete:
-            if saved.manifest.age not in ages:
-                failpoints.hit("checkpoint.before_remove")
-                self.files.remove(saved.folder, MANIFEST_NAME)
+        for saved in outdated(complete, keep, run_id[:8] + ARCHIVE in self.files.folders()):
+            failpoints.hit("checkpoint.before_remove")
+            self.files.remove(saved.folder, MANIFEST_NAME)
 
         # A peer that still writes an older one is too late.
-        newest = _age_in(complete[0].folder) if complete else None
+        newest: dict[str, tuple[int, int]] = {}
+        for found in (_named(saved.folder) for saved in reversed(complete)):
+            newest |= {} if found is None else {found.of_stage: found.age}
         for folder in self.list_saved(run_id).unfinished:
-            age = _age_in(folder)
-            if newest is not None and age is not None and age < newest:
+            named = _named(folder)
+            if named is not None and named.of_stage in newest and named.age < newest[named.of_stage]:
                 self.files.remove(folder, MANIFEST_NAME)
 
     def sweep(self, run_id: str, writer: str) -> None:
@@ -167,9 +159,14 @@ class Store:
                 self.files.remove(folder, MANIFEST_NAME)
 
 
-def _age_in(folder: str) -> tuple[int, int] | None:
-    found = re.match(r"[0-9a-f]{8}-e(\d+)-v(\d+)", folder)
-    return (int(found[1]), int(found[2])) if found else None
+class _Named(NamedTuple):
+    age: tuple[int, int]
+    of_stage: str  # empty: of a model in one piece
+
+
+def _named(folder: str) -> _Named | None:
+    found = re.match(r"[0-9a-f]{8}-e(\d+)-v(\d+)(-s\d+)?", folder)
+    return _Named((int(found[1]), int(found[2])), found[3] or "") if found else None
 
 
 class Draft:

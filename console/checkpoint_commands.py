@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from farflung.checkpoints.store import Saved, Store
+from farflung.checkpoints.stages import Joined, joined
+from farflung.checkpoints.store import Store
 from farflung.peer.settings import place_of
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
@@ -35,11 +36,11 @@ def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
     """What is there, newest first.  Contents are not read: `verify` does that."""
     found, problems = _look(Store(place_of(place)), run)
     if json_output:
-        typer.echo(json.dumps({"checkpoints": [_facts(saved) for saved in found], "problems": problems}))
+        typer.echo(json.dumps({"checkpoints": [_facts(each) for each in found], "problems": problems}))
         return
     _tell(problems)
-    for saved in found:
-        typer.echo(_line(saved))
+    for each in found:
+        typer.echo(_line(each))
 
 
 @app.command()
@@ -48,13 +49,13 @@ def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = Fal
     store = Store(place_of(place))
     found, problems = _look(store, run, url)
     checked = []
-    for saved in found:
-        _tell_if_large(saved)
-        wrong = store.problems_of(saved)
+    for each in found:
+        _tell_if_large(each)
+        wrong = [problem for part in each.parts for problem in store.problems_of(part)]
         problems += wrong
-        checked.append(_facts(saved) | {"good": not wrong})
+        checked.append(_facts(each) | {"good": not wrong})
         if not json_output:
-            typer.echo(f"{'damaged' if wrong else 'good   '}  {_line(saved)}")
+            typer.echo(f"{'damaged' if wrong else 'good   '}  {_line(each)}")
     if json_output:
         typer.echo(json.dumps({"checkpoints": checked, "problems": problems}))
     else:
@@ -80,6 +81,14 @@ def export(
     provenance: Annotated[
         Path | None, typer.Option(help="The run's provenance.jsonl: say in the file who contributed.")
     ] = None,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            "--hf",
+            help="Config (folder or name) of the transformers model whose farflung.hf_parts these are: write what "
+            "from_pretrained loads, with config.json beside it.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
@@ -88,64 +97,95 @@ def export(
 
     from farflung.checkpoints.export import as_state_dict, tensors_of
 
-    if out.exists() and not force:
-        raise UserError(f"{out} exists; choose another name with --out, or add --force to overwrite it")
+    config = out.parent / "config.json"
+    for written in [out] if hf is None else [out, config]:
+        if written.exists() and not force:
+            raise UserError(
+                f"{written} exists; choose another name with --out, or add --force to overwrite it"
+            )
     store = Store(place_of(place))
-    for saved in _candidates(_look(store, run, url), place, version):
-        _tell_if_large(saved)
+    for found in _candidates(_look(store, run, url), place, version):
+        _tell_if_large(found)
+        manifest = found.manifest
         try:
-            exported = tensors_of(saved.manifest.model, store.chunks(saved))
+            chunks = (chunk for part in found.parts for chunk in store.chunks(part))
+            exported = tensors_of(manifest.model, chunks)
         except CheckpointError as error:
             _tell([f"not used: {error}"])
             continue
         facts = {
-            "run": saved.manifest.run,
-            "run_id": saved.manifest.run_id,
-            "version": str(saved.manifest.version),
-        } | _contributors(saved, provenance)
+            "run": manifest.run,
+            "run_id": manifest.run_id,
+            "version": str(manifest.version),
+        } | _contributors(found, provenance)
+        tensors = as_state_dict(exported, tied_once)
+        if hf is not None:
+            tensors, said = _for_transformers(tensors, hf)
         try:
-            safetensors.torch.save_file(as_state_dict(exported, tied_once), out, {"format": "pt"} | facts)
+            safetensors.torch.save_file(tensors, out, {"format": "pt"} | facts)
+            if hf is not None:
+                config.write_text(said, encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise UserError(f"{out}: cannot write: {error}") from error
         if exported.frozen:
             _tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
-        typer.echo(f"wrote version {saved.manifest.version} of {saved.manifest.run} to {out}")
+        joins = f", joined from {found.stages} stages," if found.stages else ""
+        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {out}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
-def _contributors(saved: Saved, file: Path | None) -> dict[str, str]:
+def _for_transformers(tensors: dict[str, Any], model: str) -> tuple[dict[str, Any], str]:
+    """Under the names that `from_pretrained` loads, and what config.json says."""
+    from farflung.peer.pipeline.hf import hf_config_of_export, hf_names
+
+    names = hf_names(model, tensors)
+    said = json.dumps(hf_config_of_export(model), indent=2, default=str)
+    return {names[name]: tensor for name, tensor in tensors.items()}, said + "\n"
+
+
+def _contributors(found: Joined, file: Path | None) -> dict[str, str]:
     """For the head of the model's file: who contributed, if that is as the run that signed the checkpoint says."""
     from farflung.console.history.audit_provenance import facts_of, provenance_in
 
     if file is None:
         return {}
-    found = provenance_in(file, saved.manifest.run_key, saved.manifest.version)
-    if found.problems:
-        raise UserError(f"{file}: {found.problems[0]}; farflung audit --provenance {file} names everything")
-    if found.run_id != saved.manifest.run_id:
-        raise UserError(
-            f"{file}: of run {found.run_id[:8]}, the checkpoint is of {saved.manifest.run_id[:8]}"
-        )
-    return {"provenance": facts_of(found)}
+    manifest = found.manifest
+    told = provenance_in(file, found.run_key, manifest.version)
+    if told.problems:
+        raise UserError(f"{file}: {told.problems[0]}; farflung audit --provenance {file} names everything")
+    if told.run_id != manifest.run_id:
+        raise UserError(f"{file}: of run {told.run_id[:8]}, the checkpoint is of {manifest.run_id[:8]}")
+    return {"provenance": facts_of(told)}
 
 
-def _candidates(looked: tuple[list[Saved], list[str]], place: str, version: int | None) -> Iterator[Saved]:
-    """Newest first; all of one run."""
+def _candidates(looked: tuple[list[Joined], list[str]], place: str, version: int | None) -> Iterator[Joined]:
+    """Newest first; all of one run, and whole."""
     found, problems = looked
     _tell([f"not used: {problem}" for problem in problems])
-    runs = {saved.manifest.run_id: saved.manifest.run for saved in found}
+    runs = {each.manifest.run_id: each.manifest.run for each in found}
     if len(runs) > 1:
         names = ", ".join(f"{run_id[:8]} ({name})" for run_id, name in sorted(runs.items()))
         raise UserError(f"{place}: checkpoints of several runs; choose one with --run: {names}")
-    wanted = [saved for saved in found if version is None or saved.manifest.version == version]
+    wanted = [each for each in found if version is None or each.manifest.version == version]
     if not wanted:
-        there = sorted({saved.manifest.version for saved in found})
+        there = sorted({each.manifest.version for each in found if not each.missing})
         raise UserError(f"{place}: no whole checkpoint of version {version}; there are {there}")
-    yield from wanted
+    whole = [each for each in wanted if not each.missing]
+    if not whole:
+        first, stage = wanted[0], wanted[0].missing[0]
+        folder = f"{first.parts[0].folder.rpartition('-s')[0]}-s{stage:02d}"
+        raise UserError(
+            f"{place}: of version {first.manifest.version} {first.missing_text()}; copy them from where their peers "
+            f"save them, beside the others: {folder}"
+        )
+    if whole[0] is not wanted[0]:
+        newer = wanted[0]
+        _tell([f"not used: version {newer.manifest.version}: {newer.missing_text()}"])
+    yield from whole
 
 
-def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Saved], list[str]]:
+def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
     key = JoinUrl.parse(url).key if url is not None else b""
     listing = store.list_saved()
@@ -158,7 +198,7 @@ def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Saved], 
     foreign = [saved for saved in found if key and saved.manifest.run_key != key]
     said = "its state is not signed by the coordinator of this join URL"
     problems = [f"{store.url.rstrip('/')}/{saved.folder}: {said}" for saved in foreign]
-    return [saved for saved in found if saved not in foreign], listing.problems + problems
+    return joined(saved for saved in found if saved not in foreign), listing.problems + problems
 
 
 def _tell(problems: list[str]) -> None:
@@ -166,32 +206,40 @@ def _tell(problems: list[str]) -> None:
         print(f"farflung: {problem}", file=sys.stderr)
 
 
-def _tell_if_large(saved: Saved) -> None:
+def _tell_if_large(found: Joined) -> None:
     """All of it is read, which takes a while."""
-    size_bytes = saved.manifest.size_bytes
-    if size_bytes >= LARGE_BYTES:
-        _tell([f"reads version {saved.manifest.version}, {size_bytes / 1e9:.1f} GB"])
+    if found.size_bytes >= LARGE_BYTES:
+        _tell([f"reads version {found.manifest.version}, {found.size_bytes / 1e9:.1f} GB"])
 
 
-def _facts(saved: Saved) -> dict[str, Any]:
-    manifest = saved.manifest
-    return {
-        "folder": saved.folder,
+def _facts(found: Joined) -> dict[str, Any]:
+    """`stages`: how many the model has; `folders` and `missing`: which of them are there, and which are not."""
+    manifest = found.manifest
+    facts: dict[str, Any] = {
+        "folder": found.parts[0].folder,
         "run": manifest.run,
         "run_id": manifest.run_id,
         "era": manifest.era,
         "version": manifest.version,
-        "size_bytes": manifest.size_bytes,
-        "files": len(manifest.files),
+        "size_bytes": found.size_bytes,
+        "files": sum(len(part.manifest.files) for part in found.parts),
         "writer": manifest.writer,
-        "run_key": manifest.run_key.hex(),
-        "digests": [digest.hex() for digest in manifest.digests],
+        "run_key": found.run_key.hex(),
+        "digests": [digest.hex() for part in found.parts for digest in part.manifest.digests],
     }
+    if found.stages:
+        folders = {part.manifest.first_fragment: part.folder for part in found.parts}
+        facts |= {"stages": found.stages, "folders": folders, "missing": list(found.missing)}
+    return facts
 
 
-def _line(saved: Saved) -> str:
-    manifest = saved.manifest
-    size = f"{manifest.size_bytes / 1e6:.1f} MB"
-    signed = "signed by its run" if manifest.run_key else "not signed by a run"
-    by = f"by {manifest.writer}, {signed}"
-    return f"version {manifest.version:<8} {size:>12}  {manifest.run}  {by}  {saved.folder}"
+def _line(found: Joined) -> str:
+    manifest = found.manifest
+    size = f"{found.size_bytes / 1e6:.1f} MB"
+    signed = "signed by its run" if found.run_key else "not signed by a run"
+    writers = ", ".join(dict.fromkeys(part.manifest.writer for part in found.parts))
+    stages = f"{found.missing_text() or f'all {found.stages} stages'}  " if found.stages else ""
+    where = ", ".join(part.folder for part in found.parts)
+    return (
+        f"version {manifest.version:<8} {size:>12}  {manifest.run}  {stages}by {writers}, {signed}  {where}"
+    )

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from farflung.checkpoints.archive import Archive, Key, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, chunk_hash
 from farflung.checkpoints.sent_files import SentFiles
-from farflung.checkpoints.store import Saved, Store
+from farflung.checkpoints.stages import Saved
+from farflung.checkpoints.store import Store
 from farflung.console.history.audit_evidence import evidence_below
 from farflung.console.history.audit_merges import Merged, Merges, OtherSum
 from farflung.console.history.history import History, read_folder
@@ -107,6 +108,10 @@ def sources_at(
     if len(runs) > 1:
         raise UserError(f"{place}: archives of several runs; choose one with --run: {', '.join(runs)}")
     found = [each for each in store.list_saved().complete if each.manifest.run_id.startswith(runs[0])]
+    if any(each.manifest.is_stage for each in found):
+        raise UserError(
+            f"{place}: the model of run {runs[0]} is cut into stages; replaying those is not built yet"
+        )
     foreign = [each.folder for each in found if run_key and each.manifest.run_key != run_key]
     if foreign:
         raise CheckpointError(

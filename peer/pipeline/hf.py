@@ -1,7 +1,7 @@
 """Parts of decoders from `transformers`: built from a config, one layer at a time.
 
 Owns: which model types are known, how their layers are called outside of their model, where their tensors lie in files.
-Called by: users' scripts, as `farflung.hf_parts`.
+Called by: users' scripts, as `farflung.hf_parts`, and `farflung checkpoint export --hf`.
 Must not know: stages, the run.  `transformers` is imported when it is first used: nothing else of farflung needs it.
 
 The parts are the embedding, each decoder layer with a rotary module of its own, and the norm with the head.  torch's
@@ -12,7 +12,7 @@ is built on the meta device and holds nothing.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,8 @@ def hf_parts(model: Any, *, untie: bool = False, weights: str | Path | None = No
     name of a model to download; each part reads its own tensors only.  Without it values are drawn as transformers
     draws them.  Parts take token ids [B, T] and give logits; padding masks are not used.
     """
-    transformers = _transformers()
-    config = transformers.AutoConfig.from_pretrained(str(model)) if isinstance(model, str | Path) else model
-    kind = getattr(config, "model_type", None)
-    if kind not in _PLACES:
-        raise UserError(
-            f"hf_parts knows no model of type {kind!r}; it knows {', '.join(sorted(_PLACES))}; write its parts by hand"
-        )
+    transformers, config = _transformers(), _config_of(model)
+    kind = config.model_type
     if config.tie_word_embeddings and not untie:
         raise UserError(
             "the model's head is tied to its embedding, and they are different parts: pass untie=True, which gives the "
@@ -59,6 +54,51 @@ def hf_parts(model: Any, *, untie: bool = False, weights: str | Path | None = No
     decoder = _Decoder(shell, *_PLACES[kind], folder=None if weights is None else _folder_of(weights))
     layers = [_LayerPart(decoder, number) for number in range(config.num_hidden_layers)]
     return [_EmbedPart(decoder), *layers, _HeadPart(decoder)]
+
+
+def hf_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """By the name of a tensor of `hf_parts(model)`, with its part's number in front, what `from_pretrained` calls it.
+
+    `model`: a config, or the name or folder of one.  UserError if a name is none of these parts'.
+    """
+    config = _config_of(model)
+    base, embed, layers, norm = _PLACES[config.model_type]
+    last = config.num_hidden_layers + 1
+    found = {}
+    for name in names:
+        number, _, inside = name.partition(".")
+        child, _, rest = inside.partition(".")
+        part = int(number) if number.isdecimal() else -1
+        places = {
+            0: {"wte": f"{base}.wte", "wpe": f"{base}.wpe"}
+            if base == "transformer"
+            else {"embed": f"{base}.{embed}"},
+            last: {"norm": f"{base}.{norm}", "head": _HEAD},
+        }.get(part, {"layer": f"{base}.{layers}.{part - 1}"} if 0 < part < last else {})
+        if child not in places or not rest:
+            raise UserError(
+                f"{name}: no tensor of the parts that hf_parts makes of this {config.model_type} model"
+            )
+        found[name] = f"{places[child]}.{rest}"
+    return found
+
+
+def hf_config_of_export(model: Any) -> dict[str, Any]:
+    """What config.json says beside an exported model: its head and its embedding are two matrices."""
+    said: dict[str, Any] = _config_of(model).to_dict()
+    return said | {"tie_word_embeddings": False}
+
+
+def _config_of(model: Any) -> Any:
+    """UserError if its type is not known here."""
+    transformers = _transformers()
+    config = transformers.AutoConfig.from_pretrained(str(model)) if isinstance(model, str | Path) else model
+    kind = getattr(config, "model_type", None)
+    if kind not in _PLACES:
+        raise UserError(
+            f"hf_parts knows no model of type {kind!r}; it knows {', '.join(sorted(_PLACES))}; write its parts by hand"
+        )
+    return config
 
 
 def _transformers() -> Any:

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
-from farflung.checkpoints.store import Saved, Store
+from farflung.checkpoints.stages import Saved
+from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
 from farflung.peer.identity import Identity
 from farflung.peer.machine import effects as do
@@ -197,8 +198,8 @@ class Checkpointing:
 
 
 def fits(manifest: CheckpointManifest, lacking: Mapping[int, do.Digests], model: ModelSchema) -> bool:
-    """It is a version of this run, of every fragment that is lacking, as the coordinator's journal has it (P4)."""
+    """It is a version of this run, and has every fragment that is lacking, as the coordinator's journal has it (P4)."""
     return manifest.model == model and all(
-        number < len(manifest.fragments) and (manifest.version, manifest.digests[number]) in known
+        number in manifest.digest_of and (manifest.version, manifest.digest_of[number]) in known
         for number, known in lacking.items()
     )

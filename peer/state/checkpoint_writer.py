@@ -49,7 +49,13 @@ class RunFacts:
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
+        """Of the whole model."""
         return self.attached.fragments
+
+    @property
+    def stage(self) -> int | None:
+        """Of a model that is cut into several: the one that this peer holds."""
+        return self.attached.stages[0] if self.attached.stages else None
 
 
 class CheckpointWriter:
@@ -77,7 +83,9 @@ class CheckpointWriter:
             for d in s.manifest.digests
         }
         form = facts.attached.form
-        self._draft: Draft = store.draft(run_id, first.era, first.version, identity.peer_id, form)
+        self._draft: Draft = store.draft(
+            run_id, first.era, first.version, identity.peer_id, form, facts.stage
+        )
 
     def add(self, effect: SaveFragment, capture: Capture, hashes: tuple[bytes, ...]) -> bool:
         """Write of a fragment what others leave; True when the checkpoint is whole.  `hashes`: of its chunks."""
@@ -85,7 +93,7 @@ class CheckpointWriter:
         if effect.digest in self._there:
             self._seen.add(effect.fragment)
             capture.drop()
-            return len(self._seen) == len(facts.fragments)
+            return len(self._seen) == len(facts.attached.held)
         if root_of(hashes) != effect.digest:
             raise CheckpointError(
                 f"the copy of fragment {effect.fragment} is not the state that was confirmed"
@@ -99,7 +107,7 @@ class CheckpointWriter:
             at = first - fragment.first
             parts.append(Part(first, told[at : at + count], capture.take, capture.skip))
         self._draft.parts.add(parts)
-        if len(self._saved) < len(facts.fragments):
+        if len(self._saved) < len(facts.attached.held):
             return False
         if self._draft.parts.finish(self._pause):
             self._draft.publish(self._manifest().signed(self._identity.sign))
@@ -120,6 +128,7 @@ class CheckpointWriter:
             version=version,
             incarnation=facts.incarnation,
             model=facts.model,
+            stage=UNSET if facts.stage is None else facts.stage,
             parts=3 if facts.attached.form.parts == ADAMW_PARTS else UNSET,
             fragments=tuple(self._saved[number] for number in sorted(self._saved)),
             files=tuple(sorted(self._draft.parts.shards, key=lambda file: file.first)),

@@ -29,7 +29,8 @@ from farflung.checkpoints.checkpoint_manifest import (
 )
 from farflung.checkpoints.export import as_state_dict, tensors_of
 from farflung.checkpoints.parts import TAKE_OVER_S, Part, Parts
-from farflung.checkpoints.store import Saved, Store
+from farflung.checkpoints.stages import Saved
+from farflung.checkpoints.store import Store
 from farflung.coordinator.door.keys import load_or_create
 from farflung.peer.identity import Identity
 from farflung.peer.trainer.layout import ModelLayout

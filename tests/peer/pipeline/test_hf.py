@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import farflung
+from farflung.peer.pipeline.hf import hf_config_of_export, hf_names
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Stage, run_part
 from farflung.protocol.errors import UserError
@@ -72,6 +75,25 @@ def test_parts_with_pretrained_tensors_compute_what_the_model_computes(
     with torch.no_grad():
         expected = model(IDS).logits
     torch.testing.assert_close(logits_of(parts), expected, atol=2e-5, rtol=2e-5)
+    # And back: what a run exports of these parts is what from_pretrained loads.
+    tensors = Stage.build(parts, 0, len(parts), 3).state_dict()
+    names, there = hf_names(tmp_path, tensors), tmp_path / "exported"
+    there.mkdir()
+    save_file({names[name]: tensors[name] for name in tensors}, there / "model.safetensors", {"format": "pt"})
+    (there / "config.json").write_text(json.dumps(hf_config_of_export(tmp_path), default=str))
+    again, told = transformers.AutoModelForCausalLM.from_pretrained(
+        there, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(told.values()), "each tensor has its place, and each place its tensor"
+    with torch.no_grad():
+        assert torch.equal(again.eval()(IDS).logits, expected)
+
+
+def test_names_that_are_no_part_s_are_refused() -> None:
+    config = config_of("llama", tied=False)
+    for name in ("4.layer.mlp.up_proj.weight", "0.weight", "1.other.weight", "x.embed.weight", "3.norm"):
+        with pytest.raises(UserError, match=f"{name}: no tensor of the parts"):
+            hf_names(config, [name])
 
 
 @pytest.mark.parametrize("kind", [*CONFIGS, "gpt2"])
