@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test hard chaos mutants storm fuzz lint format demo bench-codec clean
+.PHONY: help install test hard chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -59,6 +59,9 @@ format: $(STAMP) ## rewrite the files: the safe fixes, then the format
 
 demo: $(STAMP) ## one machine: a coordinator, three peers, the dashboard
 	@$(BIN)/farflung demo
+
+demo-pipeline: $(STAMP) ## one machine: a model in three stages of two peers; one is killed, its stage refilled (about 90 s)
+	@$(BIN)/python benchmarks/demo_pipeline.py
 
 bench-codec: $(STAMP) ## the codecs' speed and error, beside others' (about half a minute)
 	@$(BIN)/python benchmarks/codec.py
