@@ -55,6 +55,11 @@ class Attached:
         chosen = len(fragments) == 1 and fragments[0] in self.stages
         return Attached(self.known, self.model, fragments) if chosen else None
 
+    def of_part(self, fragment: int) -> str:
+        """For people: " of stage 2", " of fragment 2", or nothing where there is only one."""
+        kind = "stage" if self.model.stages else "fragment"
+        return f" of {kind} {fragment}" if len(self.fragments) > 1 else ""
+
     @property
     def name(self) -> bytes:
         """Of this model in this run: what lies on disk under another name is none of ours."""

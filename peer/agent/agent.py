@@ -459,7 +459,7 @@ class Agent:
         failpoints.hit("apply.after_seal")
         self._fetching.sealed(time.monotonic())
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
-        of = f" of fragment {seal.fragment}" if len(self._machine.training.works) > 1 else ""
+        of = hands.attached.of_part(seal.fragment) if hands is not None else ""
         self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
 
     def _proven(self, effect: do.ProveHolding, value: object) -> None:

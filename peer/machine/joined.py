@@ -90,6 +90,17 @@ class Joined:
     def attached(self) -> Attached:
         return self.offer.attached
 
+    def begun(self) -> list[do.Effect]:
+        """The coordinator has named the stage."""
+        attached = self.attached
+        [stage], [fragment] = attached.stages, attached.held
+        mine, whole = (
+            fragment.count * attached.form.size_bytes,
+            attached.model.chunk_count * attached.form.size_bytes,
+        )
+        told = f"I hold stage {stage} of {len(attached.fragments)}: {mine / 1e6:.1f} of {whole / 1e6:.1f} MB of state"
+        return [do.Note(told), do.Hold(attached)]
+
     def misfit(self, again: Offer) -> str:
         """Why a later trainer can't take the place of the first one; empty: it can."""
         mine = self.offer

@@ -163,7 +163,7 @@ class PeerMachine:
             return self._enter(self.joined, welcome)
         joined = self._join(replace(self.offer, attached=held))
         with_trainer = joined.exchange.on_attach() if self.training.attached else []
-        return [do.Hold(held), *with_trainer, *self._enter(joined, welcome)]
+        return [*joined.begun(), *with_trainer, *self._enter(joined, welcome)]
 
     def _join(self, offer: Offer) -> Joined:
         """`offer`: of what is held from now on, and offered whenever I come back."""

@@ -78,15 +78,15 @@ ARITHMETIC = (
     Mutant(
         "P1 a digest is of parameters and moments",
         "peer/state/outer_state.py",
-        "return [part[chunk].numpy().view(np.uint8).data for part in self._parts]",
-        "return [part[chunk].numpy().view(np.uint8).data for part in self._parts[:1]]",
+        "for values_n in self._values_of(chunk)]",
+        "for values_n in self._values_of(chunk)[:1]]",
         ("tests/peer/test_worker.py", "tests/whole/test_fragments.py"),
     ),
     Mutant(
         "P1 AdamW corrects for the version that it makes",
         "peer/state/outer_state.py",
-        "for part in self._parts], delta_n, effect.version)",
-        "for part in self._parts], delta_n, effect.version + 1)",
+        "self._values_of(effect.chunk), delta_n, effect.version)",
+        "self._values_of(effect.chunk), delta_n, effect.version + 1)",
         ("tests/coordinator/court/test_plain_steps.py",),
     ),
     Mutant(
