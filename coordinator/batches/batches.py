@@ -202,8 +202,7 @@ class Batches:
                 self.house.abort(seat.stage, f"{self.desk.name(seat.peer)} is needed by another stage: {why}")
             if why and seat.number in self.book.seats:
                 self._unseat(seat, why)
-        if not self.book.seats:
-            self._idle.clear()
+        self._forgive_idle()
         if self.book.batch is None:
             self._maybe_begin()
         else:
@@ -214,6 +213,16 @@ class Batches:
         now = (self.book.batch and self.book.batch.version, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
         return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
+
+    def _forgive_idle(self) -> None:
+        """Where nobody has a seat, whoever was too slow for others is better than nobody."""
+        served = {seat.stage for seat in self.book.seats.values()}
+        living = self.house.living()
+        self._idle = {
+            (peer, trainer)
+            for peer, trainer in self._idle
+            if served and (peer not in living or living[peer].stage in served)
+        }
 
     def _why_gone(self, seat: Seat) -> str:
         desk, worker = self.desk, self.house.living().get(seat.peer)

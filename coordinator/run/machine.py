@@ -340,8 +340,12 @@ class RunMachine:
 
     def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:
         pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
-        held = [each.stage for each in self.core.members.alive.values() if each.peer != peer]
-        measured = self.batches.units_s if self.batches is not None else {}
+        here = {each.peer: each.stage for each in self.core.members.alive.values()}
+        measured: dict[int, list[float]] = {}
+        if self.batches is not None:  # after a restart those who have seats are not here yet, and come back to them
+            here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
+            measured = self.batches.units_s
+        held = [stage for each, stage in here.items() if each != peer]
         known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
         newest = self.going_back.newest_held(first) if known else hello.version
         return held_by_newcomer(pipeline, hello, loads_of(held, measured, pipeline.stages), newest)
