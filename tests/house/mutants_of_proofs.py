@@ -407,8 +407,8 @@ ERAS = (
     Mutant(
         "a rewind goes to a version whose digest is kept",
         "coordinator/run/operator_orders.py",
-        "(version in conductor.book.digests) and version in (saved | {held[conductor.fragment]})",
-        "version in (saved | {held[conductor.fragment]})",
+        "version in conductor.book.digests and version in (saved(conductor) | {held[conductor.fragment]})",
+        "version in (saved(conductor) | {held[conductor.fragment]})",
         UNDONE,
     ),
     Mutant(

@@ -285,7 +285,7 @@ ROUNDS = (
     Mutant(
         "P3 a round has an end",
         "coordinator/rounds/in_flight.py",
-        "if now - self.opened_at >= self.rules.round_timeout_s:",
+        "if now - max(self.opened_at, self._prepared_at) >= self.rules.round_timeout_s:",
         "if False:",
         ROUND,
     ),

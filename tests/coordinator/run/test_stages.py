@@ -274,7 +274,7 @@ def test_the_status_has_a_row_for_each_stage() -> None:
 
 
 def test_P15_whoever_goes_when_its_stage_is_at_its_end_is_replaced_if_another_stage_does_a_share_again() -> None:
-    """What it kept of microbatches went with it: a source that makes them again could ask nobody for their gradients."""
+    """What it kept of microbatches went with it: nobody could be asked for gradients that a source needs again."""
     hall = prepared("ann", "dan")
     goes(hall, "bob")
     assert not hall.written(AbortedRound)
