@@ -13,7 +13,7 @@ import torch
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.peer.simulator.world import Scenario, World
 
-SEEDS = 12
+SEEDS = 8
 CALM = Scenario(
     peers=4,
     chunks=4,
