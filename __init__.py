@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung.optim.inner import muon
+    from farflung.peer.adapters.hf import hf_join
+    from farflung.peer.adapters.lightning import lightning_run
     from farflung.peer.pipeline.api import pipeline
     from farflung.peer.pipeline.hf import hf_parts
     from farflung.peer.pipeline.parts import parts_of
@@ -32,6 +34,8 @@ __all__ = [
     "pipeline",
     "parts_of",
     "hf_parts",
+    "hf_join",
+    "lightning_run",
     "Refused",
     "UserError",
     "__version__",
@@ -48,6 +52,8 @@ _HOME_OF = {
     "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",
     "hf_parts": "farflung.peer.pipeline.hf",
+    "hf_join": "farflung.peer.adapters.hf",
+    "lightning_run": "farflung.peer.adapters.lightning",
     "Refused": "farflung.protocol.errors",
     "UserError": "farflung.protocol.errors",
 }

@@ -168,9 +168,13 @@ class Run:
         `loss` is shown on the dashboard.  `tokens` says how much data the step used, which decides how much
         this peer's work counts; left out, it is taken from the batches handed out since the last step.
         """
-        self._loop.record(loss, tokens)
+        self.record(loss, tokens)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def record(self, loss: Tensor | float | None = None, tokens: int | None = None) -> None:
+        """What the next step learns from, where it is `run.optimizer.step()` in somebody else's loop: as in `step`."""
+        self._loop.record(loss, tokens)
 
     def batches(
         self,

@@ -106,6 +106,7 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
+    "peer/adapters": Room(("peer/trainer", *PROTOCOL)),
     "peer/builtin": Room(("peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
         (

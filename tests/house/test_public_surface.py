@@ -25,11 +25,13 @@ def test_the_public_names_are_exactly_these() -> None:
         "pipeline",
         "parts_of",
         "hf_parts",
+        "hf_join",
+        "lightning_run",
         "Refused",
         "UserError",
         "__version__",
     }
-    assert len(farflung.__all__) == 11
+    assert len(farflung.__all__) == 13
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,8 @@ def test_the_public_names_are_exactly_these() -> None:
         "pipeline",
         "parts_of",
         "hf_parts",
+        "hf_join",
+        "lightning_run",
         "Refused",
         "UserError",
         "__version__",
