@@ -198,7 +198,7 @@ class Batches:
             safe = in_round and (self.stages == 1 or self.complete)
             why = "" if safe else self._why_gone(seat)
             if why and in_round:
-                # Its sums are safe, what it kept is not: a stage beside it that does a share again has to ask for it.
+                # Its sums are safe, and what it kept is not: a stage beside it that does a share again asks for it.
                 self.house.abort(seat.stage, f"{self.desk.name(seat.peer)} is needed by another stage: {why}")
             if why and seat.number in self.book.seats:
                 self._unseat(seat, why)

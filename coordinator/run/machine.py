@@ -342,7 +342,8 @@ class RunMachine:
         pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
         here = {each.peer: each.stage for each in self.core.members.alive.values()}
         measured: dict[int, list[float]] = {}
-        if self.batches is not None:  # after a restart those who have seats are not here yet, and come back to them
+        if self.batches is not None:
+            # After a restart those who have seats are not here yet, and come back to them.
             here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
             measured = self.batches.units_s
         held = [stage for each, stage in here.items() if each != peer]

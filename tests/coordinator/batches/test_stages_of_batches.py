@@ -187,6 +187,20 @@ def test_P15_who_hangs_with_work_in_hand_is_given_up_and_who_waits_for_others_is
     assert tick is not None and tick.seat == 0
 
 
+def test_P15_who_was_too_slow_for_others_serves_a_stage_that_nobody_else_does() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    hall.says("bob", holds=1)
+    hall.desk.now += 11.0
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated] == ["bob"]
+    tick = hall.says("bob")
+    assert tick is not None and not tick.seat
+    del hall.workers["cyd"]
+    hall.turn()
+    tick = hall.says("bob")
+    assert tick is not None and tick.seat
+
+
 def test_a_microbatch_without_a_gradient_is_tried_by_another_of_the_stage_and_then_left_out() -> None:
     hall = Hall("Ann", "bob", "cyd")
     hall.says("bob", 1, unusable=b"\x01")

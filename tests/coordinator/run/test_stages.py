@@ -89,6 +89,15 @@ def test_a_member_that_comes_back_keeps_its_stage_and_its_seat() -> None:
     assert hall.peers["bob"].seat == seat and not hall.written(Unseated)
 
 
+def test_a_newcomer_leaves_the_stages_of_those_who_are_still_coming_back_to_them() -> None:
+    """The coordinator has just been started again, and half of the peers have said hello."""
+    hall = begun("ann", "bob", "cyd", "dan", stages=2)
+    hall.start()
+    hall.join("ann", "cyd", offers=(0,))
+    hall.join("eve")
+    assert hall.peers["eve"].stage == 0, "stage 1 is not empty: bob and dan have seats in it"
+
+
 @pytest.mark.parametrize("offers", [(3,), (1, 1)])
 def test_stages_that_there_are_not_are_refused_with_words(offers: tuple[int, ...]) -> None:
     told = ", ".join(map(str, offers))
@@ -273,8 +282,8 @@ def test_the_status_has_a_row_for_each_stage() -> None:
     assert status["stages"][2]["reason"] == "waiting for microbatches: 0 of 8 counted in stage 0"
 
 
-def test_P15_whoever_goes_when_its_stage_is_at_its_end_is_replaced_if_another_stage_does_a_share_again() -> None:
-    """What it kept of microbatches went with it: nobody could be asked for gradients that a source needs again."""
+def test_P15_whoever_goes_at_its_stages_end_is_replaced_if_another_stage_does_a_share_again() -> None:
+    """What it kept of microbatches went with it: a source that makes them again could ask nobody for gradients."""
     hall = prepared("ann", "dan")
     goes(hall, "bob")
     assert not hall.written(AbortedRound)
