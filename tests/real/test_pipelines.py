@@ -6,6 +6,7 @@ samples and its outer step.
 
 from __future__ import annotations
 
+import os
 import runpy
 import signal
 from pathlib import Path
@@ -133,9 +134,10 @@ def start(stage: Any, codec: str) -> Path:
     return script
 
 
-def finish(stage: Any) -> None:
+def finish(stage: Any, *names: str) -> None:
+    names = names or PEERS
     stage.until(lambda status: status["phase"] == "finished", "the run is finished")
-    assert [stage.wait(name) for name in PEERS] == [0] * len(PEERS)
+    assert [stage.wait(name) for name in names] == [0] * len(names)
     stage.processes["coordinator"].send_signal(signal.SIGTERM)
     assert stage.wait("coordinator") == 0
     report = audit(read_folder(stage.folder))
@@ -197,3 +199,56 @@ def test_a_trainer_that_is_killed_in_mid_batch_costs_its_share_and_changes_nothi
     found, expected = stages_of(script), by_one_process(script)
     # Microbatches may be added up in another order after the loss: last bits of fp32, no sample.
     assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4
+
+
+TWO_EACH = ("ann", "bob", "cid", "dan", "eve", "fay")  # as they come: stages 0, 1, 2, and the same again
+
+
+def join_in_turn(stage: Any, script: Path, *names: str) -> None:
+    for name in names:
+        stage.join(name, "--script", str(script))
+        log = stage.folder / f"{name}.log"
+        stage.eventually(lambda log=log: log.exists() and "I hold stage" in log.read_text(), f"{name} is in")
+
+
+@pytest.mark.forked_peers
+@pytest.mark.parametrize("lost", ["ann", "bob", "cid"], ids=["source", "middle", "last"])
+def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts_twice(
+    stage: Any, lost: str
+) -> None:
+    """Two peers a stage.  One stops in the first batch, with microbatches in its sums and others in hand, and is
+    killed, agent and trainer; somebody else comes in its place and fetches the state of the stage that it gets."""
+    script: Path = stage.folder / "train.py"
+    script.write_text(
+        SCRIPT.replace("{stage.first}.", "{stage.first}.{os.getpid()}.", 1).replace(
+            "from", "import os\nfrom", 1
+        )
+    )
+    stage.write_run(RUN, rounds=ROUNDS, min_peers=6, codec="fp32")
+    stage.coordinate()
+    for name in TWO_EACH:
+        stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=stop@7"} if name == lost else {}
+        join_in_turn(stage, script, name)
+    stage.environ = {}
+    held = [stage.log(name).partition("I hold stage ")[2][0] for name in TWO_EACH]
+    assert held == ["0", "1", "2"] * 2
+    stage.eventually(lambda: is_stopped(stage, lost), f"{lost}'s trainer stops")
+    os.kill(stage.trainer_of(lost), signal.SIGKILL)
+    stage.processes[lost].kill()
+    join_in_turn(stage, script, "gus")  # batches begin with six
+    finish(stage, *(name for name in (*TWO_EACH, "gus") if name != lost))
+    expected, seen = by_one_process(script), set()
+    for path in script.parent.glob("train.*.*.safetensors"):
+        for name, tensor in load_file(path).items():
+            # Two peers' sums are added in another order than one's: last bits of fp32, no sample.
+            assert float((tensor - expected[name]).abs().max()) < 1e-4, f"{name} of {path.name}"
+            seen.add(name)
+    assert seen == expected.keys()
+
+
+def is_stopped(stage: Any, name: str) -> bool:
+    """Its trainer stands at its failpoint."""
+    if not any("trainer_pid" in each for each in stage.events(name)):
+        return False
+    status = Path(f"/proc/{stage.trainer_of(name)}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "T"
