@@ -7,7 +7,7 @@ who rewrites a rule writes its mutant anew.  The tests of each are those that ar
 from __future__ import annotations
 
 from mutant import Mutant
-from mutants_of_peers import ARITHMETIC, STATE
+from mutants_of_peers import ARITHMETIC, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
@@ -20,6 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *RUN,
     *ARITHMETIC,
     *STATE,
+    *STAGES,
     *PROOFS,
     *SUMS,
     *ERAS,

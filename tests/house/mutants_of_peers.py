@@ -245,3 +245,77 @@ STATE = (
         ADMISSION,
     ),
 )
+
+STAGE_MACHINE = ("tests/peer/trainer/test_stage_machine.py",)
+STAGES = (
+    Mutant(
+        "P11 what is in the sums of a stage is not computed again",
+        "peer/trainer/stage_machine.py",
+        'if hand.way != "forward" and hand.micro in self.sums.counted:',
+        "if False:",
+        STAGE_MACHINE,
+    ),
+    Mutant(
+        "a stage takes gradients before activations",
+        "peer/trainer/stage_machine.py",
+        'next((each for each in self._hands if each.way != "forward"), self._hands[0])',
+        "self._hands[0]",
+        STAGE_MACHINE,
+    ),
+    Mutant(
+        "P12 what was handed over for another version is not computed",
+        "peer/trainer/stage_machine.py",
+        "isinstance(word, Hand) and word.version == self.version",
+        "isinstance(word, Hand)",
+        STAGE_MACHINE,
+    ),
+    Mutant(
+        "P11 a load drops what counts",
+        "peer/trainer/summing.py",
+        "self.version, self.sums, self._frozen = load.version, Sums(), False",
+        "self.version, self._frozen = load.version, False",
+        (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
+    ),
+    Mutant(
+        "a microbatch counts in the buffers once, on its way there or back",
+        "peer/pipeline/stage_loop.py",
+        "if not is_new:",
+        "if True:",
+        ("tests/peer/pipeline/test_stage_loop.py",),
+    ),
+    Mutant(
+        "what cannot be passed on counts nowhere",
+        "peer/pipeline/stage_loop.py",
+        "for gradient in (*found.values(), *returned)]",
+        "for gradient in found.values()]",
+        ("tests/peer/pipeline/test_stage_loop.py",),
+    ),
+    Mutant(
+        "a source reads each microbatch once for both ways",
+        "peer/pipeline/pipeline_loop.py",
+        "if hand.micro not in self._read:",
+        "if True:",
+        ("tests/peer/pipeline/test_pipeline_loop.py",),
+    ),
+    Mutant(
+        "sums are divided by the tokens in them",
+        "peer/pipeline/held.py",
+        "return self.loop.sums.of(tensor) / tokens",
+        "return self.loop.sums.of(tensor)",
+        ("tests/peer/pipeline/test_pipeline_loop.py",),
+    ),
+    Mutant(
+        "buffers of a stage are averaged, not stepped",
+        "peer/pipeline/whole.py",
+        "plain_chunks=layout.chunk_count - layout.first_plain_chunk,",
+        "plain_chunks=0,",
+        ("tests/peer/pipeline/test_whole.py",),
+    ),
+    Mutant(
+        "only stages that fit are offered",
+        "peer/pipeline/fitting.py",
+        "enumerate(needs) if need.fits(room))",
+        "enumerate(needs))",
+        ("tests/peer/pipeline/test_fitting.py",),
+    ),
+)
