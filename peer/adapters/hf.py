@@ -1,6 +1,6 @@
 """A `Trainer` of transformers in a run: its data, its optimizer and its end become the run's.
 
-Owns: what a Trainer calls when it trains, told to the run.  Works for whatever is a Trainer, such as TRL's SFTTrainer.
+Owns: what a Trainer calls when it trains, told to the run.  A subclass of Trainer will do as well.
 Called by users' scripts, as `farflung.hf_join`.
 Must not know the agent, rounds or leases.  transformers is imported when this is used: nothing else needs it.
 """

@@ -289,6 +289,16 @@ class Run:
         """
         save_weights(self._loop.layout, self._loop.shared, path)
 
+    def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+        """The run's weights as a folder that `from_pretrained` loads, with config and, if one is given, the tokenizer.
+
+        For models that have a `save_pretrained` of their own: those of transformers, and of peft, whose adapter it
+        writes.  The weights are those of `save`; frozen parameters, which are in it, too, are this peer's.
+        """
+        save_pretrained(self._loop.model, self._loop.layout, self._loop.shared, folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
         self._loop.end_watch()
@@ -312,6 +322,31 @@ class Run:
             self.close(str(error))
         else:
             self._agent.abandon()
+
+
+def save_pretrained(
+    model: Any, layout: ModelLayout, shared: SharedState, folder: str | os.PathLike[str]
+) -> None:
+    """The model writes itself, with the anchor in place of what it has learned since."""
+    if not callable(getattr(model, "save_pretrained", None)):
+        raise UserError(
+            f"{type(model).__name__} has no save_pretrained: write its weights with run.save(path)"
+        )
+
+    def weights() -> dict[str, Tensor]:
+        """A copy: the agent may write the next version while the files are written."""
+        of_run = layout.named_tensors(shared.anchor)
+        return {
+            name: of_run[name].to(tensor.dtype, copy=True)
+            if name in of_run
+            else tensor.detach().to("cpu", copy=True)
+            for name, tensor in model.state_dict().items()
+        }
+
+    try:
+        model.save_pretrained(folder, state_dict=shared.copy_whole(weights, SAVE_PATIENCE_S))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {folder}: {error}") from None
 
 
 def save_weights(layout: ModelLayout, shared: SharedState, path: str | os.PathLike[str]) -> None:

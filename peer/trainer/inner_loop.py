@@ -106,6 +106,10 @@ class InnerLoop:
         return self._shared
 
     @property
+    def model(self) -> nn.Module:
+        return self._model
+
+    @property
     def version(self) -> int:
         """Of the least advanced fragment in the model."""
         return self.machine.version

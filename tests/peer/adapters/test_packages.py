@@ -1,4 +1,7 @@
-"""Other people's loops: what is said where their package is not there.  That they work is in tests/real/test_adapters.py."""
+"""Other people's loops: what is said where their package is not there.
+
+That the adapters work is in tests/real/test_adapters.py.
+"""
 
 from __future__ import annotations
 
