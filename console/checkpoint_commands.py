@@ -92,17 +92,14 @@ def export(
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
-    import safetensors.torch
-    from safetensors import SafetensorError
-
-    from farflung.checkpoints.export import as_state_dict, tensors_of
-
     config = out.parent / "config.json"
     for written in [out] if hf is None else [out, config]:
         if written.exists() and not force:
             raise UserError(
                 f"{written} exists; choose another name with --out, or add --force to overwrite it"
             )
+    from farflung.checkpoints.export import as_state_dict, tensors_of
+
     store = Store(place_of(place))
     for found in _candidates(_look(store, run, url), place, version):
         _tell_if_large(found)
@@ -113,26 +110,42 @@ def export(
         except CheckpointError as error:
             _tell([f"not used: {error}"])
             continue
-        facts = {
-            "run": manifest.run,
-            "run_id": manifest.run_id,
-            "version": str(manifest.version),
-        } | _contributors(found, provenance)
         tensors = as_state_dict(exported, tied_once)
         if hf is not None:
             tensors, said = _for_transformers(tensors, hf)
-        try:
-            safetensors.torch.save_file(tensors, out, {"format": "pt"} | facts)
-            if hf is not None:
-                config.write_text(said, encoding="utf-8")
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{out}: cannot write: {error}") from error
+        _save(tensors, out, _head_of(found, provenance))
+        if hf is not None:
+            _write(config, said)
         if exported.frozen:
             _tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
         joins = f", joined from {found.stages} stages," if found.stages else ""
         typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {out}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+
+
+def _head_of(found: Joined, provenance: Path | None) -> dict[str, str]:
+    """Of the model's file."""
+    manifest = found.manifest
+    facts = {"run": manifest.run, "run_id": manifest.run_id, "version": str(manifest.version)}
+    return {"format": "pt"} | facts | _contributors(found, provenance)
+
+
+def _save(tensors: dict[str, Any], out: Path, head: dict[str, str]) -> None:
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    try:
+        safetensors.torch.save_file(tensors, out, head)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out}: cannot write: {error}") from error
+
+
+def _write(config: Path, said: str) -> None:
+    try:
+        config.write_text(said, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{config}: cannot write: {error}") from error
 
 
 def _for_transformers(tensors: dict[str, Any], model: str) -> tuple[dict[str, Any], str]:

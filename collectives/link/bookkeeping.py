@@ -147,9 +147,7 @@ class Backlog:
 
 
 LARGE_BYTES = 65536  # a second copy of less does no harm
-ENCRYPTION_BYTES = (
-    70  # that CURVE and ZMTP add to a frame of two parts, at least (measured; 77 to a large one)
-)
+ENCRYPTION_BYTES = 70  # that CURVE and ZMTP add to a frame of two parts, at least (to a large one 77)
 
 
 class OnTheWay:
