@@ -150,7 +150,7 @@ class History:
         if path not in self.files:
             self.files[path] = Follower(path)
             events += Follower(Path(f"{path}{OLD}")).new_events()
-        for event in _each_round(map(with_cause, [*events, *self.files[path].new_events()])):
+        for event in each_round(map(with_cause, [*events, *self.files[path].new_events()])):
             process = self._open.get((path, event.get("pid")))
             if event.get("event") == "start" and (process is None or not event.get("again")):
                 process = self._begin(path, event)
@@ -190,7 +190,7 @@ class History:
                     self.eras.append(self.eras[each["of_era"]].back_to(each["versions"]))
 
 
-def _each_round(events: Iterable[Event]) -> Iterator[Event]:
+def each_round(events: Iterable[Event]) -> Iterator[Event]:
     """A commit of all stages of a model at once is told as one commit of each; `of_batch`: of how many."""
     for event in events:
         if event.get("event") == "committed_batch":

@@ -9,9 +9,11 @@ import pytest
 
 from farflung.console.history.audit_batches import check_batches, has_batches
 from farflung.console.history.finding import Finding
+from farflung.console.history.history import each_round
 from farflung.coordinator.ledger.record_events import event_of
 from farflung.coordinator.ledger.records import Record
 from farflung.peer.simulator.world import Scenario, World
+from rig.stage_hall import StageHall
 
 Event = dict[str, Any]
 
@@ -19,12 +21,11 @@ Event = dict[str, Any]
 class Told:
     """What the check reads of a history."""
 
-    rules = {"fragments": 1}
-
-    def __init__(self, records: list[Event]) -> None:
+    def __init__(self, records: list[Event], stages: int) -> None:
         self.records = records
         self.coordinators = [self]
-        self.start = {"versions": [0]}
+        self.rules = {"fragments": stages, "stages": stages}
+        self.start = {"versions": [0] * stages}
 
 
 class Noting(World):
@@ -40,8 +41,8 @@ class Noting(World):
         super()._write(record)
 
 
-def found(records: list[Event]) -> Finding:
-    told: Any = Told(records)
+def found(records: list[Event], stages: int = 1) -> Finding:
+    told: Any = Told(records, stages)
     assert has_batches(told)
     return check_batches(told)
 
@@ -108,3 +109,61 @@ def test_each_way_to_break_it_is_named(
     ]
     breaks(doctored)
     assert any(told in text for text in found(doctored).broken)
+
+
+# ---- several stages ----------------------------------------------------------------------------------------
+
+
+def of_stages() -> list[Event]:
+    """Two batches of a model in three stages, as an audit reads them."""
+    hall = StageHall(3)
+    hall.join("ann", "bob", "cyd", "dan", "eve", "fay")
+    hall.found()
+    hall.one_batch()
+    hall.one_batch()
+    told = (event_of(record) for record in hall.records)
+    return list(each_round({"event": kind, **fields} for kind, fields in told))
+
+
+def test_P11_P13_a_run_in_stages_that_kept_it_passes() -> None:
+    finding = found(of_stages(), 3)
+    assert not finding.broken and finding.checked > 20
+
+
+def lacks_one(records: list[Event]) -> None:
+    commits = [e for e in records if e["event"] == "committed" and e["fragment"] == 2]
+    commits[0]["counted"].popitem()
+
+
+def alone(records: list[Event]) -> None:
+    next(e for e in records if e["event"] == "committed").pop("of_batch")
+
+
+def granted_behind(records: list[Event]) -> None:
+    behind = next(e["number"] for e in records if e["event"] == "seated" and e["stage"] == 1)
+    granted = [e for e in records if e["event"] == "granted_micros"]
+    granted[-1]["seat"] = behind
+
+
+def of_another_stage(records: list[Event]) -> None:
+    first, second = (
+        e for e in records if e["event"] == "committed" and e["version"] == 1 and e["fragment"] < 2
+    )
+    first["counted"], second["counted"] = second["counted"], first["counted"]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "told"),
+    [
+        (lacks_one, "version 1 of stage 2 is not made of its whole batch"),
+        (alone, "is not committed in all stages at once"),
+        (granted_behind, "which is not of the first stage"),
+        (of_another_stage, "counted what was not granted to it"),
+    ],
+)
+def test_P11_P13_each_way_to_break_it_in_stages_is_named(
+    breaks: Callable[[list[Event]], None], told: str
+) -> None:
+    records = of_stages()
+    breaks(records)
+    assert any(told in text for text in found(records, 3).broken)
