@@ -114,9 +114,8 @@ class Crossings(Sums):
 
     def place_of(self, word: Made) -> int | None:
         """Where the trainer has what it made; None: it speaks of sums that are gone."""
-        if not self._loaded or word.version != self._version:
-            return None
-        return self._places.get((word.way, word.micro))
+        mine = word.version == self._version
+        return self._places.get((word.way, word.micro)) if mine else None
 
     def has_news(self, now: float) -> bool:
         """What is counted is to be told before the next beat is due."""

@@ -125,7 +125,7 @@ class StageRow:
             version=self.version,
             epoch=1,
             start=100,
-            stop=100 + SAMPLES * self.count,
+            stop=100 + SAMPLES * self.count - 1,  # the last microbatch is short
             count=self.count,
             seat=self.number_of(peer.peer),
             granted=tuple((micro, micro + 1) for micro in mine),

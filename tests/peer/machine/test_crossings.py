@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from farflung.collectives.flow.effects import header_of
@@ -46,10 +47,10 @@ def test_a_source_is_told_which_samples_they_are_and_the_last_ones_end_with_the_
     ann = row.seat("ann", 0)
     row.seat("bob", 1)
     ann.slow = True
-    row.begin(0, 3)
+    row.begin(0, 2)
     assert [(h.way, h.micro, h.epoch, h.start, h.stop, h.place) for h in ann.hands] == [
         ("forward", 0, 1, 100, 102, 0),
-        ("forward", 1, 1, 102, 104, 1),
+        ("forward", 1, 1, 102, 103, 1),
     ]
     assert SAMPLES == 2 and mask_from_bytes(ann.crossings.beat(True).counted) == 0
     assert ann.crossings.open == 0b11, "and only so many at once"
@@ -105,11 +106,12 @@ def test_P11_a_seat_that_is_gone_takes_its_sums_along_and_the_next_one_begins_wi
 def test_P11_sums_that_are_gone_end_the_seat_and_the_beat_says_so(how: str) -> None:
     row = row_of(1, 1, 1)
     bob = row.peers["bob"]
+    row.begin(1, 8)
     row.run()
     old = bob.crossings.seat
     if how == "its trainer dies":
         bob.crossings.lose_sums()
-    bob.crossings.on_load(0)
+    bob.crossings.on_load(0 if how == "an older one" else 1)
     bob.crossings.on_loaded()
     said = bob.crossings.beat(True)
     assert (said.trainer, said.seat, said.counted, said.want) == (1, 0, b"", True)
@@ -120,6 +122,24 @@ def test_P11_sums_that_are_gone_end_the_seat_and_the_beat_says_so(how: str) -> N
     row.seat("bob", 1)
     row.pass_time(3)
     assert row.is_whole() and bob.crossings.seat > old
+
+
+def test_P11_nobody_works_in_a_seat_that_the_table_shows_gone_or_anothers() -> None:
+    row = row_of(1, 2)
+    bob, seat = row.peers["bob"], row.number_of("bob")
+    row.run()
+    due = row.due(bob)
+    row.unseat("bob")
+    told = msgspec.structs.replace(row.due(bob), seat=seat)  # of a coordinator that contradicts itself
+    assert bob.crossings.on_tick(told) and bob.crossings.seat == 0
+    zoe = StageRow(2).seat("zoe", 1)
+    zoe.crossings.on_load(0)
+    zoe.crossings.on_loaded()
+    zoe.crossings.on_tick(
+        msgspec.structs.replace(due, table=told.table, table_no=told.table_no, seat=row.number_of("cyd"))
+    )
+    zoe.crossings.words(None, 0, 0.0)
+    assert not zoe.crossings.is_open, "that seat is cyd's"
 
 
 def test_P11_what_was_made_for_sums_that_are_gone_counts_nowhere() -> None:
