@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from farflung.optim.inner import muon
     from farflung.peer.adapters.hf import hf_join
     from farflung.peer.adapters.lightning import lightning_run
+    from farflung.peer.data.text_lines import TextLines
+    from farflung.peer.data.token_shards import TokenShards
     from farflung.peer.pipeline.api import pipeline
     from farflung.peer.pipeline.hf import hf_parts
     from farflung.peer.pipeline.parts import parts_of
     from farflung.peer.trainer.api import Run, join
-    from farflung.peer.trainer.text_lines import TextLines
-    from farflung.peer.trainer.token_shards import TokenShards
     from farflung.protocol.errors import Refused, UserError
 
 __all__ = [
@@ -46,8 +46,8 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "join": "farflung.peer.trainer.api",
     "Run": "farflung.peer.trainer.api",
-    "TextLines": "farflung.peer.trainer.text_lines",
-    "TokenShards": "farflung.peer.trainer.token_shards",
+    "TextLines": "farflung.peer.data.text_lines",
+    "TokenShards": "farflung.peer.data.token_shards",
     "muon": "farflung.optim.inner",
     "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",

@@ -28,6 +28,7 @@ from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
 from farflung.optim.schedule import Rules
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.data.sampling import permuted_index
 from farflung.peer.simulator.invariants import Invariants
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
@@ -35,7 +36,6 @@ from farflung.peer.simulator.surroundings import Learned, Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.world import COORDINATOR, World
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.sampling import permuted_index
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 

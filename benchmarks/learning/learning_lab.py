@@ -24,13 +24,13 @@ from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import inner_of, outer_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.simulator.invariants import Invariants
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.surroundings import Learned
 from farflung.peer.simulator.trainer import Part, VirtualTrainer
 from farflung.peer.simulator.world import World
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.frames import Header, Kind
 from farflung.protocol.manifest import Manifest

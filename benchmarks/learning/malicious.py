@@ -34,12 +34,12 @@ from farflung.coordinator.run.conductor import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.simulator.hostile import forged
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Kind, Payload

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from farflung.peer.data.leased_data import Span
+from farflung.peer.data.reading import Source, source_of, tokens_in
 from farflung.peer.pipeline.parts import Riders, Tensors
-from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.model_tensors import dtype_name
-from farflung.peer.trainer.reading import Source, source_of, tokens_in
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from farflung.optim.ahead import ahead
 from farflung.optim.schedule import Rules
+from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import Begin, Bye, ToTrainer
 from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.machine import TrainerMachine
 
 

@@ -22,13 +22,13 @@ from msgspec import structs
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.optim.schedule import Rules
+from farflung.peer.data.leased_data import Span
 from farflung.peer.machine.effects import Exit
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.surroundings import Host, Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.trainer.leased_data import Span
 from farflung.protocol.messages import UNKNOWN_LENGTH, Beat, Message, Sent
 from farflung.protocol.signed_words import sent_part
 

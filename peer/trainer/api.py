@@ -28,17 +28,17 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from farflung.optim.rates import rates_of
+from farflung.peer.data.leased_data import Span
+from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
+from farflung.peer.data.workers import Ahead
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.leased_data import Span
-from farflung.peer.trainer.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
-from farflung.peer.trainer.workers import Ahead
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints

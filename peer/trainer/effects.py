@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import FromTrainer, Frozen, Hand, Keep, Shared
-from farflung.peer.trainer.leased_data import Span
 
 
 class Stand(StrEnum):

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
+from farflung.peer.data.leased_data import Span
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.loaded_weights import LoadWatch
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher

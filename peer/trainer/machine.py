@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from farflung.optim.rates import RunPlace
 from farflung.optim.schedule import Rules, Schedule
+from farflung.peer.data.leased_data import LeaseBook, LoaderPace, Span
 from farflung.peer.local.words import (
     Attach,
     Finish,
@@ -62,7 +63,6 @@ from farflung.peer.trainer.effects import (
     Warn,
     WriteAnchor,
 )
-from farflung.peer.trainer.leased_data import LeaseBook, LoaderPace, Span
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.model_schema import ModelSchema
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from farflung.peer.data.leased_data import Span
 from farflung.peer.record.work_files import (
     REDO_VARIABLE,
     ROUNDING_VARIABLE,
@@ -39,7 +40,6 @@ from farflung.peer.record.work_files import (
     WorkHead,
     write_work,
 )
-from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.model_tensors import unwrap
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.manifest import Manifest

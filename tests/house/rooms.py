@@ -65,6 +65,7 @@ ROOMS: dict[str, Room] = {
     ),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
+    "peer/data": Room(PROTOCOL),
     "peer/machine": Room(
         (
             "peer/local/words",
@@ -93,11 +94,12 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
-    "peer/trainer": Room(("peer", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)),
+    "peer/trainer": Room(("peer", "peer/data", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)),
     "peer/pipeline": Room(
         (
             "peer",
             "peer/local",
+            "peer/data",
             "peer/trainer",
             "collectives/flow/crossing",
             "compression",
@@ -132,6 +134,7 @@ ROOMS: dict[str, Room] = {
             "peer",
             "peer/machine",
             "peer/state",
+            "peer/data",
             "peer/local",
             "peer/trainer",
             "collectives/round",
@@ -212,7 +215,7 @@ PURE_MODULES = (
     "peer/local/words",
     "peer/trainer/batch_machine",
     "peer/trainer/effects",
-    "peer/trainer/leased_data",
+    "peer/data/leased_data",
     "peer/trainer/machine",
     "peer/trainer/stage_machine",
     "peer/trainer/summing",

@@ -21,8 +21,8 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.optim.adamw import AdamW
 from farflung.optim.recipes import outer_of
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.manifest import Manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]

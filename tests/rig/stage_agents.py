@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
@@ -38,7 +39,6 @@ from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.whole import whole_model
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
 from rig.unsplit import MICROS, AdamW, Task

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,
@@ -34,7 +35,6 @@ from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from farflung.optim.schedule import rules_of
+from farflung.peer.data.leased_data import LeaseBook, Span
+from farflung.peer.data.reading import tokens_in
+from farflung.peer.data.sampling import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,
@@ -36,10 +39,7 @@ from farflung.peer.local.words import (
 )
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
-from farflung.peer.trainer.leased_data import LeaseBook, Span
-from farflung.peer.trainer.reading import tokens_in
 from farflung.peer.trainer.run_optimizer import RunOptimizer
-from farflung.peer.trainer.sampling import permuted_range
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.optim.schedule import Rules
+from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import (
     Finish,
     Frozen,
@@ -31,7 +32,6 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.leased_data import Span
 from farflung.peer.trainer.machine import WAITS, TrainerMachine
 from farflung.protocol.messages import Lease
 from rig.trainer_player import MODEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.peer.trainer.leased_data import LeaseBook, LoaderPace, Span
+from farflung.peer.data.leased_data import LeaseBook, LoaderPace, Span
 from farflung.protocol.messages import Lease
 
 BATCH = 2

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.peer.trainer.fingerprint import ITEMS, places
-from farflung.peer.trainer.reading import source_of
-from farflung.peer.trainer.text_lines import TextLines
+from farflung.peer.data.fingerprint import ITEMS, places
+from farflung.peer.data.reading import source_of
+from farflung.peer.data.text_lines import TextLines
 
 RUN = b"r" * 32
 

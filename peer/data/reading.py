@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from farflung.peer.trainer.fingerprint import FIRST_ITEMS, Fingerprint, fingerprint, places
-from farflung.peer.trainer.leased_data import Span
-from farflung.peer.trainer.sampling import permuted_range
-from farflung.peer.trainer.text_lines import TextLines
+from farflung.peer.data.fingerprint import FIRST_ITEMS, Fingerprint, fingerprint, places
+from farflung.peer.data.leased_data import Span
+from farflung.peer.data.sampling import permuted_range
+from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
-from farflung.peer.trainer.leased_data import LeaseBook, Span
-from farflung.peer.trainer.reading import MapStyle, Source, Stream, refuse_lists, source_of, tokens_in
-from farflung.peer.trainer.text_lines import TextLines
+from farflung.peer.data.leased_data import LeaseBook, Span
+from farflung.peer.data.reading import MapStyle, Source, Stream, refuse_lists, source_of, tokens_in
+from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 

@@ -18,13 +18,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from farflung.peer.data.text_lines import TextLines
+from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import LeasesNow, Load
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.run_optimizer import RunOptimizer
-from farflung.peer.trainer.text_lines import TextLines
-from farflung.peer.trainer.token_shards import TokenShards
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -154,8 +154,8 @@ def iter_of_numbers() -> Any:
 def test_workers_end_with_a_script_that_is_killed(tmp_path: Path) -> None:
     code = """
     import os, signal, sys
-    from farflung.peer.trainer.leased_data import Span
-    from farflung.peer.trainer.workers import Ahead
+    from farflung.peer.data.leased_data import Span
+    from farflung.peer.data.workers import Ahead
 
     def read(spans):
         return os.getpid()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farflung.peer.trainer.text_lines import TextPath
+from farflung.peer.data.text_lines import TextPath
 from farflung.protocol.errors import UserError
 
 INTEGERS = ("uint8", "uint16", "int16", "uint32", "int32", "int64")

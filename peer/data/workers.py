@@ -27,7 +27,7 @@ import torch
 import torch.multiprocessing
 from blake3 import blake3
 
-from farflung.peer.trainer.leased_data import Span
+from farflung.peer.data.leased_data import Span
 from farflung.protocol.errors import UserError
 
 Spans = tuple[Span, ...]
