@@ -11,6 +11,7 @@ from mutants_of_peers import ARITHMETIC, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
+from mutants_of_stages import PIPELINES
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
@@ -18,6 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ROUNDS,
     *CROSSINGS,
     *RUN,
+    *PIPELINES,
     *ARITHMETIC,
     *STATE,
     *STAGES,

@@ -300,3 +300,10 @@ def test_P15_who_is_alone_in_its_stage_need_not_be_dialled() -> None:
         member.contact = replace(member.contact, address="")
     hall.one_batch()
     assert versions(hall) == [1, 1]
+
+
+def test_P15_after_a_restart_a_newcomer_leaves_those_with_seats_their_stages() -> None:
+    hall = begun("ann", "bob", "cyd", stages=3)
+    hall.start()
+    hall.join("cyd", offers=(0, 1, 2))  # another process of hers: her state went with the old one
+    assert hall.peers["cyd"].stage == 2
