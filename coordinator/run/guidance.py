@@ -139,8 +139,7 @@ class Guidance:
 
     def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
         # No digests while version 0 is being founded (again): nobody holds the old one.
-        founded = self._core.ledger.learned or self._genesis_is_held()
-        return tuple(self._fragment_tick(member, each, founded) for each in self._held_by(member))
+        return tuple(self._fragment_tick(member, each, self.is_founded) for each in self._held_by(member))
 
     def _fragment_tick(self, member: Member, conductor: Conductor, founded: bool) -> FragmentTick:
         flight, standing = conductor.round, conductor.standing(member)
@@ -230,7 +229,7 @@ class Guidance:
         said = [(self._conductors[each.fragment], each) for each in beat.fragments]
         for conductor, of_it in said:
             self._recognise(member, conductor, of_it)
-        if not core.ledger.learned and not self._genesis_is_held():
+        if not self.is_founded:
             return self._found(member, beat)
         found = [self._judge_fragment(member, conductor, of_it) for conductor, of_it in said]
         if member.verified and core.finished:
@@ -298,6 +297,11 @@ class Guidance:
         self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
         if version > 0:  # a version 0 may be of an earlier beginning of this run, which was nobody's fault
             self._core.strike(member.peer, "its state differs from the run's")
+
+    @property
+    def is_founded(self) -> bool:
+        """It has learned something, or its version 0 is held: else that is made anew, and nobody's counts."""
+        return self._core.ledger.learned or self._genesis_is_held()
 
     def _genesis_is_held(self) -> bool:
         """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model."""

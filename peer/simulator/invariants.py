@@ -440,12 +440,16 @@ class Invariants:
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
-    def at_rest(self, peers: Iterable[VirtualPeer]) -> None:
-        """Nothing moves any more: every living peer at one version holds one state, bit for bit."""
+    def at_rest(self, peers: Iterable[VirtualPeer], is_founded: bool) -> None:
+        """Nothing moves any more: every living peer at one version holds one state, bit for bit.
+
+        But for a version 0 that is still to be founded anew: what is held of the one before will be replaced.
+        """
         states: dict[tuple[int, int, int], bytes] = {}
         for peer in peers:
             for lane in peer.machine.part.lanes.values() if peer.machine.part is not None else ():
-                if lane.version >= 0 and set(lane.catch.versions) == {lane.version}:
+                counts = lane.version > 0 or (is_founded and lane.version == 0)
+                if counts and set(lane.catch.versions) == {lane.version}:
                     raw = peer.state.part(peer.anchor, lane.fragment.number).numpy().tobytes()
                     key = (peer.machine.era, lane.fragment.number, lane.version)
                     same = states.setdefault(key, raw) == raw
@@ -464,9 +468,13 @@ def _held_by(part: Participation, fragment: int) -> int:
 
 
 def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
-    """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on."""
+    """Of every fragment some living peer holds the run's version: nothing excuses a run that does not go on.
+
+    But for a stage that nobody serves, even before anything was learned: nobody is moved to it.
+    """
     parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
-    return not ledger.learned or all(
+    served = {fragment for part in parts for fragment in part.lanes}
+    return (not ledger.learned and len(served) in (0, len(ledger.books))) or all(
         any(_held_by(part, fragment) >= book.version for part in parts)
         for fragment, book in enumerate(ledger.books)
     )

@@ -162,7 +162,8 @@ class World:
             self.now, _, action = heapq.heappop(self._queue)
             self.events += 1
             action()
-        self.invariants.at_rest(p for p in self.peers.values() if p.alive and p.exit_code != "refused")
+        here = (p for p in self.peers.values() if p.alive and p.exit_code != "refused")
+        self.invariants.at_rest(here, self.coordinator.guidance.is_founded)
         return self._report()
 
     def _late_s(self, index: int) -> float:
