@@ -163,7 +163,8 @@ class World:
             self.events += 1
             action()
         here = (p for p in self.peers.values() if p.alive and p.exit_code != "refused")
-        self.invariants.at_rest(here, self.coordinator.guidance.is_founded)
+        founded = self.coordinator is None or self.coordinator.guidance.is_founded
+        self.invariants.at_rest(here, founded)
         return self._report()
 
     def _late_s(self, index: int) -> float:

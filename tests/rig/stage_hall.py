@@ -89,6 +89,7 @@ class StageHall:
         self.model = model_of(self.stages)
         self.peers: dict[str, Staged] = {}
         self.notes: list[str] = []
+        self.told: list[str] = []  # what members are to do, and why
         self.start()
 
     def start(self) -> None:
@@ -184,6 +185,8 @@ class StageHall:
                 case Note(text=text):
                     self.notes.append(text)
                 case Tell(peer=name, message=message) if name in of:
+                    if isinstance(message, m.Tick):
+                        self.told.append(message.reason)
                     _hear(of[name], message)
 
     def written(self, kind: type[Record]) -> list[Record]:

@@ -56,6 +56,13 @@ def test_P2_P13_a_calm_run_commits_all_stages_at_once() -> None:
     assert versions(hall) == [2, 2, 2], "what the journal says"
 
 
+def test_at_a_commit_nobody_is_told_that_the_new_version_is_held_by_nobody() -> None:
+    hall = begun("ann", "bob", "cyd")
+    hall.one_batch()
+    assert len(hall.commits) == 1 and hall.told
+    assert [reason for reason in hall.told if "no living peer" in reason] == []
+
+
 # ---- joining -----------------------------------------------------------------------------------------------
 
 
