@@ -265,9 +265,9 @@ class Batches:
             if peer != than and worker.stage == stage
         )
 
-    def _unseat(self, seat: Seat, why: str) -> None:
+    def _unseat(self, seat: Seat, why: str, contested: bool = False) -> None:
         lost = self._of(seat.number).counted.bit_count() if self.book.batch is not None else 0
-        self.desk.write(Unseated(number=seat.number, peer=seat.peer, reason=why))
+        self.desk.write(Unseated(number=seat.number, peer=seat.peer, reason=why, contested=contested))
         if lost:
             self.desk.note(
                 f"{self.desk.name(seat.peer)} had counted {lost} microbatches, which are computed again: {why}"
@@ -314,7 +314,7 @@ class Batches:
                 if self.house.in_round(seat.peer) or not counted & (seen | skipped):
                     seen |= counted
                 elif counted & seen:
-                    self._unseat(seat, "it counted what another one had counted")
+                    self._unseat(seat, "it counted what another one had counted", contested=True)
                 else:
                     self._unseat(seat, "it counted a microbatch that is skipped")
 

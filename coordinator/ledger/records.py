@@ -228,6 +228,7 @@ class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
     number: int
     peer: str
     reason: str
+    contested: bool = False  # it named a microbatch that an older seat of its stage had named
 
 
 class GrantedMicros(_Record, frozen=True, kw_only=True, tag="granted_micros"):

@@ -46,9 +46,6 @@ from farflung.protocol.frames import Payload
 Work = tuple[int, int, int]  # (seat, version, microbatch)
 
 
-CONTESTED = "it counted what another one had counted"  # coordinator/batches/batches.py
-
-
 class StageInvariants(BatchInvariants):
     def __init__(self, *args: Any, calm: bool, **batch: int) -> None:
         """`calm`: no misfortune at all happens in this run."""
@@ -76,9 +73,9 @@ class StageInvariants(BatchInvariants):
                 self._require("P13", False, told)
             case Seated():
                 self._on_seated(record)
-            case Unseated(number=number, reason=reason):
+            case Unseated(number=number, contested=contested):
                 # The coordinator mends it, and among the honest it never has to: rules R1 to R5 see to that.
-                self._require("P14", CONTESTED not in reason, f"two seats have one microbatch: {record}")
+                self._require("P14", not contested, f"two seats have one microbatch: {record}")
                 self._require("P17", number in self._seats, f"seat {number} was given up and is nobody's")
                 self._seats.pop(number, None)
             case RolledBack(versions=versions) if len(set(versions)) > 1:

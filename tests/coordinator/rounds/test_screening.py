@@ -368,7 +368,11 @@ class Surge(World):
 
     at_version, times = 4, 1
 
-    def _forge(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
+    def start_peer(self, index: int) -> None:
+        self.last.forges = self.stretched  # type: ignore[method-assign]
+        super().start_peer(index)
+
+    def stretched(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         part = self.peers[peer].machine.part
         rounds = [r for r in map(from_bytes, self.journal) if isinstance(r, Opened)]
         here = {r.plan.round_no for r in rounds if r.plan.version == self.at_version}
