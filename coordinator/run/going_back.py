@@ -100,6 +100,8 @@ class GoingBack:
         if settled != self._held and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
             return False  # that much later the digest of a version that is held is settled, or never will be
         back_to = self.together(settled)
+        if settled != self.settled_held(core.now - core.members.dead_after_s / 2):
+            return False  # whoever holds it says nothing any more: it comes back, or is dead in a moment
         if min(back_to) < 0 or not self._are_accounted_for(back_to):
             self._tell_who_is_waited_for(settled)
             return False
@@ -118,12 +120,14 @@ class GoingBack:
         since = self._lost_since[conductor.fragment]
         return since is not None and self._core.now - since >= self._core.members.dead_after_s
 
-    def newest_held(self, conductor: Conductor, settled: bool = False) -> int:
-        """`settled`: that the run has agreed on the digest of."""
+    def newest_held(
+        self, conductor: Conductor, settled: bool = False, heard_since: float = float("-inf")
+    ) -> int:
+        """`settled`: that the run has agreed on the digest of.  `heard_since`: by somebody who spoke since then."""
         book, newest = conductor.book, -1
         for member in conductor.holders:
             said = conductor.beat_of(member)
-            if said is None or said.version <= newest:
+            if said is None or said.version <= newest or member.heard_at < heard_since:
                 continue
             # A version whose digest is not settled yet is held; so is one that this journal does not know.
             known = book.digests.get(said.version)
@@ -135,9 +139,9 @@ class GoingBack:
                 newest = said.version
         return min(newest, book.version)
 
-    def settled_held(self) -> list[int]:
+    def settled_held(self, heard_since: float = float("-inf")) -> list[int]:
         """Of each fragment the newest settled version that a living member holds; -1 if there is none."""
-        return [self.newest_held(conductor, settled=True) for conductor in self._conductors]
+        return [self.newest_held(conductor, True, heard_since) for conductor in self._conductors]
 
     # ---- a new era ---------------------------------------------------------------------------------------
 

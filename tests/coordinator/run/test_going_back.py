@@ -5,7 +5,7 @@ One part of the run machine, on virtual time; whole runs that go back are in who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 import pytest
@@ -68,10 +68,13 @@ class Loser(MadeRun):
         self.says(member, fragments=fragments)
         return member
 
-    def goes_back_within(self, seconds: float) -> bool:
+    def goes_back_within(self, seconds: float, silent: Container[str] = ()) -> bool:
+        """Everybody goes on saying what it said last, but for those who are `silent`."""
         until = self.core.now + seconds
         while self.core.now < until:
             self.core.now += 1.0
+            for member in self.core.members.alive.values():
+                member.heard_at = member.heard_at if member.peer in silent else self.core.now
             if self.going_back.check_what_is_held():
                 return True
         return False
@@ -93,6 +96,14 @@ def test_it_goes_back_when_nobody_has_held_the_newest_version_for_that_long() ->
     assert run.versions == [4]
     run.holds("ann", 4)
     assert not run.goes_back_within(3 * PATIENCE_S), "somebody holds the newest version now"
+
+
+def test_P20_it_goes_back_to_nothing_that_only_a_peer_holds_which_says_nothing_any_more() -> None:
+    """It may be dead, and its version lost with it: then the run would be founded anew by itself."""
+    run = Loser(5)
+    ann = run.holds("ann", 4)
+    assert not run.goes_back_within(3 * PATIENCE_S, silent={ann.peer})
+    assert run.goes_back_within(1.0) and run.versions == [4], "it has spoken again"
 
 
 def test_it_does_not_go_back_while_somebody_holds_the_newest_version() -> None:
