@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("processes"),
+    pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="over a minute; make hard runs it"),
+]
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "demo_pipeline.py"
 
