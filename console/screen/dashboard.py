@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from farflung.console.screen.health import health, parity, plain_line, takes_part
+from farflung.console.screen.health import batch_words, health, parity, plain_line, takes_part
 from farflung.console.screen.peers_table import details, peers_table
 from farflung.console.screen.text import (
     CONTINUES,
@@ -177,6 +177,9 @@ def _round_lines(status: Record, current: Record | None, width: int) -> list[Tex
 
 def _training(status: Record, width: int) -> Text:
     """How far the peers are on their way to the next round."""
+    batch = status.get("batch")
+    if isinstance(batch, dict):
+        return _batch(status, batch, width)
     every = max(number(status, "sync_every"), 1.0)
     part = [member for member in records(status, "members") if takes_part(member)]
     ready = sum(member.get("state") == PeerState.READY for member in part)
@@ -184,6 +187,16 @@ def _training(status: Record, width: int) -> Text:
     share = sum(done) / max(len(done), 1)
     ends = f" {share:.0%}  {ready} of {len(part)} are ready for the next round"
     return Text.assemble("inner steps ", bar(share, max(4, width - 18 - len(ends))), ends)
+
+
+def _batch(status: Record, batch: Record, width: int) -> Text:
+    """Of a model in stages the one that is least far holds the others up."""
+    counts = [number(stage, "counted") for stage in records(status, "stages")]
+    counted = min(counts, default=number(batch, "counted"))
+    words = f" {batch_words(status)}"
+    cells = max(4, min(24, width - 10 - len(words)))
+    drawn = bar(counted / max(number(batch, "microbatches"), 1.0), cells)
+    return cut(Text.assemble("batch ", drawn, words), width - 4)
 
 
 def _getting_ready(status: Record) -> Text:

@@ -97,8 +97,24 @@ def plain_line(status: Record) -> str:
     return (
         f"version {progress(status)}  loss {loss_of(status)}  {alive} alive {part} participating  "
         f"tokens {si(number(status, 'tokens'))}  {parity(status)[0]}  {verdict.word}: {verdict.text}"
-        f"{_data(status)}"
+        f"{_data(status) or (f'  {told}' if (told := batch_words(status)) else '')}"
     )
+
+
+def batch_words(status: Record) -> str:
+    """How far the synchronous batch is, and each stage of a model that is cut; empty where there is none."""
+    batch = status.get("batch")
+    if not isinstance(batch, Mapping):
+        return ""
+    stages = records(status, "stages")
+    if not stages:
+        return f"{count(batch, 'counted')} of {count(batch, 'microbatches')} microbatches counted"
+    each = (
+        f"stage {at}: {count(stage, 'members')} here, "
+        + ("ready to commit" if stage.get("prepared") is True else f"{count(stage, 'counted')} counted")
+        for at, stage in enumerate(stages)
+    )
+    return f"{count(batch, 'microbatches')} microbatches; {'; '.join(each)}"
 
 
 def _data(status: Record) -> str:
