@@ -517,17 +517,16 @@ class World:
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
         can_go_on = all_is_held(ledger, here) or self._can_be_resumed(ledger, here)
-        can_go_on = can_go_on or self.scenario.host_after_s > 0.0
-        can_go_on = can_go_on and not self.work_league.ends_the_stream
+        can_go_on = (can_go_on or self.scenario.host_after_s > 0.0) and not self.work_league.ends_the_stream
         lost = self._held_at_cut.lost(self.invariants) if self.scenario.cut_off == self.scenario.peers else []
         if lost:
-            raise Broken(
-                f"P20 is broken: {lost} were held by living peers when the lines were cut, and are lost"
-            )
+            raise Broken(f"P20 is broken: {lost} were held by living peers at the cut, and are lost")
         if not finished and can_go_on:
             raise Broken(
                 f"P3 is broken: calm since {self.scenario.faults_until_s} s, yet not finished: {outcome}"
             )
+        if not finished and self._ends_with_liars_alone():
+            outcome = AMONG_LIARS  # it waits for what they made and gave to nobody
         left_behind = [
             p.peer
             for p in self._waited_for
