@@ -183,8 +183,9 @@ class Batches:
         return min(ON_THE_WAY * self.stages, self.book.free.bit_count() // (2 * max(1, sources)))
 
     def _open(self, seat: Seat) -> int:
-        """The mask of what it is to compute and has not."""
-        return seat.mask & ~self._of(seat.number).counted
+        """The mask of what it is to compute and has not: nothing of what the batch goes without by now."""
+        whole = self.book.batch.whole if self.book.batch is not None else 0
+        return seat.mask & whole & ~self._of(seat.number).counted
 
     # ---- every turn --------------------------------------------------------------------------------------
 

@@ -214,6 +214,18 @@ def test_a_microbatch_without_a_gradient_is_tried_by_another_of_the_stage_and_th
     assert tick is not None and tick.skipped == b"\x01"
 
 
+def test_P15_a_source_owes_nothing_of_what_a_later_stage_skipped_and_is_granted_the_rest() -> None:
+    hall = Hall("Ann", "bob")
+    first = hall.granted("Ann")
+    assert 0 < len(first) < len(EVERY)
+    hall.says("bob", unusable=mask_to_bytes(mask_of(first)))
+    hall.turn()
+    assert hall.skipped == first
+    for _ in EVERY:
+        hall.says("Ann", *(micro for micro in hall.granted("Ann") if micro not in first))
+    assert hall.granted("Ann") == list(EVERY)
+
+
 def test_P11_sums_that_have_a_skipped_microbatch_in_them_are_void_in_every_stage() -> None:
     """A gradient overflows behind a stage that had counted it, whose round may even be in flight."""
     hall = Hall("Ann", "bob", "cyd")
