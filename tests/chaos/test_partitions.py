@@ -84,7 +84,8 @@ def test_P3_P5_a_minority_is_cut_off_and_comes_back(arena: Arena, lab: Lab, figu
     others = {arena.parties[name].id for name in ("ann", "bob")}
     made = commits(arena, gone, healed_at)
     assert made and all(included(each) <= others for each in made)
-    assert max(heard) < made[-1]["version"], "the minority heard nothing of what it had no part in"
+    # The first commit may have been on its way to them when the lines were cut.
+    assert max(heard, default=0) < made[-1]["version"], "the minority heard nothing of what it had no part in"
     back_s = back(arena, "cid", "dan", since=healed_at)
     first = arena.commit(cut_at)
     figures(row="5", fault="minority cut off", next_commit_s=first["at"] - cut_at, back_s=back_s)
