@@ -305,12 +305,12 @@ class ZmqLink:
             line.forget_rounds_before(round_no)
 
     def flush(self) -> None:
-        self._flush_lines([line for line in self.lines.values() if line.waits])
+        self._flush_lines(self.lines.values())
 
-    def _flush_lines(self, lines: list[Line]) -> None:
+    def _flush_lines(self, lines: Iterable[Line]) -> None:
         """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
         upload, self._deep = self.settings.upload, False
-        able = sorted(lines, key=lambda line: line.served_no)
+        able = sorted((line for line in lines if line.waits), key=lambda line: line.served_no)
         while able:
             now = self._clock()
             if upload.wait_s(now) > 0:

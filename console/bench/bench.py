@@ -27,7 +27,7 @@ from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, MergeSection
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Follower
 
 LOOK_S = 0.1
@@ -67,6 +67,7 @@ keep_results = 1
 policy = "{policy}"
 clip = 1000.0
 guard = 0
+audit = {audit}
 audit_first = {audit_first}
 [net]
 heartbeat_s = 0.5
@@ -82,6 +83,7 @@ class BenchOptions:
     codec: str = "fp32"
     gather_codec: str = ""
     policy: str = "robust"
+    audit: float = MergeSection.model_fields["audit"].default
     audit_first: int = 0
     fragments: int = 1
     chunk_kb: int = 1024
@@ -128,6 +130,7 @@ def check(asked: BenchOptions) -> Manifest:
         chunk_kb=asked.chunk_kb,
         fragments=asked.fragments,
         policy=asked.policy,
+        audit=asked.audit,
         audit_first=asked.audit_first,
     )
     try:

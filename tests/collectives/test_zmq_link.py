@@ -400,6 +400,20 @@ def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
     assert is_put(large), "it arrived, and was not what it should be"
 
 
+def test_what_is_asked_for_while_it_is_on_its_way_ends_nothing(
+    ends: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow line: nothing waits for the peer, and what it asks for again is under way."""
+    ann, bob, _ = ends
+    monkeypatch.setattr(Connection, "carries", lambda self, header: True)
+    ann.link.send("bob", frame())  # its connection is being made: nothing is on its way over it yet
+    assert ann.link.send("bob", frame())
+    assert not ann.link.lines["bob"].waits
+    monkeypatch.undo()
+    ann.link.send("bob", frame(payload=b"later"))
+    until(ends, lambda: bool(bob.got), "what is sent afterwards arrives")
+
+
 def test_what_was_on_its_way_over_a_connection_that_broke_is_sent_again() -> None:
     way, header = OnTheWay(), frame().header.pack()
     way.take(header, 100_000)
