@@ -178,7 +178,7 @@ class OnTheWay:
             self._headers.discard(self._frames.popleft()[1])
 
     def on_tick(self, acknowledged_bytes: int, is_empty: bool) -> None:
-        """`is_empty`: the kernel holds nothing that is not acknowledged."""
+        """`is_empty`: the kernel holds nothing that is not acknowledged, and has had nothing for a while."""
         self.forget_acknowledged(acknowledged_bytes)
         if is_empty and self._taken_bytes == self._taken_before:
             # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.

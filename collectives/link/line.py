@@ -25,6 +25,7 @@ from farflung.protocol.round_words import Contact
 
 HELP_AFTER_S = 1.0  # what we opened took nothing for so long: routes take it too
 STANDS_AFTER_S = 0.5  # nothing was acknowledged for so long: what it holds delays nobody else's bytes
+RESTS_AFTER_S = 0.1  # nothing left for so long, and the kernel has nothing: all has arrived
 LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we who slept
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
@@ -65,7 +66,11 @@ class Connection:
     def listen(self, now: float) -> None:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
         before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
-        self.on_the_way.on_tick(self._crossed.sent, not self._crossed.flying and not self._crossed.waiting)
+        # A kernel that has nothing may be about to get it: libzmq's thread waits for a core, too.
+        is_empty = (
+            not self._crossed.flying and not self._crossed.waiting and now - self._moved_at >= RESTS_AFTER_S
+        )
+        self.on_the_way.on_tick(self._crossed.sent, is_empty)
         if self._crossed.sent != before.sent or not self.on_the_way.unacknowledged(self._crossed.sent):
             self._moved_at = now
         asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
