@@ -194,7 +194,7 @@ class Demo:
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             try:
-                self.last = status = client.fetch(2.0)
+                self.last = status = client.fetch(10.0)
             except Unreachable:
                 if self.last.get("phase") == "finished":
                     return

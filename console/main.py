@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -188,12 +189,14 @@ def status(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
     """Show where a run is, once."""
-    from farflung.console.screen.health import plain_line
+    from farflung.console.screen.health import plain_text
     from farflung.console.screen.status_client import StatusClient
 
     with StatusClient(JoinUrl.parse(url)) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
-    typer.echo(json.dumps(found) if json_output else plain_line(found))
+    typer.echo(
+        json.dumps(found) if json_output else plain_text(found, shutil.get_terminal_size((100, 24)).columns)
+    )
 
 
 @app.command()

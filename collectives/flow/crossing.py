@@ -43,7 +43,7 @@ DTYPES = {
     "uint8": 8,
     "bool": 9,
 }
-_INTEGER_BYTES = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+INTEGER_BYTES = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 _HEAD = struct.Struct("<BBHIQ")
 _ITEM = struct.Struct("<BBBBI")
@@ -78,7 +78,7 @@ class Border:
         """ValueError for a border that no run can have."""
         if not 1 <= len(self.tensors) <= TENSORS_MOST or len(self.riders) > TENSORS_MOST:
             raise ValueError(f"a border has 1 to {TENSORS_MOST} tensors and at most as many riders")
-        if any(rider.dtype not in _INTEGER_BYTES for rider in self.riders):
+        if any(rider.dtype not in INTEGER_BYTES for rider in self.riders):
             raise ValueError("riders are integers")
         if {self.codec, self.gradient_codec} - (CODECS.keys() - {RAW}) or self.samples < 1:
             raise ValueError(f"no border has {self.codec}, {self.gradient_codec} and {self.samples} samples")
@@ -92,14 +92,14 @@ class Border:
     def items(self, backwards: bool) -> tuple[tuple[str, Tensor], ...]:
         """(codec, tensor) in order; riders last."""
         codec = self.gradient_codec if backwards else self.codec
-        tensors = [(RAW if t.dtype in _INTEGER_BYTES else codec, t) for t in self.tensors]
+        tensors = [(RAW if t.dtype in INTEGER_BYTES else codec, t) for t in self.tensors]
         if backwards:
             return tuple((how, tensor) for how, tensor in tensors if how != RAW)
         return (*tensors, *((RAW, rider) for rider in self.riders))
 
     def piece_bytes(self, codec: str, tensor: Tensor, samples: int) -> int:
         elements = math.prod(tensor.dims(samples))
-        return elements * _INTEGER_BYTES[tensor.dtype] if codec == RAW else self.bytes_of(codec, elements)
+        return elements * INTEGER_BYTES[tensor.dtype] if codec == RAW else self.bytes_of(codec, elements)
 
     def most_bytes(self, backwards: bool) -> int:
         """No crossing is longer: what the data plane may take before it has seen a head."""

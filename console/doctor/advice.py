@@ -9,6 +9,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from farflung.console.doctor.stage_advice import GOOD_SHARE, Room, Stage, fitting, line_words, memory_words
 from farflung.console.screen.gpu import Gpu
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS
@@ -70,7 +71,20 @@ class Facts:
     dialled: tuple[str, str] | None = None  # the address, and what came of it
     wants_dialling: bool = True
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
+    stages: tuple[Stage, ...] = ()  # of a model that is cut, as far as somebody has brought it
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_in_stages(self) -> bool:
+        return self.manifest is not None and self.manifest.pipeline.stages > 1
+
+    @property
+    def held_bytes(self) -> int | None:
+        """fp32 bytes of what a peer holds: the model, or the largest of its stages that fits this machine."""
+        if not self.is_in_stages:
+            return self.model_bytes
+        fit = _fitting(self)
+        return int(max(self.stages[number].state_bytes for number in fit)) if fit else None
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -84,7 +98,10 @@ def examine(facts: Facts) -> list[Finding]:
     if facts.line is not None:
         findings.append(_bandwidth(facts.line))
         if facts.manifest is not None:
-            findings += [_round(facts, facts.manifest, facts.line), _room(facts, facts.manifest)]
+            findings.append(_round(facts, facts.manifest, facts.line))
+            if facts.is_in_stages:
+                findings.append(_crossings(facts, facts.manifest, facts.line))
+            findings.append(_room(facts, facts.manifest))
     return findings
 
 
@@ -127,6 +144,8 @@ def _cpu(facts: Facts) -> Finding:
 
 
 def _memory(facts: Facts) -> Finding:
+    if facts.stages:
+        return _memory_for_a_stage(facts)
     have = f"{si(facts.memory_bytes, 'B')} free"
     if facts.model_bytes is None:
         return Finding("memory", OK, f"{have}; the model's size is not known yet")
@@ -138,14 +157,36 @@ def _memory(facts: Facts) -> Finding:
     return Finding("memory", WARN if 1.3 * need > facts.memory_bytes else OK, text)
 
 
+def _memory_for_a_stage(facts: Facts) -> Finding:
+    fit, text = memory_words(facts.stages, _room_here(facts), _state_parts(facts))
+    if not fit:
+        return Finding(
+            "memory", FAIL, text, "end other programs, or ask for a run with more [pipeline] stages"
+        )
+    return Finding("memory", OK, text)
+
+
+def _fitting(facts: Facts) -> list[int]:
+    return fitting(facts.stages, _room_here(facts), _state_parts(facts))
+
+
+def _room_here(facts: Facts) -> Room:
+    computes = bool(facts.gpus) and not facts.cuda
+    free = facts.gpus[0].memory_bytes - facts.gpus[0].memory_used_bytes if computes else None
+    return Room(free, facts.memory_bytes)
+
+
+def _state_parts(facts: Facts) -> int:
+    return MOMENTUM_PARTS if facts.manifest is None else facts.manifest.outer_numbers.parts
+
+
 def _shared_copies(facts: Facts) -> int:
     """Of the model, in shared memory: the parts of the outer state, which the run's outer step says, and the slots."""
-    parts = MOMENTUM_PARTS if facts.manifest is None else facts.manifest.outer_numbers.parts
-    return parts + SLOT_COPIES
+    return _state_parts(facts) + SLOT_COPIES
 
 
 def _shared(facts: Facts) -> Finding:
-    need = _shared_copies(facts) * (facts.model_bytes or 0)
+    need = _shared_copies(facts) * (facts.held_bytes or 0)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
     if need > facts.shared_bytes:
         todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
@@ -233,12 +274,14 @@ def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -
 
 
 def _round(facts: Facts, manifest: Manifest, line: Line) -> Finding:
-    if facts.model_bytes is None:
+    held = facts.held_bytes
+    if held is None:
         return Finding("a round here", OK, "cannot be told yet: the first peer brings the model")
-    rules, peers = manifest.round, max(2, facts.alive + 1)
+    others = max((stage.seats for stage in facts.stages), default=0) if facts.is_in_stages else facts.alive
+    rules, peers = manifest.round, max(2, others + 1)
     up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
     finest = LADDER[0] if rules.codec == AUTO else rules.codec
-    size = round_bytes(facts.model_bytes, finest, rules.gather_codec, peers)
+    size = round_bytes(held, finest, rules.gather_codec, peers)
     took_s = size / max(1.0, min(up, down)) + 3 * line.rtt_s
     text = f"about {duration(took_s)} with {peers} peers: {si(size, 'B')} each way ({finest}, {rules.gather_codec})"
     sending_s = (
@@ -252,6 +295,21 @@ def _round(facts: Facts, manifest: Manifest, line: Line) -> Finding:
         late = f"{text}; sending takes {duration(sending_s)}, others wait {rules.scatter_grace_s:g} s"
         return Finding("a round here", WARN, late, todo)
     return Finding("a round here", OK, text)
+
+
+def _crossings(facts: Facts, manifest: Manifest, line: Line) -> Finding:
+    """Does the line keep a GPU busy?  A microbatch crosses it once for each border of the stage, each way."""
+    fit, pipeline = _fitting(facts), manifest.pipeline
+    if not fit:
+        why = "no stage fits this machine" if facts.stages else "the first peer brings the model"
+        return Finding("a stage here", OK, f"cannot be told yet: {why}")
+    up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
+    share, text, todo = line_words(facts.stages, fit, (pipeline.codec, pipeline.gradient_codec), (up, down))
+    if share is not None and share < GOOD_SHARE:
+        return Finding(
+            "a stage here", WARN, text, todo or "a run whose peers take local steps asks less of a line"
+        )
+    return Finding("a stage here", OK, text, todo)
 
 
 def _within(rate: float, limit: float | None) -> float:

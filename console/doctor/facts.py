@@ -15,6 +15,7 @@ from farflung import __version__
 from farflung.console.doctor.advice import Facts
 from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
+from farflung.console.doctor.stage_advice import stages_in
 from farflung.console.screen.gpu import read_gpus
 from farflung.console.screen.status_client import StatusClient
 from farflung.console.screen.text import known, records
@@ -62,6 +63,7 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
             facts.alive = sum(member.get("alive") is True for member in records(status, "members"))
             size = known(status, "model_bytes")
             facts.model_bytes = int(size) if size is not None else None
+            facts.stages = stages_in(status)
             facts.line = measure(client)
             facts.local_address = address_towards(url).strip("[]")
             if facts.wants_dialling:

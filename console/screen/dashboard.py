@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from farflung.console.screen.health import batch_words, health, parity, plain_line, takes_part
+from farflung.console.screen.health import health, parity, plain_line, takes_part
 from farflung.console.screen.peers_table import details, peers_table
+from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
 from farflung.console.screen.text import (
     CONTINUES,
     Record,
@@ -35,6 +36,8 @@ from farflung.protocol.states import PeerState, RunPhase
 _ONE_ROW = 110  # from this width on, all bars share a line, and recent rounds stand beside events
 _SMALLEST = (60, 14)  # below, there is one line only
 _LATE_SHOWN = 4
+_STAGES_LEAST = 3  # lines of the table of stages: fewer say nothing
+_ROOM_FOR_COSTS = 24  # lines for all
 PLAIN = View()
 
 
@@ -57,7 +60,8 @@ def render(
         newest = [Text(clean(line)) for line in log] if isinstance(log, list) else []
         body = [panel(newest[-(room - 2) :], "log", width, room)]
     else:
-        body = _overview(status, view, width, room)
+        body, used = _stages(status, width, room)
+        body += _overview(status, view, width, room - used)
     return Group(*top, *body, _keys(view, own, width))
 
 
@@ -74,7 +78,8 @@ def _overview(status: Record, view: View, width: int, room: int) -> list[Rendera
     left = room - kept
     # A line of recent rounds and one of events are kept free, as long as peers have a line as well.
     history = 6 if width < _ONE_ROW and left - len(members) - 3 >= 6 else 3
-    lines = min(len(members) + 1, left - 2 - (history if left - history >= 4 else 0))
+    least = 7 if records(status, "stages") else 4  # where stages have rows, peers go before events
+    lines = min(len(members) + 1, left - 2 - (history if left - history >= least else 0))
     peers = peers_table(status, view, width - 4, max(2, lines))
     title = f"peers ({len(members)})" + (f", by {view.sort}" if view.sort != "joined" else "")
     return [panel(peers, title, width), *below, *_history(status, view, width, left - len(peers) - 2)]
@@ -190,13 +195,24 @@ def _training(status: Record, width: int) -> Text:
 
 
 def _batch(status: Record, batch: Record, width: int) -> Text:
-    """Of a model in stages the one that is least far holds the others up."""
-    counts = [number(stage, "counted") for stage in records(status, "stages")]
-    counted = min(counts, default=number(batch, "counted"))
     words = f" {batch_words(status)}"
     cells = max(4, min(24, width - 10 - len(words)))
-    drawn = bar(counted / max(number(batch, "microbatches"), 1.0), cells)
+    drawn = bar(number(batch, "counted") / max(number(batch, "microbatches"), 1.0), cells)
     return cut(Text.assemble("batch ", drawn, words), width - 4)
+
+
+def _stages(status: Record, width: int, room: int) -> tuple[list[RenderableType], int]:
+    """A row for each stage of a model in several, in a third of the room at most, and how many lines that takes.
+    Nothing where that is too little: the line of the batch says it in short."""
+    stages = records(status, "stages")
+    lines = min(len(stages) + 1, room // 3 - 1)
+    if not stages or lines < _STAGES_LEAST:
+        return [], 0
+    narrow, costs = narrow_words(status), cost_words(status)
+    table = stages_table(status, width - 4, lines)
+    told = [Text(costs, "dim")] if costs and room >= _ROOM_FOR_COSTS else []
+    title = f"stages ({len(stages)})" + (f": {narrow}" if narrow else "")
+    return [panel([*table, *told], title, width)], len(table) + len(told) + 2
 
 
 def _getting_ready(status: Record) -> Text:
@@ -239,7 +255,8 @@ def _waiting_for(status: Record, current: Record) -> Text:
 
 def _history(status: Record, view: View, width: int, room: int) -> list[RenderableType]:
     """Recent rounds and events, newest first, beside each other where wide enough."""
-    rounds = [_round_line(entry) for entry in reversed(records(status, "rounds"))]
+    of_stages = bool(records(status, "stages"))
+    rounds = [_round_line(entry, of_stages) for entry in reversed(records(status, "rounds"))]
     events = [
         Text.assemble((f"{duration(number(entry, 'at_s')):>8}  ", "dim"), clean(entry.get("text")))
         for entry in reversed(records(status, "events"))
@@ -258,10 +275,11 @@ def _history(status: Record, view: View, width: int, room: int) -> list[Renderab
     return [upper, panel(events, "events", width, room - room // 2)]
 
 
-def _round_line(entry: Record) -> Text:
+def _round_line(entry: Record, of_stages: bool) -> Text:
     included = entry.get("included")
     names = [clean(name, 40) for name in included] if isinstance(included, list) else []
-    line = Text(f"v{count(entry, 'version'):<5} {duration(number(entry, 'seconds')):>7}  ")
+    stage = f"stage {count(entry, 'fragment'):<2} " if of_stages else ""
+    line = Text(f"v{count(entry, 'version'):<5} {stage}{duration(number(entry, 'seconds')):>7}  ")
     line.append(f"{si(number(entry, 'bytes'), 'B'):>6}  loss {loss_of(entry):<6} in {len(names)}")
     for out in records(entry, "excluded"):
         why = clean(out.get("reason")) or "no reason"

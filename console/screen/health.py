@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
 from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
 from farflung.protocol.process.units import duration, si
 from farflung.protocol.states import ARRIVING, PeerState, RunPhase
@@ -15,6 +16,7 @@ from farflung.protocol.states import ARRIVING, PeerState, RunPhase
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller
 # Joining and catching up are part of a healthy run.
 _SAID_AT_MOST = 60
+_STAGES_MOST = 65  # lines: a run has at most 64 stages
 
 
 class Health(NamedTuple):
@@ -101,20 +103,12 @@ def plain_line(status: Record) -> str:
     )
 
 
-def batch_words(status: Record) -> str:
-    """How far the synchronous batch is, and each stage of a model that is cut; empty where there is none."""
-    batch = status.get("batch")
-    if not isinstance(batch, Mapping):
-        return ""
-    stages = records(status, "stages")
-    if not stages:
-        return f"{count(batch, 'counted')} of {count(batch, 'microbatches')} microbatches counted"
-    each = (
-        f"stage {at}: {count(stage, 'members')} here, "
-        + ("ready to commit" if stage.get("prepared") is True else f"{count(stage, 'counted')} counted")
-        for at, stage in enumerate(stages)
-    )
-    return f"{count(batch, 'microbatches')} microbatches; {'; '.join(each)}"
+def plain_text(status: Record, width: int) -> str:
+    """The line, and below it a row for each stage of a model in several."""
+    told = [plain_line(status)]
+    if records(status, "stages"):
+        told += [line.plain.rstrip() for line in stages_table(status, width, _STAGES_MOST)]
+    return "\n".join([*told, *(words for words in (narrow_words(status), cost_words(status)) if words)])
 
 
 def _data(status: Record) -> str:

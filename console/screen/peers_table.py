@@ -6,6 +6,7 @@ Called by the dashboard.  Must not know the rest of the screen.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ _COLUMNS = (
     _Column("heard", 6, 10),
     _Column("id", 16, 11, right=False),
 )
+_STAGE = _Column("stage", 5, 1)  # of a model in several
 _HISTORY = _Column("last rounds", 11, 0, right=False)
 
 
@@ -84,7 +86,8 @@ class _Table:
 
 def peers_table(status: Record, view: View, width: int, lines: int) -> list[Text]:
     """A heading and a line per member; what does not fit is counted by state in the last line."""
-    members, table = view.ordered(status), _table(width)
+    members = view.ordered(status)
+    table = _table(width, any("stage" in member for member in members))
     title = "last rounds, or why not in" if table.last_width >= _WHY_WIDTH else _HISTORY.title
     heading = [_cell(column.title, column, "bold") for column in table.columns]
     heading.append(cut(Text(title, "bold"), table.last_width))
@@ -107,8 +110,8 @@ def _window(members: list[Record], view: View, lines: int) -> list[Record]:
     return members[first : first + lines]
 
 
-def _table(width: int) -> _Table:
-    columns = list(_COLUMNS)
+def _table(width: int, in_stages: bool) -> _Table:
+    columns = [*_COLUMNS[:2], _STAGE, *_COLUMNS[2:]] if in_stages else list(_COLUMNS)
     while (spare := width - 2 - sum(column.width + 1 for column in columns)) < _HISTORY.width:
         worst = max(column.rank for column in columns)
         if worst == 0:
@@ -153,13 +156,19 @@ def _does(member: Record) -> tuple[str, str]:
 def _last_rounds(member: Record, status: Record, width: int) -> Text:
     name = clean(member.get("name"), 40)
     marks = []
-    for past in records(status, "rounds")[-width:]:
+    rounds = [past for past in records(status, "rounds") if _may_be_in(member, past)]
+    for past in rounds[-width:]:
         included = past.get("included")
         names = [clean(each, 40) for each in included] if isinstance(included, list) else []
         out = any(clean(each.get("name"), 40) == name for each in records(past, "excluded"))
         less = any(clean(each.get("name"), 40) == name for each in records(past, "clipped"))
         marks.append((_LESS if less else _IN) if name in names else _OUT if out else _ABSENT)
     return Text("".join(marks)[-width:] if width else "", "cyan")
+
+
+def _may_be_in(member: Record, past: Record) -> bool:
+    """Of a model in stages each has rounds of its own."""
+    return "stage" not in member or "fragment" not in past or past.get("fragment") == member.get("stage")
 
 
 def _line_share(member: Record, column: _Column) -> Text:
@@ -178,6 +187,7 @@ def _cells(member: Record) -> dict[str, str]:
     holds = number(member, "version") >= 0
     return {
         "peer": clean(member.get("name") or "?"),
+        "stage": count(member, "stage") if "stage" in member else "-",
         "step": count(member, "step"),
         "tok/s": si(number(member, "tokens_per_s")),
         "loss": loss_of(member),
@@ -222,6 +232,12 @@ def details(member: Record, status: Record) -> list[Text]:
         + (f"; left out: {clean(member.get('out'))}" if member.get("out") else ""),
         f"rounds missed in a row: {cells['miss']}; shown another state: {cells['bad']}; heard {cells['heard']} ago",
     ]
+    share = member.get("batch")
+    if isinstance(share, Mapping):
+        of = f"stage {count(member, 'stage')}, " if "stage" in member else ""
+        unit_s = known(share, "unit_s")
+        each = f", {1000 * unit_s:.0f} ms of work for each" if unit_s else ""
+        lines.append(f"{of}seat {count(share, 'seat')}: {count(share, 'counted')} microbatches counted{each}")
     if member.get("left_out"):
         lines.append(f"last left out: {clean(member.get('left_out'))}")
     return [Text(line) for line in lines]

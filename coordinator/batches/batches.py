@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
+from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
 from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
 from farflung.coordinator.batches.words import Desk, Heard, House, NotFinite, Share, Worker
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
@@ -55,6 +57,7 @@ class Batches:
     _seated_at: dict[str, float] = field(default_factory=dict)  # by peer: when it got its last seat
     _not_finite: NotFinite = field(default_factory=NotFinite)
     _was: object = None  # what members were told of last
+    _times: BatchTimes = field(default_factory=BatchTimes)
 
     @property
     def book(self) -> BatchBook:
@@ -211,7 +214,9 @@ class Batches:
                 self._look_at_contested(self.book.batch)
             if not self.complete:
                 self._look_at_unusable(self.book.batch)
-        now = (self.book.batch and self.book.batch.version, self.complete, tuple(self.book.seats))
+        version = self.book.batch.version if self.book.batch is not None else None
+        self._times.look(version, self.complete, self.desk.now)
+        now = (version, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
         return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
 
@@ -270,6 +275,7 @@ class Batches:
         lost = self._of(seat.number).counted.bit_count() if self.book.batch is not None else 0
         self.desk.write(Unseated(number=seat.number, peer=seat.peer, reason=why, contested=contested))
         if lost:
+            self._times.lost += 1
             self.desk.note(
                 f"{self.desk.name(seat.peer)} had counted {lost} microbatches, which are computed again: {why}"
             )
@@ -426,21 +432,14 @@ class Batches:
 
     def told(self) -> dict[str, object]:
         """For the status: how far the batch is."""
-        batch = self.book.batch
-        counted = self.counted & batch.whole if batch is not None else 0
-        return {
-            "samples": self.desk.ledger.leases.samples or None,  # of an epoch
-            "epoch": batch.epoch if batch is not None else self.book.cursor[0],
-            "start": batch.start if batch is not None else self.book.cursor[1],
-            "stop": batch.stop if batch is not None else None,
-            "microbatches": batch.whole.bit_count() if batch is not None else None,
-            "counted": counted.bit_count(),
-            "skipped_samples": self.book.skipped_samples,  # ever: nobody got a finite gradient out of them
-        }
+        seats = min(len(self.book.of_stage(stage)) for stage in range(self.stages))
+        costs = self._times.told(self.desk.manifest.pipeline.batch, seats, self.desk.now)
+        return row_of(self.book, self.desk.ledger.leases.samples, self.counted, costs)
 
-    def told_of(self, stage: int) -> dict[str, object]:
-        """For the status: how far one stage is."""
-        return row_of(self.book, stage, self._heard)
+    def told_of_stages(self) -> list[Row]:
+        """For the status: how far each is, and which one holds the run up."""
+        seen = Seen(self.book, self._heard, self.house.living())
+        return stage_rows(seen, self.desk.ledger.model, self.desk.manifest.pipeline)
 
     @property
     def units_s(self) -> dict[int, list[float]]:

@@ -1,5 +1,5 @@
 """What members and people hear of the batch: with every tick a seat, grants and the table of seats; in the status how
-far each stage is.  Pure.
+far it is, and what batches of this length cost.  Pure.
 
 Called by `batches.py`, which decides all of it.  A table is told whole, of the member's own stage and of those beside
 it, whenever the member names an older one; so a tick that is lost, or comes late, does no harm.
@@ -7,10 +7,7 @@ it, whenever the member names an older one; so a tick that is lost, or comes lat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from farflung.collectives.flow.seats import Seat as Row
-from farflung.coordinator.batches.words import Heard
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.limits import SEATS_TOLD
@@ -62,16 +59,16 @@ def _told(rows: tuple[Row, ...], stage: int) -> tuple[SeatRow, ...]:
     return tuple(SeatRow(row.number, row.peer, row.stage, row.share, row.since, row.gone) for row in told)
 
 
-def row_of(book: BatchBook, stage: int, heard: Mapping[int, Heard]) -> dict[str, object]:
-    """For the status: one stage of several.  `heard`: by seat."""
-    seats = [heard[seat.number] for seat in book.of_stage(stage) if seat.number in heard]
-    counted = 0
-    for said in seats:
-        counted |= said.counted
-    rates = [1.0 / said.unit_s for said in seats if said.unit_s > 0]
+def row_of(book: BatchBook, samples: int, counted: int, costs: dict[str, object] | None) -> dict[str, object]:
+    """For the status.  `samples`: of an epoch; `counted`: the mask of what is counted in every stage."""
+    batch = book.batch
     return {
-        "seats": len(book.of_stage(stage)),
-        "counted": (counted & book.batch.whole).bit_count() if book.batch is not None else 0,
-        # Of all its seats together, as long as each of them says how fast it is.
-        "micros_per_s": round(sum(rates), 3) if rates and len(rates) == len(seats) else None,
+        "samples": samples or None,
+        "epoch": batch.epoch if batch is not None else book.cursor[0],
+        "start": batch.start if batch is not None else book.cursor[1],
+        "stop": batch.stop if batch is not None else None,
+        "microbatches": batch.whole.bit_count() if batch is not None else None,
+        "counted": (counted & batch.whole).bit_count() if batch is not None else 0,
+        "skipped_samples": book.skipped_samples,  # ever: nobody got a finite gradient out of them
+        "costs": costs,
     }

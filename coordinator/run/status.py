@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from farflung import __version__
-from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.screening import LEAST_MEMBERS
@@ -81,7 +80,8 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
     if (batches := conductors[0].batches) is not None:
         status["batch"] = batches.told()
     if batches is not None and batches.stages > 1:
-        status["stages"] = [_fragment(each) | _stage(each, batches) for each in conductors]
+        told = batches.told_of_stages()
+        status["stages"] = [_fragment(each) | _stage(each) | told[each.fragment] for each in conductors]
     elif ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status
@@ -126,6 +126,8 @@ def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
     pipeline = core.manifest.pipeline
     least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
     enough = all(len(conductor.able) >= least for conductor in conductors)
+    if pipeline.stages > 1 and core.ledger.batches.batch is None:
+        enough &= sum(len(conductor.able) for conductor in conductors) >= core.manifest.run.min_peers
     return RunPhase.INNER if enough else RunPhase.WAITING
 
 
@@ -189,13 +191,12 @@ def _fragment(conductor: Conductor) -> dict[str, Any]:
     }
 
 
-def _stage(conductor: Conductor, batches: Batches) -> dict[str, Any]:
-    """Of a model in several: who serves it, and how far it is with the batch."""
+def _stage(conductor: Conductor) -> dict[str, Any]:
+    """Of a model in several: who holds it."""
     return {
         "members": len(conductor.holders),
         "verified": len(conductor.able),
         "prepared": conductor.prepared is not None,
-        **batches.told_of(conductor.fragment),
     }
 
 

@@ -257,19 +257,10 @@ def test_plain_line() -> None:
     assert "\n" not in plain_line({"phase": "a\nb", "digest": "\n", "parity": True})
 
 
-def test_how_far_a_batch_is_and_each_stage_of_it() -> None:
+def test_how_far_a_batch_is() -> None:
     status = SAMPLE | {"round": None, "leases": None, "batch": {"counted": 6, "microbatches": 24}}
     assert "6 of 24 microbatches counted" in screen(status, 100, 30)
     assert plain_line(status).endswith("  6 of 24 microbatches counted")
-    stages = [
-        {"members": 2, "counted": 6, "prepared": False},
-        {"members": 1, "counted": 24, "prepared": True},
-    ]
-    told = "24 microbatches; stage 0: 2 here, 6 counted; stage 1: 1 here, ready to commit"
-    assert told in screen(status | {"stages": stages}, 120, 30) and told in plain_line(
-        status | {"stages": stages}
-    )
-    screen(status | {"stages": [{}] * 64}, 80, 24)
 
 
 def test_accounts_and_clipped_members_where_the_status_has_them() -> None:

@@ -38,7 +38,10 @@ ROOMS: dict[str, Room] = {
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
     "coordinator/ledger": Room(("coordinator/court", "collectives/flow/seats", *PROTOCOL)),
-    "coordinator/batches": Room(("coordinator/ledger", "collectives/flow/seats", "protocol"), pure=True),
+    "coordinator/batches": Room(
+        ("coordinator/ledger", "collectives/flow/seats", "collectives/flow/stage_rates", "protocol"),
+        pure=True,
+    ),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/run": Room(
         (
@@ -151,7 +154,15 @@ ROOMS: dict[str, Room] = {
         ("console/screen", "coordinator/court", "coordinator/ledger", "checkpoints", *PROTOCOL)
     ),
     "console/doctor": Room(
-        ("console/screen", "coordinator/door", "peer", "peer/line", "collectives/link", *PROTOCOL)
+        (
+            "console/screen",
+            "coordinator/door",
+            "peer",
+            "peer/line",
+            "collectives/link",
+            "collectives/flow/stage_rates",
+            *PROTOCOL,
+        )
     ),
     "console/bench": Room(
         ("console/screen", "coordinator/door", "peer", "peer/local", "peer/trainer/agent_process", *PROTOCOL)
@@ -188,11 +199,13 @@ PURE_MODULES = (
     "collectives/link/urgency",
     "console/bench/figures",
     "console/doctor/advice",
+    "console/doctor/stage_advice",
     "console/history/finding",
     "console/history/plots",
     "console/screen/dashboard",
     "console/screen/health",
     "console/screen/peers_table",
+    "console/screen/stages",
     "console/screen/text",
     "coordinator/door/allowance",
     "coordinator/door/hello_check",

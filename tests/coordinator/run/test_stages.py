@@ -277,6 +277,12 @@ def test_a_pause_does_not_leave_a_stage_at_its_end_waiting_for_ever() -> None:
 # ---- what people see ---------------------------------------------------------------------------------------
 
 
+def test_the_status_has_rows_of_stages_before_anybody_said_what_the_model_is() -> None:
+    status = json.loads(StageHall(3).machine.status(0.0))
+    assert [row["narrow"] for row in status["stages"]] == ["too few seats", "", ""]
+    assert all(row["seats"] == 0 and "state_bytes" not in row for row in status["stages"])
+
+
 def test_the_status_has_a_row_for_each_stage() -> None:
     hall = begun()
     hall.peers["bob"].counted = {0, 1}
@@ -284,7 +290,12 @@ def test_the_status_has_a_row_for_each_stage() -> None:
     status = json.loads(hall.machine.status(hall.now))
     rows = [(row["members"], row["seats"], row["counted"], row["version"]) for row in status["stages"]]
     assert rows == [(2, 2, 0, 0), (2, 2, 2, 0), (2, 2, 0, 0)]
-    assert status["stages"][0]["micros_per_s"] == 4.0
+    first = status["stages"][0]
+    assert (first["micros_per_s"], first["unit_s"], first["narrow"]) == (4.0, 0.5, "compute")
+    assert [row["narrow"] for row in status["stages"][1:]] == ["", ""], "the first of equal ones"
+    # 8 values of fp32 and their sums; two chunks of 4 values each, of one part of the outer state.
+    assert (first["compute_bytes"], first["state_bytes"]) == (64, 32)
+    assert (first["up_bytes"], first["gives"]) == (0, {"values": 0, "raw_bytes": 0})
     assert status["batch"]["counted"] == 0 and {row["stage"] for row in status["members"]} == {0, 1, 2}
     assert status["stages"][2]["reason"] == "waiting for microbatches: 0 of 8 counted in stage 0"
 

@@ -1,0 +1,196 @@
+"""What the doctor thinks of a machine for a run whose model is cut into stages: which stages fit it, and whether its
+line pays.  Pure.
+
+Called by advice.py.  The sizes and the seconds come from the run's status, before anybody joins; how good the line is
+comes from line_probe.py.  Must not know how either is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from farflung.collectives.flow.stage_rates import LINE_UP, Crossed, Traffic, line_rate, traffic_of
+from farflung.console.screen.text import Record, known, number, records
+from farflung.protocol.process.units import si
+
+CODECS = ("fp32", "bf16", "int8", "int4")  # each about half of the one before
+GOOD_SHARE = 0.5  # of a GPU that works: less is a warning
+_WORTH_SAYING = 0.1  # what a coarser codec must win
+_SLOTS_WRITTEN = 2  # as peer/pipeline/fitting.py counts them
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One, as the run's status tells it."""
+
+    compute_bytes: float  # parameters, buffers and sums of gradients
+    state_bytes: float  # one part of the outer state
+    unit_s: float | None  # busy seconds of its usual seat for one microbatch
+    seats: int
+    gives: Crossed  # to the next one
+
+    def shared_bytes(self, state_parts: int) -> float:
+        return (state_parts + _SLOTS_WRITTEN) * self.state_bytes
+
+
+class Room(NamedTuple):
+    """Free bytes; `gpu_bytes` is None where the host computes."""
+
+    gpu_bytes: float | None
+    host_bytes: float
+
+
+def stages_in(status: Record) -> tuple[Stage, ...]:
+    """Empty: the model is in one piece, or nobody has brought it yet."""
+    rows = records(status, "stages")
+    if not rows or any(known(row, "state_bytes") is None for row in rows):
+        return ()
+    return tuple(
+        Stage(
+            compute_bytes=number(row, "compute_bytes"),
+            state_bytes=number(row, "state_bytes"),
+            unit_s=known(row, "unit_s"),
+            seats=int(number(row, "seats")),
+            gives=_gives(row.get("gives")),
+        )
+        for row in rows
+    )
+
+
+def _gives(said: object) -> Crossed:
+    told = said if isinstance(said, Mapping) else {}
+    return Crossed(int(number(told, "values")), int(number(told, "raw_bytes")))
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def fitting(stages: Sequence[Stage], room: Room, state_parts: int) -> list[int]:
+    """The same arithmetic as the script's, which has the last word."""
+    return [number for number, stage in enumerate(stages) if _fits(stage, room, state_parts)]
+
+
+def _fits(stage: Stage, room: Room, state_parts: int) -> bool:
+    shared = stage.shared_bytes(state_parts)
+    if room.gpu_bytes is None:
+        return stage.compute_bytes + shared <= room.host_bytes
+    return stage.compute_bytes <= room.gpu_bytes and shared <= room.host_bytes
+
+
+def memory_words(stages: Sequence[Stage], room: Room, state_parts: int) -> tuple[list[int], str]:
+    """(the stages that fit, a sentence)."""
+    fit = fitting(stages, room, state_parts)
+    where = "memory" if room.gpu_bytes is None else "GPU memory"
+    here = si(room.host_bytes if room.gpu_bytes is None else room.gpu_bytes, "B")
+    if room.gpu_bytes is not None:
+        here += f" and {si(room.host_bytes, 'B')} of host memory"
+    most = max(fit, key=lambda number: stages[number].compute_bytes, default=None)
+    if most is None:
+        least = min(stages, key=lambda stage: stage.compute_bytes + stage.shared_bytes(state_parts))
+        return (
+            [],
+            f"no stage fits: the smallest needs {_need(least, room, state_parts)} of {where}, here are {here}",
+        )
+    needs = _need(stages[most], room, state_parts)
+    some = (
+        f"all {len(stages)} stages fit"
+        if len(fit) == len(stages)
+        else f"{_list(fit)} of {len(stages)} stages fit"
+    )
+    return (
+        fit,
+        f"{some}: the largest of them needs {needs} of {where} and what its parts keep, here are {here}",
+    )
+
+
+def _need(stage: Stage, room: Room, state_parts: int) -> str:
+    shared = stage.shared_bytes(state_parts)
+    if room.gpu_bytes is None:
+        return si(stage.compute_bytes + shared, "B")
+    return f"{si(stage.compute_bytes, 'B')} (and {si(shared, 'B')} of the host's)"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:6])) + (" ..." if len(numbers) > 6 else "")
+
+
+# ---- the line ----------------------------------------------------------------------------------------------
+
+
+class Use(NamedTuple):
+    """Of a machine in one stage."""
+
+    stage: int
+    line_per_s: float  # microbatches that the line carries
+    way: str
+    gpu_per_s: float  # that the stage's peers compute
+    share: float  # of such a GPU that would work here
+
+
+def use_of(
+    stages: Sequence[Stage],
+    stage: int,
+    codecs: tuple[str, str],
+    up_bytes_per_s: float,
+    down_bytes_per_s: float,
+) -> Use | None:
+    """`codecs`: of activations, of gradients.  None: nobody has measured yet how long a microbatch takes."""
+    unit_s = stages[stage].unit_s
+    if not unit_s:
+        return None
+    carries, way = line_rate(_traffic(stages, stage, codecs), up_bytes_per_s, down_bytes_per_s)
+    return Use(stage, carries, way, 1.0 / unit_s, min(1.0, carries * unit_s))
+
+
+def _traffic(stages: Sequence[Stage], stage: int, codecs: tuple[str, str]) -> Traffic:
+    return traffic_of([each.gives for each in stages[:-1]], stage, *codecs)
+
+
+def line_words(
+    stages: Sequence[Stage], fit: Sequence[int], codecs: tuple[str, str], rates: tuple[float, float]
+) -> tuple[float | None, str, str]:
+    """(the least share of a GPU that would work here, a sentence, what to do about it).
+
+    `rates`: bytes a second up and down.  The coordinator chooses the stage, so the sentence is of the one that asks
+    most of a line, and of the best one beside it.
+    """
+    uses = [use for stage in fit if (use := use_of(stages, stage, codecs, *rates)) is not None]
+    if not uses:
+        asks = max(fit, key=lambda stage: _traffic(stages, stage, codecs).up_bytes)
+        carries, way = line_rate(_traffic(stages, asks, codecs), *rates)
+        told = (
+            f"your {_load(way)} carries {_rate(carries)} microbatches/s of stage {asks} in {_codec(codecs)}"
+        )
+        return None, f"{told}; nobody has measured yet how long a peer computes one", ""
+    worst, best = (pick(uses, key=lambda use: use.share) for pick in (min, max))
+    told = (
+        f"your {_load(worst.way)} carries {_rate(worst.line_per_s)} microbatches/s of stage {worst.stage}, the stage's "
+        f"peers compute {_rate(worst.gpu_per_s)}/s each: {worst.share:.0%} of a GPU here would work"
+    )
+    if best.share >= worst.share + _WORTH_SAYING:
+        told += f" (in stage {best.stage} {best.share:.0%})"
+    return worst.share, told, _coarser(stages, worst, codecs, rates)
+
+
+def _coarser(stages: Sequence[Stage], now: Use, codecs: tuple[str, str], rates: tuple[float, float]) -> str:
+    """The finest codec that makes the line no hindrance, else the coarsest; empty: none helps."""
+    for name in CODECS[CODECS.index(max(codecs, key=CODECS.index)) + 1 :]:
+        then = use_of(stages, now.stage, (name, name), *rates)
+        enough = then is not None and (then.share >= 0.9 or name == CODECS[-1])
+        if then is not None and enough and then.share >= now.share + _WORTH_SAYING:
+            return f"{name} would make it {then.share:.0%}: [pipeline] codec and gradient_codec of the run's run.toml"
+    return ""
+
+
+def _load(way: str) -> str:
+    return "upload" if way == LINE_UP else "download"
+
+
+def _codec(codecs: tuple[str, str]) -> str:
+    return codecs[0] if codecs[0] == codecs[1] else f"{codecs[0]} and {codecs[1]}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.1f}" if per_s < 100 else si(per_s)
