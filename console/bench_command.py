@@ -62,6 +62,43 @@ def allreduce(**words: object) -> None:
         print("\n".join(table(result)))
 
 
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions:
+    stages: Annotated[int, typer.Option(help="Into how many stages the model is cut.")] = 4
+    seats: Annotated[str, typer.Option(help="Peers in each stage: 4, or one number for each, 3,5,5,3.")] = "4"
+    unit_ms: Annotated[
+        str,
+        typer.Option(help="How long a trainer takes for a microbatch, there and back: one number a stage."),
+    ] = "15,20,20,40"
+    batch: Annotated[int, typer.Option(help="Microbatches in a batch.")] = 1500
+    batches: Annotated[int, typer.Option(help="Batches to measure; one more warms up.")] = 3
+    crossing_kb: Annotated[int, typer.Option(help="What a microbatch sends over a border, one way.")] = 1
+    kill_every: Annotated[float, typer.Option(help="Kill a peer every so many seconds; 0: nobody dies.")] = (
+        0.0
+    )
+    return_after: Annotated[
+        float, typer.Option(help="Whoever was killed is started again so much later.")
+    ] = 3.0
+    kill_at: Annotated[
+        str, typer.Option(help="Kill one peer a batch at these moments: counting,frozen,scatter,prepared.")
+    ] = ""
+    memory: Annotated[
+        str, typer.Option(help="How much of the crossings each agent keeps in memory, such as 64MB.")
+    ] = ""
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for scripts.")] = False
+
+
+def pipeline(**words: object) -> None:
+    """Time the batches of a model in stages on this machine, with trainers that take a given time."""
+    from farflung.console.bench.pipeline_bench import PipelineOptions as Options
+    from farflung.console.bench.pipeline_bench import bench_pipeline
+    from farflung.console.bench.pipeline_figures import table as pipeline_table
+
+    asked = Options(**words)  # type: ignore[arg-type]
+    result = bench_pipeline(asked)
+    print(json.dumps(result) if asked.json else "\n".join(pipeline_table(result)), flush=True)
+
+
 def _with_options(function: object, options: type) -> None:
     """Give a function that takes keywords the options that are a dataclass's fields: typer reads signatures."""
     hints = inspect.get_annotations(options, eval_str=True)
@@ -76,6 +113,6 @@ def _with_options(function: object, options: type) -> None:
     function.__annotations__ = hints
 
 
-_with_options(allreduce, AllreduceOptions)
-app.command()(allreduce)
-app.callback()(lambda: None)  # keeps `allreduce` a word of its own while it is the only one
+for command, options in ((allreduce, AllreduceOptions), (pipeline, PipelineOptions)):
+    _with_options(command, options)
+    app.command()(command)

@@ -144,7 +144,7 @@ def check(asked: BenchOptions) -> Manifest:
 
 def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dict[str, Any]:
     """The figures, as they are printed with --json; `announce` gets what --serve says at once."""
-    with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, _stopped_in_good_order():
+    with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, stopped_in_good_order():
         stage = Stage(Path(name))
         try:
             if asked.join is not None:
@@ -158,7 +158,7 @@ def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dic
 
 
 @contextlib.contextmanager
-def _stopped_in_good_order() -> Iterator[None]:
+def stopped_in_good_order() -> Iterator[None]:
     """A SIGTERM, too, ends the processes that were started."""
 
     def stop(number: int, _: object) -> None:
@@ -317,17 +317,23 @@ class Stage:
             raise UserError(f"the coordinator did not start: {self._coordinator.last_words}")
         return JoinUrl.parse(json.loads(line)["url"])
 
+    @property
+    def coordinator_pid(self) -> int:
+        if self._coordinator is None:
+            raise RuntimeError("no coordinator is started")
+        return self._coordinator.process.pid
+
     def start_peer(self, url: JoinUrl, check: bool) -> Party:
         name = f"peer-{len(self._parties)}"
-        words = ["-m", "farflung.console.bench.trainer", "--url", str(url)]
-        words += [
-            "--identity",
-            str(self.folder / f"{name}.pem"),
-            "--figures",
-            str(self.folder / f"{name}.json"),
-        ]
+        words = ["--url", str(url), "--identity", str(self.folder / f"{name}.pem")]
         words += ["--check"] if check else []
-        party = self._start(name, words, {JOURNAL_VARIABLE: str(self.folder / f"{name}.events")}, None)
+        journal = {JOURNAL_VARIABLE: str(self.folder / f"{name}.events")}
+        return self.start(name, "farflung.console.bench.trainer", words, journal)
+
+    def start(self, name: str, module: str, words: list[str], more: dict[str, str] | None = None) -> Party:
+        """A process that tells its figures at its end; `more`: in its environment."""
+        words = ["-m", module, *words, "--figures", str(self.folder / f"{name}.json")]
+        party = self._start(name, words, more or {}, None)
         self._parties.append(party)
         return party
 

@@ -25,6 +25,7 @@ from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_wo
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.hands import Hands, Tools, largest_payload_bytes, stages_in_order
 from farflung.peer.agent.journal_writer import RoundEvents, beginning_of, counts_of, open_journal, use_of
+from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity, default_path
@@ -118,7 +119,7 @@ class Agent:
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
             beginning_of(me, options.url.run, options.own.upload_limits),
-            lambda: use_of(self._link.counts, self._arithmetic),
+            lambda: use_of(self._link.counts, self._arithmetic, self._control, self._kept),
             lambda: counts_of(self._link.counts, machine, self._held_back),
         )
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
@@ -192,6 +193,11 @@ class Agent:
         self._link.flush()
         if self._hands is not None:
             self._hands.answering.turn(machine, time.monotonic())
+
+    @property
+    def _kept(self) -> KeptCrossings | None:
+        crossings = self._hands.crossings if self._hands is not None else None
+        return crossings.kept if crossings is not None else None
 
     @property
     def _held_back(self) -> int:

@@ -38,6 +38,7 @@ class ControlLink:
         self._counters = counters
         self._door: zmq.Socket[bytes] | None = None
         self._members: zmq.Socket[bytes] | None = None
+        self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
 
     def sockets(self) -> Iterator[zmq.Socket[bytes]]:
         if self._door is not None:
@@ -73,6 +74,7 @@ class ControlLink:
                     raw = socket.recv(zmq.NOBLOCK)
                 except zmq.Again:
                     break
+                self.received_bytes += len(raw)
                 try:
                     yield envelope.decode(raw, allowed)
                 except FrameError as error:
@@ -87,10 +89,11 @@ class ControlLink:
             self._door.close(linger=0)
             self._door = None
 
-    @staticmethod
-    def _send(socket: zmq.Socket[bytes], message: Message) -> None:
+    def _send(self, socket: zmq.Socket[bytes], message: Message) -> None:
+        raw = envelope.encode(message)
         try:
-            socket.send(envelope.encode(message), zmq.NOBLOCK)
+            socket.send(raw, zmq.NOBLOCK)
+            self.sent_bytes += len(raw)
         except zmq.Again:
             pass  # the queue is full because nobody reads: every message is repeated by later beats
 

@@ -8,7 +8,9 @@ Called by the agent (`LocalServer`) and by the trainer (`LocalClient`).  Must no
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -92,31 +94,40 @@ class LocalClient:
     def __init__(self, folder: Path) -> None:
         self._pid = os.getpid()
         self._context = zmq.Context()
-        self._socket = opened(self._context, zmq.DEALER, LOCAL_CHANNEL)
-        self._socket.connect(_address(folder))
-        self._socket.send(b"")
+        self.socket = opened(self._context, zmq.DEALER, LOCAL_CHANNEL)
+        self.socket.connect(_address(folder))
+        self.socket.send(b"")
 
     def send(self, message: FromTrainer) -> None:
         self._refuse_elsewhere()
-        self._socket.send(to_bytes(message))
+        self.socket.send(to_bytes(message))
 
     def recv(self, timeout_s: float) -> ToTrainer | None:
         self._refuse_elsewhere()
-        if not self._socket.poll(round(1000 * timeout_s)):
+        if not self.socket.poll(round(1000 * timeout_s)):
             return None
         try:
-            return to_trainer(self._socket.recv())
+            return to_trainer(self.socket.recv())
         except msgspec.MsgspecError as error:
             text = f"cannot read the agent's message: {error}; do agent and trainer run the same farflung version?"
             raise UserError(text) from None
 
     def close(self) -> None:
-        self._socket.close(linger=_LAST_WORDS_MS)
+        self.socket.close(linger=_LAST_WORDS_MS)
         self._context.term()
 
     def _refuse_elsewhere(self) -> None:
         if os.getpid() != self._pid:
             raise UserError(ELSEWHERE)
+
+
+def those_that_hear(clients: Sequence[LocalClient], timeout_s: float) -> list[LocalClient]:
+    """For one process that plays many trainers: which of them have a word to read, once one has or the time is over."""
+    poller = zmq.Poller()
+    for client in clients:
+        poller.register(client.socket, zmq.POLLIN)
+    ready = dict(poller.poll(max(0, math.ceil(1000 * timeout_s))))
+    return [client for client in clients if client.socket in ready]
 
 
 def _address(folder: Path) -> str:

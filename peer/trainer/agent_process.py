@@ -15,8 +15,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from farflung.peer.local.channel import LocalClient
 from farflung.peer.local.memory import is_abandoned, make_folder, remove_folder, sweep_stale
@@ -36,10 +37,29 @@ TERMINATE_S = 2.0
 _REASON_CHARS = 500  # the wire allows more; a whole traceback helps nobody at the other end
 
 
+class Child(Protocol):
+    """An agent's process, as far as its trainer has to do with it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def started(words: list[str]) -> Child:
+    """By the options of `python -m farflung.peer.agent.main`."""
+    # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.
+    # stdout is the script's; what the agent has to say goes to stderr.
+    command = [sys.executable, "-m", "farflung.peer.agent.main", *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
+
+
 class AgentProcess:
     """`child` is None for an agent that was there before."""
 
-    def __init__(self, folder: Path, child: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, folder: Path, child: Child | None) -> None:
         self.channel = LocalClient(folder)
         self._folder = folder
         self._child = child
@@ -48,7 +68,9 @@ class AgentProcess:
         atexit.register(self._at_exit)
 
     @classmethod
-    def start_or_find(cls, url: str | None, own: Mapping[str, object]) -> AgentProcess:
+    def start_or_find(
+        cls, url: str | None, own: Mapping[str, object], start: Callable[[list[str]], Child] = started
+    ) -> AgentProcess:
         """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
         _refuse_ranks()
         if found := os.environ.get(AGENT_VARIABLE):
@@ -63,15 +85,13 @@ class AgentProcess:
         JoinUrl.parse(url)  # a mistake is told here, not by a child process
         sweep_stale()
         folder = make_folder()
-        command = [sys.executable, "-m", "farflung.peer.agent.main", "--url", url]
-        command += ["--folder", str(folder), "--parent", str(os.getpid())]
-        command += ["--settings", own_config(own).as_json()]
-        # A process group of its own: Ctrl-C reaches the script alone, which then tells the agent to leave.
-        # stdout is the script's; what the agent has to say goes to stderr.
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0
-        )
-        return cls(folder, child)
+        words = ["--url", url, "--folder", str(folder), "--parent", str(os.getpid())]
+        return cls(folder, start([*words, "--settings", own_config(own).as_json()]))
+
+    @property
+    def pid(self) -> int | None:
+        """None for an agent that was there before."""
+        return self._child.pid if self._child is not None else None
 
     def wait_for_begin(self) -> Begin:
         """The agent knows the run's manifest once it has reached the coordinator, however long that takes."""

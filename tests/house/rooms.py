@@ -165,7 +165,19 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/bench": Room(
-        ("console/screen", "coordinator/door", "peer", "peer/local", "peer/trainer/agent_process", *PROTOCOL)
+        (
+            "console/screen",
+            "coordinator/door",
+            "peer",
+            "peer/agent/main",
+            "peer/local",
+            "peer/trainer/agent_process",
+            "peer/trainer/effects",
+            "peer/trainer/stage_machine",
+            "collectives/flow/crossing",
+            "compression",
+            *PROTOCOL,
+        )
     ),
     "console": Room(
         (
@@ -198,6 +210,7 @@ PURE_MODULES = (
     "collectives/link/rates",
     "collectives/link/urgency",
     "console/bench/figures",
+    "console/bench/pipeline_figures",
     "console/doctor/advice",
     "console/doctor/stage_advice",
     "console/history/finding",
