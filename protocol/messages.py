@@ -92,6 +92,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     process: Session  # random per agent process: a restart is not a reconnection
     token: ShortText  # of an invitation; empty: none
     signature: Annotated[bytes, Meta(max_length=64)]
+    # Where a model is cut: all stages that it could hold, also when it holds one of them.
+    fits: Annotated[tuple[FragmentNo, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -390,6 +392,8 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     advice: Reason  # what its owner should know, whatever it is to do
     era_because: Reason  # why it began, if my beat was of another one
     batch: BatchTick | None  # where updates are synchronous batches, and one is due
+    # The stage of the model that this member is to serve from now on, if that is another one than it holds.
+    serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ carries out effects in order, and decides nothing about rounds.  No CUDA here.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
@@ -307,6 +308,23 @@ class Agent:
         self._arithmetic.submit(let_go_of_text, nothing)
         return hands
 
+    def _vacate(self) -> None:
+        """The stage is given up: what is being calculated for it ends first, then its memory goes."""
+        if (hands := self._hands) is not None:
+            hands.begin_to_close()
+        self._arithmetic.submit(lambda: None, lambda _: self._vacated())
+
+    def _vacated(self) -> None:
+        hands, self._hands = self._hands, None
+        if hands is not None:
+            hands.close()
+            hands.shared.remove()
+            if hands.shared.place != self._options.folder:
+                remove_folder(hands.shared.place)
+        del hands
+        gc.collect()  # the next stage takes as much memory
+        self._carry_out(self._machine.on_vacated(time.monotonic()))
+
     # ---- effects ---------------------------------------------------------------------------------------------
 
     def _carry_out(self, effects: list[do.Effect]) -> None:
@@ -342,6 +360,8 @@ class Agent:
                 self._local.send(told)
             case do.Hold(attached=attached):
                 self._hold(attached)
+            case do.Vacate():
+                self._vacate()
             case do.Note(text=text):
                 self._say(text)
             case do.Exit():
@@ -486,20 +506,12 @@ class Agent:
         self._events.close(self._exit)
         finished = self._exit is not None and self._exit.code == "finished"
         hands = self._hands
-        if hands is not None and hands.checkpoints is not None:
-            hands.checkpoints.close(finished)
-        if hands is not None and hands.results is not None:
-            hands.results.close(finished)
-        if hands is not None and hands.archive is not None:
-            hands.archive.close(finished)
-        if hands is not None and hands.record is not None:
-            hands.record.close()
+        if hands is not None:
+            hands.begin_to_close(finished)
         self._arithmetic.close()
         self._inbox.close()
         if hands is not None:
-            hands.arriving.close()
-        if hands is not None and hands.crossings is not None:
-            hands.crossings.close()
+            hands.close()
         self._local.close()
         self._supervisor.stop()
         self._control.close()

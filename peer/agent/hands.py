@@ -106,6 +106,20 @@ class Hands:
             _crossings_of(attached, shared, tools),
         )
 
+    def begin_to_close(self, finished: bool = False) -> None:
+        """While the arithmetic thread still works; `finished`: the run is complete."""
+        for hand in (self.checkpoints, self.results, self.archive):
+            if hand is not None:
+                hand.close(finished)
+        if self.record is not None:
+            self.record.close()
+
+    def close(self) -> None:
+        """Once everything that was asked of the arithmetic thread is done."""
+        self.arriving.close()
+        if self.crossings is not None:
+            self.crossings.close()
+
     def change(self, chunk: int, job: Callable[[], object]) -> None:
         """In the arithmetic thread: do what changes this chunk, once it was copied where a checkpoint needs it."""
         if self.checkpoints is not None:

@@ -158,6 +158,12 @@ class SharedState:
     def elements(self) -> int:
         return self._message.elements
 
+    def remove(self) -> None:
+        """The names only: whoever has the memory mapped keeps it until it lets go."""
+        message = self._message
+        for path in (message.anchor, *message.moments, *message.slots, message.progress):
+            Path(path).unlink(missing_ok=True)
+
     def as_message(self) -> Shared:
         return self._message
 

@@ -121,6 +121,10 @@ class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
     name: str
 
 
+class Anew(_Local, frozen=True, kw_only=True, tag="anew"):
+    """This peer is to hold another stage: forget the one that you have, and attach as at the beginning."""
+
+
 class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
     anchor: str
     moments: tuple[str, ...]
@@ -217,7 +221,19 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
 
 FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Bye
 ToTrainer = (
-    Begin | Shared | Provide | Load | Resume | Opened | LeasesNow | Grants | Freeze | Hand | Finish | Stop
+    Begin
+    | Anew
+    | Shared
+    | Provide
+    | Load
+    | Resume
+    | Opened
+    | LeasesNow
+    | Grants
+    | Freeze
+    | Hand
+    | Finish
+    | Stop
 )
 
 _encoder = msgspec.msgpack.Encoder()

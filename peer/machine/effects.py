@@ -58,6 +58,11 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Vacate:
+    """The stage that I hold is given up: end what is being done for it, let go of its memory, and say `on_vacated`."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandOver:
     """Work for the trainer of a stage: copy the kept pieces that it names into the belt, then tell it."""
 
@@ -235,6 +240,7 @@ Effect = (
     | Contacts
     | Tell
     | Hold
+    | Vacate
     | HandOver
     | KeepCrossing
     | ForgetCrossings

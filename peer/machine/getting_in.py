@@ -68,6 +68,25 @@ class Me:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a trainer says of its model: it holds all of it, or could hold one of some stages."""
+
+    attached: Attached
+    address: str  # where other peers dial me, if they can
+    fits: tuple[int, ...] = ()  # the stages that it could hold, also when one of them is held
+
+    @property
+    def problem(self) -> str:
+        """Why the run has no use for it; empty: it has."""
+        of, stages = self.attached.known.manifest.pipeline.stages, self.attached.stages
+        if of == 1:
+            return "the run's model is in one piece, and the trainer offers stages" if stages else ""
+        if not stages or not set(stages) <= set(range(of)):
+            return f"the run has stages 0 to {of - 1}, and the trainer could hold {list(stages)}"
+        return ""
+
+
+@dataclass(frozen=True)
 class PeerConfig:
     """All that the machine is told when it is made; nothing of it changes later."""
 
@@ -146,21 +165,21 @@ class Doorway:
         self.stand = Stand.READING
         return True
 
-    def greet(self, attached: Attached, address: str, version: int, digest: bytes, now: float) -> Hello:
-        """`address`: where other peers dial me, if they can."""
+    def greet(self, offer: Offer, version: int, digest: bytes, now: float) -> Hello:
         self.stand, self._awaits_welcome = Stand.GREETING, True
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
-        me = self._me
+        me, attached = self._me, offer.attached
         hello = Hello(
             protocol=PROTOCOL_VERSION,
             run_id=attached.known.run_id,
             identity=me.identity,
             key=me.key,
-            address=address,
+            address=offer.address,
             software=me.software,
             manifest=attached.known.manifest.digest,
             model=attached.model,
             fragments=tuple(each.number for each in attached.held),
+            fits=offer.fits,
             version=version,
             digest=digest,
             process=me.process,

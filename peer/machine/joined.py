@@ -17,31 +17,15 @@ from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, 
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.gathering import Gathering, may_gather
-from farflung.peer.machine.getting_in import PeerConfig
+from farflung.peer.machine.getting_in import Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.manifest import NetSection
+from farflung.protocol.messages import Committed, Show, What
 from farflung.protocol.moments import Attached
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What a trainer says of its model: it holds all of it, or could hold one of some stages."""
-
-    attached: Attached
-    address: str  # where other peers dial me, if they can
-
-    @property
-    def problem(self) -> str:
-        """Why the run has no use for it; empty: it has."""
-        of, stages = self.attached.known.manifest.pipeline.stages, self.attached.stages
-        if of == 1:
-            return "the run's model is in one piece, and the trainer offers stages" if stages else ""
-        if not stages or not set(stages) <= set(range(of)):
-            return f"the run has stages 0 to {of - 1}, and the trainer could hold {list(stages)}"
-        return ""
+from farflung.protocol.round_words import Plan
 
 
 @dataclass(frozen=True)
@@ -101,6 +85,11 @@ class Joined:
         told = f"I hold stage {stage} of {len(attached.fragments)}: {mine / 1e6:.1f} of {whole / 1e6:.1f} MB of state"
         return [do.Note(told), do.Hold(attached)]
 
+    def moves_to(self, stage: int) -> str:
+        """For people, behind whoever it is of."""
+        [mine] = self.attached.stages
+        return f"moves from stage {mine} to stage {stage}, which is short"
+
     def misfit(self, again: Offer) -> str:
         """Why a later trainer can't take the place of the first one; empty: it can."""
         mine = self.offer
@@ -134,6 +123,42 @@ class Joined:
         """Frames that wait for their explanation, and end in a counter when it comes."""
         waiting = self.crossings.early_count if self.crossings is not None else 0
         return self.part.early_count + waiting
+
+    # ---- words of rounds -------------------------------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, reports: Reporter, now: float) -> list[do.Effect]:
+        if plan.fragment not in self.part.lanes:
+            return []
+        lane = self.part.lanes[plan.fragment]
+        before = lane.round
+        effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
+        if lane.round is not before:
+            reports.begin_round(plan.fragment)
+            if lane.contribution is None:
+                effects = [reports.sent(plan, b"", None), *effects]
+            effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
+        return effects
+
+    def on_commit(
+        self, committed: Committed, reports: Reporter, identity: bytes, now: float
+    ) -> list[do.Effect]:
+        commit = committed.commit
+        lane = self.part.lanes.get(commit.fragment)
+        if lane is None:
+            return []
+        flight = lane.round
+        lane.on_commit(commit, now, committed.nonce)
+        lane.kept.on_signed(commit.round_no, reports.said_in(commit, identity))
+        return self.gathering.on_commit(commit, reports.era, flight, now)
+
+    def on_show(self, show: Show, reports: Reporter, now: float) -> list[do.Effect]:
+        if show.what is What.CONTRIBUTION:
+            kept = self.auditing.contribution(show, now)
+            return [*reports.shown(show, bytes(kept) if kept is not None else None)]
+        if show.fragment not in self.part.lanes:
+            return [*reports.shown(show, None)]
+        logged = self.part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
+        return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
     # ---- what the disk has to say ------------------------------------------------------------------------------
 

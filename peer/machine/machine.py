@@ -22,6 +22,7 @@ from dataclasses import replace
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.effects import Merge, MergeAgain, Weigh
 from farflung.peer.local.words import (
+    Anew,
     Attach,
     Begin,
     Bye,
@@ -40,8 +41,16 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.crossings import is_crossing
-from farflung.peer.machine.getting_in import STAY_S, STAY_WITH_SUMS_S, Doorway, Leaving, PeerConfig, Stand
-from farflung.peer.machine.joined import Joined, Offer
+from farflung.peer.machine.getting_in import (
+    STAY_S,
+    STAY_WITH_SUMS_S,
+    Doorway,
+    Leaving,
+    Offer,
+    PeerConfig,
+    Stand,
+)
+from farflung.peer.machine.joined import Joined
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
@@ -63,11 +72,9 @@ from farflung.protocol.messages import (
     ToDoor,
     ToMember,
     Welcome,
-    What,
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
-from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Verdict
 
@@ -89,6 +96,7 @@ class PeerMachine:
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._heard_at = self._beat_at = self._now = 0.0
         self._in_seq, self._providing, self.exited = 0, False, False
+        self._vacating = self._vacant = False  # I gave a stage up; and my trainer has not begun anew
 
     @property
     def part(self) -> Participation | None:
@@ -153,7 +161,7 @@ class PeerMachine:
         version, digest = NO_VERSION, b""
         if self.joined is not None:
             version, digest = self.joined.lanes[0].version, self.joined.lanes[0].digest
-        return [do.ToDoor(self.doorway.greet(offer.attached, offer.address, version, digest, self._now))]
+        return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now))]
 
     def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
         held = self.offer.attached.as_holder_of(welcome.fragments) if self.offer is not None else None
@@ -201,51 +209,19 @@ class PeerMachine:
             case Tick():
                 effects = self._on_tick(message, joined)
             case OpenRound(plan=plan):
-                effects = self._on_plan(plan, part)
+                effects = joined.on_plan(plan, self.reports, now)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed():
-                effects = self._on_commit(message, joined)
-            case Show(what=What.CONTRIBUTION):
-                kept = joined.auditing.contribution(message, now)
-                effects = [*self.reports.shown(message, bytes(kept) if kept is not None else None)]
+                effects = joined.on_commit(message, self.reports, self.me.identity, now)
             case Show():
-                effects = self._on_show(message, part)
+                effects = joined.on_show(message, self.reports, now)
             case Aborted(round_no=round_no):
                 part.on_aborted(round_no)
                 effects = []
             case AuditChunks():
                 effects = joined.auditing.on_audit(message, now)
         return effects + self._move_on()
-
-    def _on_commit(self, committed: Committed, joined: Joined) -> list[do.Effect]:
-        commit = committed.commit
-        lane = joined.part.lanes.get(commit.fragment)
-        if lane is None:
-            return []
-        flight = lane.round
-        lane.on_commit(commit, self._now, committed.nonce)
-        lane.kept.on_signed(commit.round_no, self.reports.said_in(commit, self.me.identity))
-        return joined.gathering.on_commit(commit, self.era, flight, self._now)
-
-    def _on_show(self, show: Show, part: Participation) -> list[do.Effect]:
-        if show.fragment not in part.lanes:
-            return [*self.reports.shown(show, None)]
-        logged = part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
-        return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
-
-    def _on_plan(self, plan: Plan, part: Participation) -> list[do.Effect]:
-        if plan.fragment not in part.lanes:
-            return []
-        lane = part.lanes[plan.fragment]
-        before = lane.round
-        effects = part.on_plan(plan, self.training.works[plan.fragment].frozen, self._now)
-        if lane.round is not before:
-            self.reports.begin_round(plan.fragment)
-            if lane.contribution is None:
-                effects = [self.reports.sent(plan, b"", None), *effects]
-            effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
-        return effects
 
     def _on_tick(self, tick: Tick, joined: Joined) -> list[do.Effect]:
         part, exchange = joined.part, joined.exchange
@@ -263,6 +239,8 @@ class PeerMachine:
         if tick.era > self.reports.era:
             effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.
+        if tick.serve in set(joined.offer.fits) - set(part.lanes) and not self.leaving.asked:
+            return [*effects, *self._change_stage(tick.serve, joined)]
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += self._found(tick, part)
@@ -289,6 +267,22 @@ class PeerMachine:
         joined.gathering.go_back()
         self.reports.vitals.saved = joined.saving.saved
         return [*joined.exchange.go_back(tick.fragments, tick.era_because), *self._beat()]
+
+    def _change_stage(self, to: int, joined: Joined) -> list[do.Effect]:
+        """The coordinator needs me in another stage: what I hold of mine goes, and I come in as a newcomer does."""
+        told = joined.moves_to(to)
+        effects: list[do.Effect] = [do.Note(f"I {told}"), self.reports.leave(f"it {told}"), do.LeaveMembers()]
+        effects += [*joined.gathering.finish(), do.Vacate()]
+        self.doorway.leave(self._now, 0.0)
+        self.joined, self.offer, self.tick, self._vacating, self._vacant = None, None, None, True, True
+        self.training = Training.of(joined.attached.known.manifest)
+        self.reports = Reporter.of_newcomer(self.reports)
+        return effects
+
+    def on_vacated(self, now: float) -> list[do.Effect]:
+        """Nothing is left here of the stage that I held: the trainer, too, begins anew."""
+        self._now, self._vacating = now, False
+        return [do.Tell(Anew())]
 
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes.values())
@@ -429,6 +423,8 @@ class PeerMachine:
     def on_local(self, message: FromTrainer, now: float, payload: Payload = b"") -> list[do.Effect]:
         """`payload`: what lay in the belt where a stage's trainer made something (`place_of`)."""
         self._now = now
+        if self._vacant and not isinstance(message, Attach | Bye):
+            return []  # it speaks of the stage that I held
         match message:
             case Attach(model=model):
                 return self.on_attach(model, "", now)
@@ -493,12 +489,12 @@ class PeerMachine:
         """`address`: where other peers dial me, if they can; the first one stays.  `stages`: of a model that is cut,
         those that this trainer could hold, the one whose state lies on the disk first."""
         self._now = now
-        if self.known is None:
-            return []  # it can't know what the run is
-        offer = Offer(Attached(self.known, model, stages), address)
+        if self.known is None or self._vacating:
+            return []  # it can't know what the run is, or it is told in a moment to begin anew
+        offer = Offer(Attached(self.known, model, stages), address, fits=stages)
         if problem := offer.problem or (self.joined.misfit(offer) if self.joined is not None else ""):
             return [do.Tell(Stop(code="model", reason=problem))]
-        self._providing = False
+        self._providing = self._vacant = False
         if self.joined is None and stages:
             self.offer = offer
             self.training.on_attach()

@@ -7,7 +7,7 @@ coordinator knows it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -82,6 +82,13 @@ class Reporter:
         self.leaving = False
         self._seq = 0
         self._said: dict[int, Said] = {}  # by fragment
+
+    @staticmethod
+    def of_newcomer(before: Reporter) -> Reporter:
+        """Of the same peer, which holds nothing of the run any more: only what is told of its line stays."""
+        reports = Reporter(before._sign)
+        reports.vitals = replace(before.vitals, saved=-1, stuck=False)
+        return reports
 
     def begin_session(self, session: bytes, run_id: bytes, gather_codec: str) -> None:
         self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0

@@ -10,6 +10,7 @@ the belt, on the way back too: it need not have gone forward here.  Tokens trave
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
-from farflung.peer.local.words import Hand, Need, Shared
+from farflung.peer.local.words import Anew, Hand, Need, Shared, ToTrainer
 from farflung.peer.pipeline.batch_loop import too_large
 from farflung.peer.pipeline.border_codec import BorderCodec
 from farflung.peer.pipeline.held import Held
@@ -100,6 +101,22 @@ class PipelineLoop(SummingLoop[StageMachine]):
     def end(self) -> None:
         if self.machine.stage != NO_STAGE:
             self.held.take_newest()
+
+    def _on_word(self, word: ToTrainer) -> None:
+        if isinstance(word, Anew):
+            self._let_go()
+            self.begin()
+        else:
+            super()._on_word(word)
+
+    def _let_go(self) -> None:
+        """This peer is to hold another stage: there is room for that one only when this one is gone."""
+        self.machine = StageMachine()
+        self._held = self._belt = self._before = self._after = None
+        self._read.clear()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _attach(self) -> list[do.Effect]:
         whole = self._model.whole

@@ -92,7 +92,7 @@ class SummingLoop(ABC, Generic[Machine]):
     def turn(self) -> do.Stand | None:
         """All words that are there, then the next work; gives what it waits for, or None."""
         while not self.machine.finished and (word := self._channel.recv(0.0)) is not None:
-            self._carry_out(self.machine.on_message(word))
+            self._on_word(word)
         self._waits = None
         self._carry_out(self.machine.next())
         return self._waits
@@ -108,6 +108,9 @@ class SummingLoop(ABC, Generic[Machine]):
             if self._clock() >= remind_at:
                 remind_at += PATIENCE_S
                 log.warning(_WAITS_FOR[stand])
+        self._on_word(word)
+
+    def _on_word(self, word: ToTrainer) -> None:
         self._carry_out(self.machine.on_message(word))
 
     def _next_word(self) -> ToTrainer | None:

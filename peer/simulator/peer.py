@@ -204,6 +204,8 @@ class VirtualPeer:
                 self.calculate(lambda: self._compute(effect, era))
             case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing() | do.Hold():
                 self._cross(effect)
+            case do.Vacate():
+                self.calculate(self._vacated)
             case do.KeepContribution():
                 self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore():
@@ -252,6 +254,14 @@ class VirtualPeer:
                         belt="simulated",
                     )
                 )
+
+    def _vacated(self) -> None:
+        """The memory of the stage that was held is gone; what lies on the disk stays."""
+        self.held = ()
+        self._kept_work.clear()
+        self._kept_paths.clear()
+        self._crossings.clear()
+        self.carry_out(self.machine.on_vacated(self.world.now()))
 
     def _crossing(self, version: int, micro: int, piece: Piece) -> Payload:
         kept = self._crossings.get((version, micro, piece))

@@ -115,6 +115,8 @@ class Scenario:
     stage_chunks: tuple[int, ...] = ()  # of each stage
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
+    rebalance_s: float = 0.0  # how often it is looked at whether a peer should serve another stage; 0: never
+    rebalance_gain: float = 1.15
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
 
@@ -237,6 +239,7 @@ class Scenario:
             # The more parties, the more often somebody dies: here about as often as with one stage.
             kill_per_effect=batched.kill_per_effect * draw.choice((0.05, 0.1, 0.2)),
             faults_until_s=draw.choice((8.0, 15.0, 25.0)) if seed % 4 != 3 else 0.0,
+            rebalance_s=random.Random(f"moves {seed}").choice((0.0, 2.0, 5.0)),
         )
 
     @staticmethod
@@ -390,6 +393,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         batch = {scenario.batch}
         micro = {scenario.micro}
         stages = {scenario.stages}
+        rebalance_s = {scenario.rebalance_s}
+        rebalance_gain = {scenario.rebalance_gain}
         codec = "fp32"
         gradient_codec = "fp32"
         """,

@@ -15,11 +15,11 @@ import torch
 
 from farflung.collectives.flow.crossing import border_after, pack, parse
 from farflung.compression.codec import codec_named
-from farflung.peer.local.words import Begin, Hand, Need, ToTrainer
+from farflung.peer.local.words import Anew, Begin, Hand, Need, ToTrainer
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
 from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.stage_machine import StageMachine
+from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
 from farflung.protocol.digests import hash_bytes
 
 NOT_PASSED = -1
@@ -69,15 +69,23 @@ class VirtualStageTrainer(VirtualBatchTrainer):
     def on_message(self, message: ToTrainer) -> None:
         if not self.alive:
             return
-        if isinstance(message, Begin):
+        if self._busy:
+            self._waiting.append(message)
+        else:
+            self._hear(message)
+            self._go_on()
+
+    def _hear(self, message: ToTrainer) -> None:
+        if isinstance(message, Begin | Anew):  # `Begin` may be told twice; a stage is built once
+            if self.works.stage != NO_STAGE and isinstance(message, Begin):
+                return
+            self.works = self.stage_machine()
+            self.paths.clear()
             need = Need(samples=self.dataset_samples, want=0, data=self.fingerprint)
             largest = max(self._border.most_bytes(backwards) for backwards in (False, True))
             self._carry_out(self.works.attach(self.host.model, 0, self.host.offers, largest, need))
-        elif self._busy:
-            self._waiting.append(message)
         else:
             self._carry_out(self.works.on_message(message))
-            self._go_on()
 
     def _go_on(self) -> None:
         if not self.works.finished and not self._busy:
@@ -118,7 +126,7 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         waiting, self._waiting = self._waiting, []
         for word in waiting:
             if self.alive:
-                self._carry_out(self.works.on_message(word))
+                self._hear(word)
         if self.alive:
             self._go_on()
 

@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import Doorway, me_of
+from farflung.peer.machine.getting_in import Doorway, Offer, me_of
 from farflung.protocol import envelope as wire
 from farflung.protocol.digests import combined, full_mask, hash_bytes, keyed_hash, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
@@ -204,7 +204,7 @@ class Sham:
         if isinstance(message, Challenge) and self.door.on_challenge(message):
             known = known_of(message.manifest, message.run_id)
             self.run_id, self.gather_codec = message.run_id, known.manifest.round.gather_codec
-            hello = self.door.greet(Attached(known, self.crowd.model), self.address, -1, b"", now)
+            hello = self.door.greet(Offer(Attached(known, self.crowd.model), self.address), -1, b"", now)
             self.crowd.say(self.crowd.at_door, self, hello)
         elif isinstance(message, Refuse):
             self.crowd.count(f"refused: {message.code}")

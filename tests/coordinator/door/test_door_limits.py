@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import Banned, Struck
 from farflung.coordinator.ledger.register import PEERS_KEPT, Register
 from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import Doorway, me_of
+from farflung.peer.machine.getting_in import Doorway, Offer, me_of
 from farflung.protocol import envelope
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -76,7 +76,7 @@ def a_hello(door: Door) -> Hello:
     challenge = door.said[-1]
     assert isinstance(challenge, Challenge) and doorway.on_challenge(challenge)
     known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
-    return doorway.greet(Attached(known, MODEL), "", -1, b"", 0.0)
+    return doorway.greet(Offer(Attached(known, MODEL), ""), -1, b"", 0.0)
 
 
 def test_a_network_says_only_so_much_and_hears_once_that_it_is_too_much(door: Door) -> None:

@@ -21,7 +21,7 @@ from farflung.coordinator.run.admission import COMES_PER_MINUTE, Admission
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
-from farflung.peer.machine.getting_in import Doorway, Me
+from farflung.peer.machine.getting_in import Doorway, Me, Offer
 from farflung.protocol import messages as m
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import hash_bytes
@@ -542,7 +542,7 @@ def test_a_restored_coordinator_is_far_ahead_and_nobody_follows_the_one_before()
     me = Me("p", "n", b"", b"", bytes(16), "test", lambda message: bytes(64))
     doorway = Doorway(me, "demo")
     for incarnation, follows in ((1001, True), (3, False), (1002, True)):
-        doorway.greet(Attached(Known(house.manifest, RUN_ID), MODEL), "", -1, b"", 0.0)
+        doorway.greet(Offer(Attached(Known(house.manifest, RUN_ID), MODEL), ""), -1, b"", 0.0)
         welcome = m.Welcome(
             session=bytes(16), incarnation=incarnation, member_port=1, fragments=(0,), roster=()
         )
