@@ -11,6 +11,7 @@ a peer that comes back, or whose trainer died, sits down under another one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from farflung.protocol.limits import MEMBERS_PER_ROUND
@@ -91,11 +92,9 @@ class Table:
         gone = replace(self.seats[number], gone=self.number + 1)
         return Table(self.number + 1, tuple({**self.seats, number: gone}.values()))
 
-    def with_shares(self, shares: dict[int, float]) -> Table:
-        """Nobody comes or goes; the wiring spreads work otherwise."""
-        seats = (replace(seat, share=shares.get(seat.number, seat.share)) for seat in self.seats.values())
+    def of_next_batch(self, shares: Mapping[int, float]) -> Table:
+        """Whoever went is of no interest any more: nothing of the committed batch changes hands.  `shares`: by number,
+        where the wiring is to spread work otherwise."""
+        living = (seat for seat in self.seats.values() if seat.lives)
+        seats = (replace(seat, share=shares.get(seat.number, seat.share)) for seat in living)
         return Table(self.number + 1, tuple(seats))
-
-    def of_next_batch(self) -> Table:
-        """Whoever went is of no interest any more: nothing of the committed batch changes hands."""
-        return Table(self.number + 1, tuple(seat for seat in self.seats.values() if seat.lives))

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
+from farflung.coordinator.batches.moving import Moves
+from farflung.coordinator.batches.rates import news_of_shares
 from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
 from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
 from farflung.coordinator.batches.words import Desk, Heard, House, NotFinite, Share, Worker
@@ -58,6 +60,9 @@ class Batches:
     _not_finite: NotFinite = field(default_factory=NotFinite)
     _was: object = None  # what members were told of last
     _times: BatchTimes = field(default_factory=BatchTimes)
+
+    def __post_init__(self) -> None:
+        self.moves = Moves(self.desk, self.house, self._take_seat)
 
     @property
     def book(self) -> BatchBook:
@@ -137,6 +142,7 @@ class Batches:
             and (worker.peer, said.trainer) not in self._idle
         )
         able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
+        able = able and not self.moves.is_due(worker.peer)
         return rested and room and able and not self.complete and self.house.fits(worker.peer)
 
     def _hear(self, seat: Seat, said: BatchBeat, beat: Beat) -> None:
@@ -207,6 +213,7 @@ class Batches:
             if why and seat.number in self.book.seats:
                 self._unseat(seat, why)
         self._forgive_idle()
+        self.moves.advance()
         if self.book.batch is None:
             self._maybe_begin()
         else:
@@ -236,6 +243,8 @@ class Batches:
             # After a restart those who hold seats have a while to come back.
             waited = desk.now - desk.began_at >= AWAIT_DEAD * desk.manifest.net.dead_after_s
             return "it is gone" if waited or self._of(seat.number).at_all else ""
+        if worker.stage != seat.stage:
+            return f"it holds stage {worker.stage} now"
         if worker.process != seat.process:
             return "it came back as another process"
         said = worker.beat.batch if worker.beat is not None else None
@@ -293,14 +302,39 @@ class Batches:
         self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
         due = self.book.next_batch(ledger.version, samples, manifest.pipeline.batch, manifest.pipeline.micro)
         desk.write(
-            BatchBegun(version=due.version, epoch=due.epoch, start=due.start, stop=due.stop, count=due.count)
+            BatchBegun(
+                version=due.version,
+                epoch=due.epoch,
+                start=due.start,
+                stop=due.stop,
+                count=due.count,
+                shares=self._news_of_shares(),
+            )
         )
         for heard in self._heard.values():
             heard.forget()
 
+    def _news_of_shares(self) -> dict[int, float]:
+        """By seat, where the wiring is to spread work otherwise than in the last batch."""
+        if self.stages == 1:
+            return {}
+        seats = {row.peer: row for row in self.book.rows if row.lives}
+        told = {peer: row.share for peer, row in seats.items()}
+        news = news_of_shares(told, self.moves.rates().shares())
+        return {seats[peer].number: share for peer, share in news.items()}
+
+    def _take_seat(self, peer: str, why: str) -> None:
+        seat = self.book.seat_of(peer)
+        if seat is not None:
+            self._unseat(seat, why)
+
     @property
     def _able(self) -> list[Worker]:
-        return [w for w in self.house.living().values() if w.verified and self.house.fits(w.peer)]
+        return [
+            worker
+            for worker in self.house.living().values()
+            if worker.verified and self.house.fits(worker.peer) and not self.moves.is_due(worker.peer)
+        ]
 
     @property
     def _short_stage(self) -> str:
@@ -434,7 +468,8 @@ class Batches:
         """For the status: how far the batch is."""
         seats = min(len(self.book.of_stage(stage)) for stage in range(self.stages))
         costs = self._times.told(self.desk.manifest.pipeline.batch, seats, self.desk.now)
-        return row_of(self.book, self.desk.ledger.leases.samples, self.counted, costs)
+        row = row_of(self.book, self.desk.ledger.leases.samples, self.counted, costs)
+        return row | {"moving": self.moves.told or None}  # who goes from which stage to which
 
     def told_of_stages(self) -> list[Row]:
         """For the status: how far each is, and which one holds the run up."""

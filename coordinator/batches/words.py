@@ -6,7 +6,7 @@ from them is decided in `batches.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,10 @@ class Worker(Protocol):
     @property
     def leaving(self) -> bool: ...
     @property
+    def dialable(self) -> bool: ...
+    @property
+    def fits(self) -> tuple[int, ...]: ...  # the stages that it could hold
+    @property
     def beat(self) -> Beat | None: ...
 
 
@@ -42,6 +46,8 @@ class Desk(Protocol):
     now: float
     began_at: float
 
+    @property
+    def clock_s(self) -> float: ...  # the run's own
     @property
     def held(self) -> str: ...
     @property
@@ -60,6 +66,7 @@ class House:
     in_round: Callable[[str], bool]  # a round in flight may use what it counted
     flying: Callable[[int], bool]  # a round of this stage is in flight
     abort: Callable[[int, str], None]  # that round: what it merges has no part in the batch any more
+    saved_by: Callable[[int], Collection[str]] = lambda stage: ()  # who wrote a checkpoint of this stage
 
 
 @dataclass(frozen=True)

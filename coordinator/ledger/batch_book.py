@@ -79,6 +79,7 @@ class BatchBook:
     seats: dict[int, Seat] = field(default_factory=dict)
     last_seat: int = 0
     skipped_samples: int = 0  # ever
+    moved_at_s: float = float("-inf")  # on the run's clock: when a peer was last sent to another stage
     # Of this batch: what seats had been granted that are gone.
     released: list[Span] = field(default_factory=list)
     # The numbered table, whose living rows are `seats`.
@@ -126,12 +127,13 @@ class BatchBook:
 
     # ---- changes: called by the ledger only, for a record that is written -----------------------------------
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, shares: Mapping[int, float] | None = None) -> None:
+        """`shares`: by seat, of those that change."""
         self.batch, self.released = batch, []
         for seat in self.seats.values():
             seat.granted.clear()
         if self.rows:
-            self._keep(self.table.of_next_batch())
+            self._keep(self.table.of_next_batch(shares or {}))
 
     def sit_down(self, seat: Seat) -> None:
         self.seats[seat.number] = seat

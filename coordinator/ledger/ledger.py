@@ -43,6 +43,7 @@ from farflung.coordinator.ledger.records import (
     Invited,
     MicroSkipped,
     ModelFixed,
+    Moving,
     Opened,
     Paused,
     Record,
@@ -199,6 +200,8 @@ class Ledger:
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
+            case Moving(at_s=at_s):
+                self.batches.moved_at_s = at_s
             case BatchBegun() | Seated() | Unseated() | GrantedMicros() | TakenBack() | MicroSkipped():
                 self._on_batch(record)
             case Departed():
@@ -230,7 +233,7 @@ class Ledger:
         book = self.batches
         match record:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
-                book.begin(Batch(version, epoch, start, stop, count))
+                book.begin(Batch(version, epoch, start, stop, count), record.shares)
             case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
                 book.sit_down(Seat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):

@@ -210,6 +210,8 @@ class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     start: int  # samples [start, stop) of the epoch's order
     stop: int
     count: int  # of microbatches
+    # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/flow/seats.py.
+    shares: dict[int, float] = {}
 
 
 class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
@@ -229,6 +231,16 @@ class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
     peer: str
     reason: str
     contested: bool = False  # it named a microbatch that an older seat of its stage had named
+
+
+class Moving(_Record, frozen=True, kw_only=True, tag="moving"):
+    """A peer is told to give its stage up and to serve another one."""
+
+    peer: str
+    stage: int  # that it leaves
+    to: int
+    at_s: float  # on the run's clock
+    reason: str
 
 
 class GrantedMicros(_Record, frozen=True, kw_only=True, tag="granted_micros"):
@@ -353,6 +365,7 @@ Record = (
     | BatchBegun
     | Seated
     | Unseated
+    | Moving
     | GrantedMicros
     | TakenBack
     | MicroSkipped

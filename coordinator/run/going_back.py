@@ -34,7 +34,8 @@ class GoingBack:
         self._held = [-1] * len(conductors)
         self._lost_since: list[float | None] = [None] * len(conductors)
         self._told_waiting = ""
-        self._saved: dict[str, deque[int]] = {}  # peer -> versions of which it wrote a checkpoint
+        # (peer, its first fragment) -> versions of which it wrote a checkpoint
+        self._saved: dict[tuple[str, int], deque[int]] = {}
 
     # ---- what members say --------------------------------------------------------------------------------
 
@@ -48,7 +49,7 @@ class GoingBack:
         if beat.saved < 0 or beat.era != self._core.ledger.era:
             return
         keep = max(1, self._core.manifest.checkpoint.keep)
-        saved = self._saved.setdefault(member.peer, deque(maxlen=keep))
+        saved = self._saved.setdefault((member.peer, member.stage), deque(maxlen=keep))
         if beat.saved not in saved:
             saved.append(beat.saved)
 
@@ -56,12 +57,16 @@ class GoingBack:
     def saved(self) -> set[int]:
         """Versions of which somebody who is here wrote a checkpoint."""
         alive = self._core.members.alive
-        return {version for peer, those in self._saved.items() if peer in alive for version in those}
+        return {version for (peer, _), those in self._saved.items() if peer in alive for version in those}
 
     def saved_of(self, conductor: Conductor) -> set[int]:
         """Of these, the versions of this fragment."""
-        here = {member.peer for member in conductor.holders}
-        return {version for peer, those in self._saved.items() if peer in here for version in those}
+        here = {(member.peer, member.stage) for member in conductor.holders}
+        return {version for place, those in self._saved.items() if place in here for version in those}
+
+    def saved_by(self, stage: int) -> set[str]:
+        """Who wrote a checkpoint of this stage, wherever it is now."""
+        return {peer for peer, at in self._saved if at == stage}
 
     def together(self, held: Sequence[int]) -> list[int]:
         """Stages of a model go back to one version, the newest that all of them have: somebody holds it (`held`: of
@@ -153,9 +158,9 @@ class GoingBack:
         else:
             core.note(f"the run starts again at version {_listed(versions)}: {reason}")
         self.begin_era(RolledBack(versions=tuple(versions), reason=reason, final=final), "an older state")
-        for peer, saved in self._saved.items():
+        for place, saved in self._saved.items():
             kept = [version for version in saved if version <= min(versions)]
-            self._saved[peer] = deque(kept, maxlen=saved.maxlen)
+            self._saved[place] = deque(kept, maxlen=saved.maxlen)
 
     def win_back(self, of_era: int, versions: Sequence[int], reason: str) -> None:
         self._core.note(f"the run goes on from version {_listed(versions)}: {reason}")

@@ -110,12 +110,18 @@ class Guidance:
             era_because=why_era,
             advice=member.advice,
             batch=batch,
+            serve=self._serves(member),
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
         if won_back:
             self.recheck_all()
         return None
+
+    def _serves(self, member: Member) -> int:
+        """Another stage than it holds; -1: none."""
+        due = self._batches.moves.goes_to(member.peer) if self._batches is not None else None
+        return due if due is not None and due not in member.standings else -1
 
     def _where(self, member: Member, beat: Beat) -> tuple[Goal, str, tuple[FragmentTick, ...]]:
         """(goal, reason, what the run is) for this member."""

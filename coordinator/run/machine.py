@@ -115,6 +115,7 @@ class RunMachine:
             in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
             flying=lambda stage: self.conductors[stage].round is not None,
             abort=lambda stage, why: self.conductors[stage].abort(AbortCause.SHARE_LOST, why),
+            saved_by=lambda stage: self.going_back.saved_by(stage),
         )
 
     # ---- events --------------------------------------------------------------------------------------
@@ -332,13 +333,16 @@ class RunMachine:
         member = core.members.admit(
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
         )
-        member.identity = hello.identity
+        member.identity, member.fits = hello.identity, hello.fits
         self._dial_back([member])
         if not again:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
         return member
 
     def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:
+        due = self.batches.moves.goes_to(peer) if self.batches is not None else None
+        if due is not None and due in hello.fragments:
+            return (due,)
         pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
         here = {each.peer: each.stage for each in self.core.members.alive.values()}
         measured: dict[int, list[float]] = {}

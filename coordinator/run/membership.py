@@ -42,6 +42,7 @@ class Member:
     heard_at: float
     standings: dict[int, Standing]  # by fragment, of those that it holds
     identity: bytes = b""  # its public key
+    fits: tuple[int, ...] = ()  # of a model that is cut: the stages that it could hold
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -69,6 +70,10 @@ class Member:
     def stage(self) -> int:
         """The one that it holds, where the model is cut into stages; 0 where it is not."""
         return next(iter(self.standings))
+
+    @property
+    def dialable(self) -> bool:
+        return bool(self.contact.address)
 
     @property
     def verified(self) -> bool:

@@ -20,6 +20,8 @@ class Worker:
     verified: bool = True
     leaving: bool = False
     stage: int = 0
+    dialable: bool = True
+    fits: tuple[int, ...] = ()
     beat: Beat | None = None
 
 
@@ -33,6 +35,10 @@ class Desk:
     finished: bool = False
     written: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def clock_s(self) -> float:
+        return self.now
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)

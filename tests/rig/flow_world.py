@@ -231,7 +231,7 @@ class World:
         self.check_commit()
         self.version += 1
         self.granted, self.again, self.believed = {}, 0, {}
-        self.table = self.table.of_next_batch()
+        self.table = self.table.of_next_batch({})
         self.grant()
         self.tell_all()
 

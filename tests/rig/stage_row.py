@@ -102,7 +102,7 @@ class StageRow:
     def begin(self, version: int, count: int) -> None:
         self.version, self.count = version, count
         if version:
-            self.table = self.table.of_next_batch()
+            self.table = self.table.of_next_batch({})
         for peer in self.peers.values():
             self.load(peer)
         self.tick()

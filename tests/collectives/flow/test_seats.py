@@ -17,13 +17,13 @@ def test_seats_come_and_go_by_number() -> None:
     assert (gone.last_loss(0), gone.last_change(0), gone.last_loss(1)) == (4, 4, 0)
     back = gone.seated(6, "a", 0)
     assert back.seats[6].since == back.last_change(0) == 5 and back.last_loss(0) == 4
-    later = back.of_next_batch()
+    later = back.of_next_batch({})
     assert set(later.seats) == {2, 5, 6} and later.last_loss(0) == 0 and later.number == 6
 
 
 def test_shares_change_and_nobody_moves() -> None:
     table = Table().seated(1, "a", 0).seated(2, "b", 1)
-    other = table.with_shares({2: 0.25})
+    other = table.of_next_batch({2: 0.25})
     assert other.number == 3 and other.seats[2].share == 0.25 and other.seats[1] == table.seats[1]
     assert other.last_change(0) == table.last_change(0)
 

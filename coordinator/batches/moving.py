@@ -1,0 +1,292 @@
+"""Which peer moves to which stage, and when: seats that follow the work.  Pure.
+
+Part of the batches, where a model is cut into stages; looked at on every turn.  One decides for all, so that no two
+peers jump into one gap.  A move is one record; the peer gives up its seat, its state and its session, and comes in as a
+newcomer does, for whom the stage is reserved.  Must not know the words that say so, or how a peer changes its stage.
+
+What is looked for, every `rebalance_s`:
+  a stage that nobody serves (or too few), while another one has peers to spare: at two looks running; the stage that
+      gives somebody keeps `min_per_stage`.  Where the stage is empty the batch is stuck, and the peer goes at once.
+  a stage at one seat, while another one has three or more: at the first look, whatever it gains.
+  else the move after which the slowest stage is the fastest, if that gains `rebalance_gain` at two looks running, and
+      more within half an hour than the fetch of the state takes.  The old stage keeps two seats, or `min_per_stage`.
+
+A peer never leaves a batch in the middle: it goes when the batch is committed and enough others of its stage hold what
+was committed.  Nobody moves while somebody does, nor for three looks after it; that a peer went is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.coordinator.batches.rates import Mate, Rates, traffic_of_stages
+from farflung.coordinator.batches.words import Desk, House, Worker
+from farflung.coordinator.ledger.batch_book import BatchBook
+from farflung.coordinator.ledger.records import Moving
+
+QUIET_LOOKS = 3
+KEEPS_LEAST = 2  # seats, of a stage that gives somebody away
+FULL_STAGE = 3  # seats: it gives one to a stage that has a single one
+PAYS_WITHIN_S = 1800.0
+ARRIVES_WITHIN_S = 60.0  # in the other stage, as a newcomer; its state may take longer
+VALUE_BYTES = 12  # of the outer state: parameters and two moments
+
+
+@dataclass
+class Move:
+    peer: str
+    of: int
+    to: int
+    why: str
+    at_once: bool  # the batch can't be committed before it
+    version: int  # of the run, when it was chosen
+    keeps: int  # seats, of the stage that it leaves
+    gone_at: float | None = None  # it was told to go
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The best move that a look has found."""
+
+    peer: str
+    to: int
+    why: str
+    keeps: int
+    now: bool = False  # at the first look
+
+
+class Moves:
+    def __init__(self, desk: Desk, house: House, unseat: Callable[[str, str], None]) -> None:
+        """`unseat`: (peer, why); nothing where it has no seat."""
+        self._desk, self._house, self._unseat = desk, house, unseat
+        rules = desk.manifest.pipeline
+        self._every_s = rules.rebalance_s if rules.stages > 1 else 0.0
+        self._look_at: float | None = None
+        self._wished: tuple[int, bool] | None = (
+            None  # of the last look: to which stage, and whether it was short
+        )
+        self.under_way: Move | None = None
+
+    # ---- questions -------------------------------------------------------------------------------------------
+
+    def is_due(self, peer: str) -> bool:
+        """It is on its way out of its stage: it gets no seat there, and no batch counts on it."""
+        move = self.under_way
+        if move is None or move.peer != peer or not self._is_over(move):
+            return False
+        worker = self._house.living().get(peer)
+        return worker is not None and worker.stage == move.of
+
+    def goes_to(self, peer: str) -> int | None:
+        """It was told to serve this stage."""
+        move = self.under_way
+        return move.to if move is not None and move.peer == peer and move.gone_at is not None else None
+
+    @property
+    def told(self) -> str:
+        """For people; empty: nobody moves."""
+        move = self.under_way
+        if move is None:
+            return ""
+        when = "moves" if move.gone_at is not None else "is to move"
+        return f"{self._desk.name(move.peer)} {when} from stage {move.of} to stage {move.to}: {move.why}"
+
+    def rates(self) -> Rates:
+        """Of all who work now."""
+        crew = [_mate(worker) for worker in self._house.living().values() if self._works(worker)]
+        desk = self._desk
+        return Rates(crew, traffic_of_stages(desk.ledger.model, desk.manifest.pipeline))
+
+    @property
+    def _book(self) -> BatchBook:
+        return self._desk.ledger.batches
+
+    def _is_over(self, move: Move) -> bool:
+        """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""
+        batch = self._book.batch
+        return move.at_once or batch is None or batch.version > move.version
+
+    def _works(self, worker: Worker) -> bool:
+        said = worker.beat.batch if worker.beat is not None else None
+        return worker.verified and not worker.leaving and said is not None and said.want
+
+    # ---- every turn ------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        desk = self._desk
+        if not self._every_s or desk.finished:
+            return
+        if self.under_way is not None:
+            self._follow(self.under_way)
+            return
+        if self._look_at is None:
+            self._look_at = desk.now + self._every_s
+        rested_s = desk.clock_s - self._book.moved_at_s
+        if desk.now < self._look_at or rested_s < QUIET_LOOKS * self._every_s or desk.held:
+            return
+        self._look_at = desk.now + self._every_s
+        wish = self._wish()
+        before = self._wished
+        self._wished = (wish.to, wish.keeps < KEEPS_LEAST) if wish is not None else None
+        if wish is not None and (wish.now or before == self._wished):
+            self._begin(wish)
+
+    def _begin(self, wish: Wish) -> None:
+        worker = self._house.living()[wish.peer]
+        empty = not self._book.of_stage(wish.to)
+        version, name = self._desk.ledger.version, self._desk.name(wish.peer)
+        self._wished = None
+        self.under_way = Move(wish.peer, worker.stage, wish.to, wish.why, empty, version, wish.keeps)
+        self._desk.note(f"{name} is to move from stage {worker.stage} to stage {wish.to}: {wish.why}")
+
+    def _follow(self, move: Move) -> None:
+        worker = self._house.living().get(move.peer)
+        if move.gone_at is None:
+            self._let_go(move, worker)
+        elif worker is not None and worker.stage == move.to and worker.verified:
+            self._end(f"{self._desk.name(move.peer)} serves stage {move.to} now")
+        elif self._desk.now - move.gone_at >= self._patience_s(move, worker):
+            self._end(f"{self._desk.name(move.peer)} has not come to serve stage {move.to}")
+
+    def _patience_s(self, move: Move, worker: Worker | None) -> float:
+        arrives = worker is not None and worker.stage == move.to
+        return PAYS_WITHIN_S if arrives else ARRIVES_WITHIN_S
+
+    def _let_go(self, move: Move, worker: Worker | None) -> None:
+        """It gives its seat up as soon as the batch is over, and goes when the others hold what was committed."""
+        if worker is None or worker.leaving or worker.stage != move.of or not self._can_spare(move):
+            self._end("")
+            return
+        if not self._is_over(move) or self._house.in_round(move.peer):
+            return
+        desk, why = self._desk, f"it moves to stage {move.to}, which is short"
+        self._unseat(move.peer, why)
+        others = [each for each in self._others(move) if self._works(each)]
+        if len(others) < move.keeps and desk.ledger.learned:
+            return
+        at_s = desk.clock_s
+        desk.write(Moving(peer=move.peer, stage=move.of, to=move.to, at_s=at_s, reason=move.why))
+        desk.note(f"{desk.name(move.peer)} moves from stage {move.of} to stage {move.to}: {move.why}")
+        move.gone_at = desk.now
+
+    def _others(self, move: Move) -> list[Worker]:
+        living = self._house.living().items()
+        return [each for peer, each in living if peer != move.peer and each.stage == move.of]
+
+    def _can_spare(self, move: Move) -> bool:
+        if move.at_once:
+            return len(self._others(move)) >= move.keeps
+        seated = {seat.peer for seat in self._book.of_stage(move.of)} - {move.peer}
+        return len(seated) >= move.keeps
+
+    def _end(self, told: str) -> None:
+        self.under_way, self._look_at = None, self._desk.now + self._every_s
+        if told:
+            self._desk.note(told)
+
+    # ---- what is wished for ------------------------------------------------------------------------------------
+
+    def _wish(self) -> Wish | None:
+        return self._to_the_short() or self._to_a_single() or self._to_the_slowest()
+
+    def _to_the_short(self) -> Wish | None:
+        """A stage with too few peers for a batch; among them those count that are still coming in."""
+        stages, least = self._desk.manifest.pipeline.stages, self._desk.manifest.pipeline.min_per_stage
+        here = [worker.stage for worker in self._house.living().values() if not worker.leaving]
+        held = [here.count(stage) for stage in range(stages)]
+        short = [stage for stage in range(stages) if held[stage] < least]
+        if not short:
+            return None
+        to, rates = min(short, key=lambda stage: (held[stage], stage)), self.rates()
+        saved = self._house.saved_by(to)
+        able = [
+            worker
+            for worker in self._house.living().values()
+            if held[worker.stage] > least and self._may(worker, to, self._works(worker))
+        ]
+
+        def worth(worker: Worker) -> tuple[bool, int, float, str]:
+            mate = _mate(worker)
+            left = rates.sums[worker.stage] - rates.of(mate, worker.stage)
+            return (worker.peer not in saved, -held[worker.stage], -left, worker.peer)
+
+        best = min(able, key=worth, default=None)
+        why = f"stage {to} has {held[to]} of at least {least} peers"
+        return Wish(best.peer, to, why, least) if best is not None else None
+
+    def _may(self, worker: Worker, to: int, works: bool) -> bool:
+        """`works`: or nothing was learned yet, so that whoever is here is as good as any."""
+        if not (works or not self._desk.ledger.learned) or worker.leaving or to not in worker.fits:
+            return False
+        return self._is_not_the_only_door(worker)
+
+    def _is_not_the_only_door(self, worker: Worker) -> bool:
+        """Two peers that nobody can dial can't talk: a stage that has somebody to dial keeps one."""
+        living = self._house.living().values()
+        doors = [each.peer for each in living if each.stage == worker.stage and each.dialable]
+        return doors != [worker.peer]
+
+    def _to_a_single(self) -> Wish | None:
+        rates, seats = self.rates(), self._seats()
+        single = [stage for stage, count in enumerate(seats) if count == 1]
+        if not single or max(seats) < FULL_STAGE:
+            return None
+        to = min(single, key=lambda stage: (rates.sums[stage], stage))
+        best = self._best(rates, to, max(FULL_STAGE, self._keeps + 1))
+        if best is None:
+            return None
+        return Wish(best.peer, to, f"stage {to} has a single seat", self._keeps, now=True)
+
+    def _to_the_slowest(self) -> Wish | None:
+        rates = self.rates()
+        if not rates.measured or min(self._seats()) == 0:
+            return None
+        slowest = min(range(rates.stages), key=lambda stage: (rates.sums[stage], stage))
+        best = self._best(rates, slowest, self._keeps + 1)
+        if best is None:
+            return None
+        before, after = rates.sums[slowest], rates.after(best, slowest)
+        gain = after / before if before > 0 else 0.0
+        pays = (gain - 1.0) * PAYS_WITHIN_S > self._fetch_s(best, slowest)
+        if gain < self._desk.manifest.pipeline.rebalance_gain or not pays:
+            return None
+        why = f"it is the slowest, and does {after:.2f} instead of {before:.2f} microbatches/s then"
+        return Wish(best.peer, slowest, why, self._keeps)
+
+    @property
+    def _keeps(self) -> int:
+        return max(KEEPS_LEAST, self._desk.manifest.pipeline.min_per_stage)
+
+    def _seats(self) -> list[int]:
+        return [len(self._book.of_stage(stage)) for stage in range(self._desk.manifest.pipeline.stages)]
+
+    def _best(self, rates: Rates, to: int, least_seats: int) -> Mate | None:
+        """Of a stage with at least so many seats: the one after whose move the slowest stage is the fastest."""
+        living, seats = self._house.living(), self._seats()
+        able = [
+            mate
+            for mate in rates.crew
+            if mate.stage != to
+            and seats[mate.stage] >= least_seats
+            and self._book.seat_of(mate.peer) is not None
+            and self._may(living[mate.peer], to, True)
+        ]
+        return min(able, key=lambda mate: (-round(rates.after(mate, to), 9), mate.peer), default=None)
+
+    def _fetch_s(self, mate: Mate, to: int) -> float:
+        """How long the state of the stage takes over its line; 0 where that is not known."""
+        model = self._desk.ledger.model
+        if model is None or not model.stages or mate.down_bytes_per_s <= 0:
+            return 0.0
+        state_bytes = model.stages[to].chunk_count * model.chunk_elements * VALUE_BYTES
+        return state_bytes / mate.down_bytes_per_s
+
+
+def _mate(worker: Worker) -> Mate:
+    beat = worker.beat
+    if beat is None or beat.batch is None:
+        return Mate(worker.peer, worker.stage)
+    # A rough rate is a lower bound: it blames no line.
+    up, down = (0, 0) if beat.rough else (beat.up_bytes_per_s, beat.down_bytes_per_s)
+    return Mate(worker.peer, worker.stage, beat.batch.unit_s, up, down)
