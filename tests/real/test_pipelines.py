@@ -94,17 +94,17 @@ PEERS = ("ann", "bob", "cid")
 CUTS = (0, 2, 4)
 
 
-def by_one_process(path: Path) -> dict[str, Tensor]:
+def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
     """One microbatch after the other, with a graph through all parts."""
     torch.set_num_threads(1)
     script = runpy.run_path(str(path), run_name="script")
-    text = RUN.format(rounds=ROUNDS, min_peers=1, dead_after_s=9, codec="fp32")
+    text = RUN.format(rounds=rounds, min_peers=1, dead_after_s=9, codec="fp32")
     exact = outer_of(Manifest.from_toml(text, "run.toml"))
     assert isinstance(exact, AdamW)
     modules = [build(part, number, 0) for number, part in enumerate(script["PARTS"])]
     parameters = dict(nn.ModuleList(modules).named_parameters())
     moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
-    for version in range(ROUNDS):
+    for version in range(rounds):
         sums: dict[str, Tensor] = {}
         for micro in range(BATCH):
             first = (version * BATCH + micro) * MICRO
@@ -260,3 +260,42 @@ def is_stopped(stage: Any, name: str) -> bool:
         return False
     status = Path(f"/proc/{stage.trainer_of(name)}/stat").read_text()
     return status.rpartition(")")[2].split()[0] == "T"
+
+
+MOVED_ROUNDS = 30
+
+
+@pytest.mark.forked_peers
+@LONG
+def test_P17_a_peer_moves_to_a_stage_that_is_left_with_a_single_seat_and_nothing_is_computed_twice(
+    stage: Any,
+) -> None:
+    """Three peers and two; one of the two is killed.  A peer of the other stage gives up its own between two batches, in
+    the same processes, and serves the short one from then on."""
+    script: Path = stage.folder / "train.py"
+    script.write_text(
+        SCRIPT.replace("{stage.first}.", "{stage.first}.{os.getpid()}.", 1).replace(
+            "from", "import os\nfrom", 1
+        )
+    )
+    run = RUN.replace("stages = 3\ncuts = [2, 4]", "stages = 2\ncuts = [3]\nrebalance_s = 1.0")
+    stage.write_run(run, rounds=MOVED_ROUNDS, min_peers=2, codec="fp32", dead_after_s=2)
+    stage.coordinate()
+    names = ("ann", "bob", "cid", "dan", "eve")
+    stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=sleep:0.05@1+"}
+    join_in_turn(stage, script, *names)
+    held = {name: stage.log(name).partition("I hold stage ")[2][0] for name in names}
+    assert sorted(held.values()) == ["0", "0", "0", "1", "1"]
+    stage.processes[next(name for name in names if held[name] == "1")].kill()
+    lost = next(name for name in names if held[name] == "1")
+    stage.eventually(lambda: "serves stage 1 now" in stage.log("coordinator"), "somebody moves")
+    rest = [name for name in names if name != lost]
+    [mover] = [name for name in rest if "moves from stage 0 to stage 1, which is short" in stage.log(name)]
+    assert "I hold stage 1 of 2" in stage.log(mover)
+    finish(stage, *rest)
+    expected, seen = by_one_process(script, MOVED_ROUNDS), set()
+    for path in script.parent.glob("train.*.*.safetensors"):
+        for name, tensor in load_file(path).items():
+            assert float((tensor - expected[name]).abs().max()) < 1e-3, f"{name} of {path.name}"
+            seen.add(name)
+    assert seen == expected.keys()
