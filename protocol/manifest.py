@@ -296,7 +296,7 @@ def _cross_checks(m: Manifest) -> list[str]:
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
-    problems += _stage_checks(m) if m.pipeline.stages > 1 else []
+    problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -355,10 +355,34 @@ def _batch_checks(m: Manifest) -> list[str]:
     ]
 
 
+def _no_stage_checks(m: Manifest) -> list[str]:
+    """What only a cut model has would be passed over in silence."""
+    if m.pipeline.cuts == "auto":
+        return []
+    return [f"[pipeline] cuts: a model in one stage has none, found {list(m.pipeline.cuts)}; set stages"]
+
+
 def _stage_checks(m: Manifest) -> list[str]:
     """A model in stages learns by synchronous batches and exact steps of AdamW."""
     pipeline = m.pipeline
     problems = []
+    needed = pipeline.stages * pipeline.min_per_stage
+    if m.run.max_peers < needed:
+        problems.append(
+            f"[run] max_peers: expected at least {needed}, for {pipeline.stages} stages with min_per_stage = "
+            f"{pipeline.min_per_stage}, found {m.run.max_peers}: no batch would ever begin"
+        )
+    if 0 < pipeline.batch < pipeline.min_per_stage:
+        problems.append(
+            f"[pipeline] batch: expected at least min_per_stage ({pipeline.min_per_stage}), found {pipeline.batch}: some "
+            "peers of a stage would have nothing to do"
+        )
+    parts = m.model.layers + 2  # of the built-in model: embedding, layers, head
+    if m.model.builtin and pipeline.stages > parts:
+        problems.append(
+            f'[pipeline] stages: expected at most {parts} for builtin = "{m.model.builtin}" with {m.model.layers} layers, '
+            f"found {pipeline.stages}"
+        )
     if not pipeline.batch:
         problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")
     if m.outer.step != "adamw":

@@ -53,7 +53,7 @@ def source_of(dataset: Any, seed: int) -> Source:
     if hasattr(dataset, "__iter__"):
         return Stream(dataset)
     raise UserError(
-        f"{type(dataset).__name__} is no data set for run.batches: it needs __len__ and __getitem__, or __iter__ that "
+        f"{type(dataset).__name__} is no data set: it needs __len__ and __getitem__, or __iter__ that "
         "begins anew each time, or be the path of a text file"
     )
 

@@ -23,6 +23,7 @@ from farflung.peer.pipeline.whole import whole_model
 from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import FINISHED
+from farflung.protocol.process.log_lines import mistakes_in_one_line
 
 
 def pipeline(
@@ -50,6 +51,7 @@ def pipeline(
 
     What comes back is a module: calling it with the inputs runs all parts; of a run in stages, those of this peer.
     """
+    mistakes_in_one_line()
     parts = checked_parts(parts)
     with TakesPart(connect(url, {"identity": identity})) as connection:
         refuse_local_steps(connection)

@@ -43,7 +43,10 @@ def plan_stages(
 ) -> list[StagePlan]:
     """`cuts`: the numbers of the parts at which stages 1, 2, ... begin."""
     if stages > len(facts):
-        raise UserError(f"{stages} stages of {len(facts)} parts: a stage holds at least one part")
+        raise UserError(
+            f"[pipeline] stages is {stages}, and the model has {len(facts)} parts: each stage holds at least one; take "
+            f"at most {len(facts)} stages, or cut the model into more parts"
+        )
     chosen = best_cuts(facts, stages) if cuts == "auto" else checked_cuts(cuts, stages, len(facts))
     borders = [0, *chosen, len(facts)]
     return [_stage(facts, first, stop) for first, stop in pairwise(borders)]
@@ -51,14 +54,16 @@ def plan_stages(
 
 def checked_cuts(cuts: Sequence[int], stages: int, parts: int) -> list[int]:
     if len(cuts) != stages - 1:
-        raise UserError(f"cuts {list(cuts)}: {stages} stages need {stages - 1}, found {len(cuts)}")
+        raise UserError(f"[pipeline] cuts {list(cuts)}: {stages} stages need {stages - 1}, found {len(cuts)}")
     for before, cut in pairwise([0, *cuts]):
         if cut <= before:
             raise UserError(
-                f"cuts {list(cuts)}: {cut} after {before}; each stage begins after the one before"
+                f"[pipeline] cuts {list(cuts)}: {cut} after {before}; each stage begins after the one before"
             )
         if cut >= parts:
-            raise UserError(f"cuts {list(cuts)}: there is no part {cut}, the last one is {parts - 1}")
+            raise UserError(
+                f"[pipeline] cuts {list(cuts)}: there is no part {cut}, the last one of this model is {parts - 1}"
+            )
     return list(cuts)
 
 

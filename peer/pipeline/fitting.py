@@ -87,4 +87,7 @@ def fitting_stages(needs: Sequence[Need], room: Room) -> tuple[int, ...]:
 
 
 def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    size, unit = next(
+        (size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if count >= size or size == 1e3
+    )
+    return f"{count / size:.1f} {unit}"

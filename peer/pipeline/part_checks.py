@@ -25,6 +25,7 @@ from farflung.peer.pipeline.parts import (
     as_output,
     built,
     checked_parts,
+    first_line,
     label,
     run_part,
 )
@@ -207,17 +208,31 @@ def _run_one(number: int, module: nn.Module, given: Tensors, riders: Riders) -> 
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         taken = " and ".join(f"{dtype_name(t.dtype)} {list(t.shape)}" for t in given)
         source = f"part {number - 1} gives" if number else "the inputs are"
-        raise UserError(f"{who} does not take what {source}, {taken}: {_first_line(error)}") from error
+        raise UserError(f"{who} does not take what {source}, {taken}: {first_line(error)}") from error
     return _Ran(counter.get_total_flops(), gives)
 
 
 def _check_loss(loss: Loss, given: Tensors, riders: Riders) -> None:
+    leaves = tuple(t.detach().requires_grad_() if t.is_floating_point() else t for t in given)
     try:
-        with torch.no_grad(), torch.device("meta"), _NoValues("the loss"):
-            found = loss(as_output(given), riders)
+        with torch.enable_grad(), torch.device("meta"), _NoValues("the loss"):
+            found = loss(as_output(leaves), riders)
     except _DependsOnData:
         return  # a loss may look at its labels; it is checked again with the first microbatch
+    except UserError:
+        raise
+    except Exception as error:  # whatever somebody's loss does
+        taken = " and ".join(f"{dtype_name(t.dtype)} {list(t.shape)}" for t in given)
+        raise UserError(
+            f"the loss fails on what the last part gives, {taken}, and the riders {', '.join(riders) or '(none)'}: "
+            f"{first_line(error)}; it is called as loss(output, riders)"
+        ) from error
     check_scalar(found)
+    if not found.requires_grad:
+        raise UserError(
+            "the loss has no gradient: it must be computed from what the last part gives, by what torch can go back "
+            "through (no argmax, .item() or .detach())"
+        )
 
 
 def check_scalar(found: object) -> None:
@@ -225,10 +240,10 @@ def check_scalar(found: object) -> None:
         raise UserError(f"the loss gives {type(found).__name__}: a tensor with one value is needed")
     if found.numel() != 1:
         raise UserError(f"the loss has shape {list(found.shape)}: a scalar is needed, such as its .mean()")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+    if not found.is_floating_point():
+        raise UserError(
+            f"the loss is {dtype_name(found.dtype)}: a mean loss with a gradient is needed, no count"
+        )
 
 
 def _signatures(who: str, few: Tensors, more: Tensors) -> tuple[Signature, ...]:

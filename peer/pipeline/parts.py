@@ -21,7 +21,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from farflung.peer.trainer.model_tensors import unwrap
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import FarflungError, UserError
 
 Part = nn.Module | Callable[[], nn.Module]
 Tensors = tuple[Tensor, ...]
@@ -60,10 +60,29 @@ def build(part: Part, number: int, run_seed: int) -> nn.Module:
 
 
 def built(part: Part, number: int) -> nn.Module:
-    module = part if isinstance(part, nn.Module) else part()
+    try:
+        module = part if isinstance(part, nn.Module) else part()
+    except FarflungError:
+        raise
+    except Exception as error:  # whatever somebody's constructor does
+        raise UserError(
+            f"part {number} ({_name_of(part)}) can't be built: {first_line(error)}; each part is built without values "
+            "first (torch.device('meta')), so it must not read any, and all that it needs must be here"
+        ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"part {number} builds {type(module).__name__}, not an nn.Module; {_BY_HAND}")
     return module
+
+
+def _name_of(part: Part) -> str:
+    inside = getattr(part, "func", part)  # of a partial
+    return str(getattr(inside, "__name__", type(inside).__name__))
+
+
+def first_line(error: BaseException) -> str:
+    """What kind it is, and what it says first."""
+    told = str(error).splitlines()
+    return f"{type(error).__name__}: {told[0][:200]}" if told else type(error).__name__
 
 
 def seed_of(domain: str, *numbers: int) -> int:

@@ -14,9 +14,9 @@ from torch.utils.data import default_collate
 
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import Source, source_of, tokens_in
-from farflung.peer.pipeline.parts import Riders, Tensors
+from farflung.peer.pipeline.parts import Riders, Tensors, first_line
 from farflung.peer.trainer.model_tensors import dtype_name
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
 
 
@@ -47,6 +47,8 @@ class Samples:
                 "this data set is a stream of unknown length: synchronous batches need one with a length"
             )
 
+        self._read_any = False
+
     def one_item(self) -> dict[str, Tensor]:
         """Of the run's order the first, without a samples' dimension."""
         return {name: tensor[0] for name, tensor in self._collated(0, 0, 1).items()}
@@ -61,7 +63,15 @@ class Samples:
         )
 
     def _collated(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        items = self.source.read(Span(lease=0, epoch=epoch, start=start, stop=stop))
+        try:
+            items = self.source.read(Span(lease=0, epoch=epoch, start=start, stop=stop))
+        except FarflungError:
+            raise
+        except Exception as error:
+            if not self._read_any:
+                raise UserError(f"the data set's first sample can't be read: {first_line(error)}") from error
+            raise
+        self._read_any = True
         if len(items) != stop - start:
             raise UserError(
                 f"the data set ends after {start + len(items)} samples, and said it had {self.source.samples}"

@@ -42,6 +42,7 @@ from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
+from farflung.protocol.process.log_lines import mistakes_in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def join(
 
 def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest.  `given`: settings."""
+    mistakes_in_one_line()
     failpoints.arm(os.environ)
     with ExitStack() as undo:
         agent = AgentProcess.start_or_find(url, given)

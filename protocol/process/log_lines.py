@@ -16,7 +16,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any, Protocol, TextIO
+
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.process import exit_codes
 
 LOG_VARIABLE = "FARFLUNG_LOG"
 VERBOSE, JSON = "verbose", "json"
@@ -99,6 +103,21 @@ def choose(verbose: bool, as_json: bool) -> None:
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json_line(COORDINATOR, record.levelname.lower(), record.getMessage())
+
+
+def mistakes_in_one_line() -> None:
+    """Of a user's script: a mistake that nobody there catches is told as everywhere else, in one line and by the exit
+    code, instead of a traceback through farflung.  With `verbose` the traceback comes first."""
+    if sys.excepthook is sys.__excepthook__:  # somebody's own stays
+        sys.excepthook = _tell_mistake
+
+
+def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, FarflungError) or VERBOSE in os.environ.get(LOG_VARIABLE, "").split(","):
+        sys.__excepthook__(kind, error, trace)
+    if isinstance(error, FarflungError):
+        Teller.from_environment("script").failed(str(error))
+        raise SystemExit(exit_codes.code_for(error))  # what an exception in this place is for
 
 
 def set_up_logging() -> None:

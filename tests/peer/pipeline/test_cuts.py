@@ -54,11 +54,11 @@ def test_a_stage_says_what_it_needs_and_what_it_gives() -> None:
 @pytest.mark.parametrize(
     ("stages", "cuts", "words"),
     [
-        (4, "auto", "4 stages of 3 parts: a stage holds at least one part"),
+        (4, "auto", r"stages is 4, and the model has 3 parts: .* take at most 3 stages"),
         (3, [1], r"cuts \[1\]: 3 stages need 2, found 1"),
         (3, [2, 2], r"cuts \[2, 2\]: 2 after 2; each stage begins after the one before"),
         (2, [0], r"cuts \[0\]: 0 after 0"),
-        (2, [3], r"cuts \[3\]: there is no part 3, the last one is 2"),
+        (2, [3], r"cuts \[3\]: there is no part 3, the last one of this model is 2"),
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(stages: int, cuts: list[int], words: str) -> None:

@@ -125,6 +125,17 @@ class Ties(nn.Module):
         return x @ self.twin
 
 
+class Misses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        raise FileNotFoundError("weights.bin")
+
+
+class Reads(nn.Linear):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width + int(torch.randint(0, 4, (1,))))
+
+
 HEAD = partial(nn.Linear, 8, 3)
 REFUSED = {
     "one module twice": ([SHARED, SHARED, HEAD], r"part 0 \(Linear\) as 'weight' and part 1 .* are one param"),
@@ -143,6 +154,8 @@ REFUSED = {
     "no builder": ([3, HEAD], "part 0 is int, which builds no module"),
     "no parts": ([], "a model is a list of parts, found an empty list"),
     "a model": (nn.Sequential(SHARED), "a model is a list of parts, found Sequential"),
+    "no file": ([Misses, HEAD], r"part 0 \(Misses\) can't be built: FileNotFoundError: weights.bin; each part is built"),
+    "reads values": ([partial(Reads, 8), HEAD], r"part 0 \(Reads\) can't be built: RuntimeError: Tensor.item\(\)"),
 }  # fmt: skip
 
 
@@ -169,6 +182,24 @@ def test_the_loss_must_be_one_number() -> None:
         survey([HEAD], lambda logits, item: F.cross_entropy(logits, item["labels"], reduction="none"))
     with pytest.raises(UserError, match="the loss gives float: a tensor with one value is needed"):
         survey([HEAD], lambda logits, item: 3.0)
+
+
+BAD_LOSSES = {
+    "counts": (lambda logits, item: (logits.argmax(1) == item["labels"]).sum(), "the loss is int64: a mean loss"),
+    "detached": (lambda logits, item: F.cross_entropy(logits.detach(), item["labels"]), "the loss has no gradient"),
+    "another name": (lambda logits, item: item["kind"], r"the loss fails on what the last part gives, float32 \[2, 3\], "
+                     "and the riders labels: KeyError: 'kind'; it is called as loss"),
+    "one argument": (lambda logits: logits.mean(), "TypeError: .* takes 1 positional argument but 2 were given"),
+    "another shape": (lambda logits, item: F.cross_entropy(logits.flatten(), item["labels"]), "the loss fails on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_LOSSES)
+def test_a_loss_that_teaches_nothing_is_refused_before_anything_trains(name: str) -> None:
+    loss, words = BAD_LOSSES[name]
+    with pytest.raises(UserError, match=words) as told:
+        survey([HEAD], loss)
+    assert len(str(told.value).splitlines()) == 1
 
 
 def test_a_loss_may_look_at_its_labels() -> None:

@@ -6,9 +6,12 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
+from farflung.protocol.process.exit_codes import UNEXPECTED, USAGE
 from farflung.protocol.process.log_lines import (
     COORDINATOR,
     LOG_VARIABLE,
@@ -75,3 +78,33 @@ def test_the_choice_reaches_children(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[LOG_VARIABLE] == "json"
     choose(True, True)
     assert os.environ[LOG_VARIABLE] == "verbose,json"
+
+
+MISTAKE = """
+import sys
+from farflung.protocol.errors import UserError
+from farflung.protocol.process.log_lines import mistakes_in_one_line
+mistakes_in_one_line()
+raise {error}
+"""
+
+
+def ends(error: str, choice: str = "", before: str = "") -> tuple[int, list[str]]:
+    """A script in a process of its own: its exit code, and what it told people."""
+    script = before + MISTAKE.replace("{error}", error)
+    environment = os.environ | {LOG_VARIABLE: choice}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_mistake_in_a_script_is_one_line_and_the_exit_code_of_mistakes() -> None:
+    assert ends("UserError('there is no part 9')") == (USAGE, ["farflung: there is no part 9"])
+    code, lines = ends("UserError('no')", "verbose")
+    assert code == USAGE and lines[0].startswith("Traceback") and lines[-1] == "farflung: no"
+
+
+def test_what_is_no_mistake_of_ours_and_a_scripts_own_way_are_left_alone() -> None:
+    code, lines = ends("RuntimeError('a bug')")
+    assert code == UNEXPECTED and lines[0].startswith("Traceback") and lines[-1] == "RuntimeError: a bug"
+    own = "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n"
+    assert ends("UserError('no')", before=own) == (UNEXPECTED, ["mine"])
