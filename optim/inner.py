@@ -36,8 +36,7 @@ def muon(
     unknown = sorted(set(adamw) - named.keys())
     if unknown:
         raise UserError(f"muon: the model has no trainable parameter {unknown[0]!r}")
-    tables = _tables(model)
-    matrices = [p for n, p in named.items() if p.ndim == 2 and id(p) not in tables and n not in adamw]
+    matrices = hidden_matrices(model, adamw)
     if not matrices:
         raise UserError("muon: the model has no hidden weight matrix; use AdamW")
     chosen = {id(p) for p in matrices}
@@ -46,6 +45,13 @@ def muon(
         Muon(matrices, lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"),
         AdamW(rest, lr, betas, weight_decay=weight_decay) if rest else None,
     )
+
+
+def hidden_matrices(model: nn.Module, but: Collection[str] = ()) -> list[nn.Parameter]:
+    """What Muon is for: weights that are matrices, without tables of tokens and without those named in `but`."""
+    tables = _tables(model)
+    named = model.named_parameters()
+    return [p for n, p in named if p.requires_grad and p.ndim == 2 and id(p) not in tables and n not in but]
 
 
 def _tables(model: nn.Module) -> set[int]:

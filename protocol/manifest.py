@@ -138,7 +138,7 @@ class CheckpointSection(_Section):
 
 
 class PipelineSection(_Section):
-    """Synchronous batches: one update of the model is the exact gradient of so many microbatches."""
+    """Batches that all compute together: one update of the model comes from so many microbatches, each of them once."""
 
     batch: Annotated[int, Field(ge=0, le=MICROS_PER_BATCH)] = 0  # 0: every peer takes steps of its own
     micro: Annotated[int, Field(ge=1, le=65536)] = 1
@@ -153,6 +153,8 @@ class PipelineSection(_Section):
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
     rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
+    mode: Literal["sync", "local"] = "sync"  # local: stages take inner steps of their own within a batch
+    local_micros: Annotated[int, Field(ge=1, le=MICROS_PER_BATCH)] = 8  # in such a step
 
 
 class AdmissionSection(_Section):
@@ -297,6 +299,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
+    problems += _local_problems(m) if m.pipeline.mode == "local" else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -326,7 +329,7 @@ def _outer_problems(m: Manifest) -> list[str]:
 def _rate_problems(m: Manifest) -> list[str]:
     """A rate that goes down does so between the warm-up and the last step."""
     inner, total = m.inner, m.total_steps
-    if m.pipeline.batch:
+    if m.pipeline.batch and m.pipeline.mode == "sync":
         return [
             f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], found '
             f'"{inner.schedule}"'
@@ -342,7 +345,7 @@ def _rate_problems(m: Manifest) -> list[str]:
 
 
 def _batch_checks(m: Manifest) -> list[str]:
-    """A synchronous batch is one exact sum: nobody goes on during its round, and nothing in it is shortened."""
+    """A batch is whole: nobody goes on during its round, and nothing in it is shortened or left out."""
     rules = (
         (m.outer.schedule, "blocking", "[outer] schedule"),
         (m.merge.policy, "mean", "[merge] policy"),
@@ -363,7 +366,7 @@ def _no_stage_checks(m: Manifest) -> list[str]:
 
 
 def _stage_checks(m: Manifest) -> list[str]:
-    """A model in stages learns by synchronous batches and exact steps of AdamW."""
+    """A model in stages learns by batches: of exact steps of AdamW, or of each peer's own in mode "local"."""
     pipeline = m.pipeline
     problems = []
     needed = pipeline.stages * pipeline.min_per_stage
@@ -385,7 +388,7 @@ def _stage_checks(m: Manifest) -> list[str]:
         )
     if not pipeline.batch:
         problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")
-    if m.outer.step != "adamw":
+    if pipeline.mode == "sync" and m.outer.step != "adamw":
         problems.append(f'[outer] step: expected "adamw" with [pipeline] stages > 1, found "{m.outer.step}"')
     if pipeline.cuts != "auto":
         cuts = list(pipeline.cuts)
@@ -393,6 +396,25 @@ def _stage_checks(m: Manifest) -> list[str]:
         if len(cuts) != pipeline.stages - 1 or not rising:
             due = f"{pipeline.stages - 1} rising part numbers for {pipeline.stages} stages"
             problems.append(f"[pipeline] cuts: expected {due}, found {cuts}")
+    return problems
+
+
+def _local_problems(m: Manifest) -> list[str]:
+    """Steps of each peer's own are merged by an outer step that takes what they moved for a pseudo-gradient."""
+    pipeline, problems = m.pipeline, []
+    if pipeline.stages == 1:
+        problems.append(
+            '[pipeline] mode: expected "sync" with stages = 1, found "local": a model in one piece takes steps of each '
+            "peer's own with batch = 0"
+        )
+    if m.outer.step not in ("nesterov", "mean"):
+        problems.append(
+            f'[outer] step: expected "nesterov" or "mean" with [pipeline] mode = "local", found "{m.outer.step}"'
+        )
+    if 0 < pipeline.batch < pipeline.local_micros:
+        problems.append(
+            f"[pipeline] batch: expected at least local_micros ({pipeline.local_micros}), found {pipeline.batch}"
+        )
     return problems
 
 

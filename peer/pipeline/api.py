@@ -88,7 +88,7 @@ def hold_a_stage(
     manifest, device = connection.manifest, best_device()
     item = samples.one_item()
     whole = whole_model(survey_parts(parts, item, samples.inputs, loss), item, samples.riders, manifest)
-    fitting = fitting_stages(needs_of(whole, manifest.outer_numbers.parts), room_here(device, memory))
+    fitting = fitting_stages(needs_of(whole, manifest), room_here(device, memory))
     agent = connection.agent
     loop = PipelineLoop(
         agent.channel, Model(parts, whole, samples, loss, manifest), fitting, device, agent.problem

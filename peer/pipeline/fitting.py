@@ -4,8 +4,9 @@ Called by `farflung.pipeline`, before the run hears of this peer.
 Must not know: the network, other peers, which stage the coordinator will choose.
 
 What is counted is what a stage surely needs: its parameters and the sums of its gradients where it computes, and the
-shared memory of its agent.  What the parts keep between their forward and their backward pass comes on top, is known
-only when it runs, and is tried out with one microbatch as soon as the stage is built.
+shared memory of its agent; where it takes steps of its own, what its optimizer remembers.  What the parts keep between
+their forward and their backward pass comes on top, is known only when it runs, and is tried out with one microbatch as
+soon as the stage is built.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import torch
 
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.host_memory import available_bytes
 
 _SLOTS_WRITTEN = 2  # of the three: what is frozen, and what a round uses
+_MOMENTS = 2  # of an inner optimizer, for each value: Muon has one, and AdamW for what is no matrix
+_THEN = 1  # the values as they were loaded, which local steps are measured from: in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,16 @@ def size_bytes(text: str) -> int:
     return round(float(found[1]) * (1e6 if found[2] == "M" else 1e9))
 
 
-def needs_of(whole: WholeModel, state_parts: int) -> list[Need]:
-    """`state_parts`: of the outer state, as the run's outer step has them (parameters, momentum, ...)."""
-    copies = state_parts + _SLOTS_WRITTEN
+def needs_of(whole: WholeModel, manifest: Manifest) -> list[Need]:
+    """The outer state has as many parts as the run's outer step (parameters, momentum, ...)."""
+    local = manifest.pipeline.mode == "local"
+    copies = manifest.outer_numbers.parts + _SLOTS_WRITTEN + (_THEN if local else 0)
+    moments_bytes = _MOMENTS * VALUE_BYTES if local else 0
     return [
-        Need(plan.memory_bytes, copies * layout.total_elements * VALUE_BYTES)
+        Need(
+            plan.memory_bytes + moments_bytes * layout.first_plain_chunk * layout.chunk_elements,
+            copies * layout.total_elements * VALUE_BYTES,
+        )
         for plan, layout in zip(whole.plans, whole.layouts, strict=True)
     ]
 

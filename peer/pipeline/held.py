@@ -1,6 +1,6 @@
 """A model, or one stage of it, and the memory in which the agent shares its values.
 
-Owns: values in from the anchor, sums out into a slot, buffers that count as what they moved.
+Owns: values in from the anchor, sums or what local steps moved out into a slot, buffers that count as what they moved.
 Called by: the loops of batches and of stages.
 Must not know: words, microbatches, sockets, who else holds the same values.
 """
@@ -25,8 +25,13 @@ WHOLE_PATIENCE_S = 60.0  # for the last version to be whole
 class Held:
     """`model`: whose tensors are exchanged, under its own names; `loop` computes with the same ones."""
 
-    def __init__(self, model: nn.Module, layout: ModelLayout, loop: StageLoop) -> None:
+    def __init__(
+        self, model: nn.Module, layout: ModelLayout, loop: StageLoop, moves_by_itself: bool = False
+    ) -> None:
+        """`moves_by_itself`: steps are taken on the model between two loads."""
         self.layout, self.loop = layout, loop
+        self._moves_by_itself = moves_by_itself
+        self._then: list[Tensor] = []  # all values, as they were loaded last: kept where they may move
         self.model = model
         self._shared: SharedState | None = None
         self._loaded: dict[str, Tensor] = {}  # the buffers, as they were loaded last
@@ -63,6 +68,8 @@ class Held:
         failpoints.hit("load.mid")
         self.layout.load(self.model, self.shared.anchor)
         self._loaded = self.layout.buffers(self.model)
+        # Not the anchor: what rounding it to the model's dtype changed was never learned.
+        self._then = self.layout.snapshot(self.model, "cpu") if self._moves_by_itself else []
 
     def write_sums(self, slot: int, tokens: int) -> None:
         """Parameters: the gradient of the mean loss of a token.  Buffers: what they moved, as all peers average it."""
@@ -73,6 +80,11 @@ class Held:
             return self._loaded[entry.name].to(torch.float32) - tensor.detach().to(torch.float32)
 
         self.layout.write_each(self.model, self.shared.slots[slot], value_of)
+        failpoints.hit("freeze.mid")
+
+    def write_learned(self, slot: int) -> None:
+        """What all values have moved since they were loaded."""
+        self.layout.write_delta(self.model, self._then, None, self.shared.slots[slot])
         failpoints.hit("freeze.mid")
 
     def take_newest(self) -> None:

@@ -1,6 +1,7 @@
 """The trainer's machine of one stage on its parts: carries out what it decides.
 
-Owns: which slot of the belt holds what, where a microbatch's input comes from, the trial of a stage that is just built.
+Owns: which slot of the belt holds what, where a microbatch's input comes from, the trial of a stage that is just built,
+the steps that it takes by itself where the run's mode is "local".
 Called by `farflung.pipeline` and the built-in trainer.  Words, waiting and sums are in summing_loop.py.
 Must not know: processes, sockets, seats, who sends what comes over a border, the outer step.
 
@@ -24,14 +25,16 @@ from farflung.peer.pipeline.border_codec import BorderCodec
 from farflung.peer.pipeline.held import Held
 from farflung.peer.pipeline.part_checks import Loss
 from farflung.peer.pipeline.parts import Part, Stage, Tensors
+from farflung.peer.pipeline.replica import Replica
 from farflung.peer.pipeline.samples import Read, Samples
 from farflung.peer.pipeline.stage_loop import Micro, NotFinite, StageLoop
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.inner_loop import Channel
+from farflung.peer.trainer.local_steps import local_steps_of
 from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 
@@ -56,8 +59,19 @@ class Model:
         plan, seed = self.whole.plans[number], self.manifest.run.seed
         stage = Stage.build(self.parts, plan.first, plan.stop, seed)
         layout = self.whole.check_built(stage, number)
-        is_last = number == self.stages - 1
-        return Held(stage, layout, StageLoop(stage.to(device), seed, self.loss if is_last else None))
+        loop = StageLoop(stage.to(device), seed, self.loss if self._is_last(number) else None)
+        return Held(stage, layout, loop, moves_by_itself=self.takes_local_steps)
+
+    def _is_last(self, number: int) -> bool:
+        return number == self.stages - 1
+
+    @property
+    def takes_local_steps(self) -> bool:
+        return self.manifest.pipeline.mode == "local"
+
+    def replica(self, number: int, loop: StageLoop) -> Replica | None:
+        """What takes this stage's steps; None where they are the run's."""
+        return Replica(loop, self.manifest, self._is_last(number)) if self.takes_local_steps else None
 
     def codec_after(self, number: int) -> BorderCodec | None:
         """Of the border behind a stage; None where the model ends, or before it begins."""
@@ -77,9 +91,10 @@ class PipelineLoop(SummingLoop[StageMachine]):
         agent_problem: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(channel, StageMachine(), agent_problem, clock)
+        super().__init__(channel, StageMachine(local_steps_of(model.manifest)), agent_problem, clock)
         self._model, self._fitting, self._device = model, fitting, device
         self._held: Held | None = None
+        self._replica: Replica | None = None
         self._belt: Belt | None = None
         self._before: BorderCodec | None = None
         self._after: BorderCodec | None = None
@@ -90,6 +105,10 @@ class PipelineLoop(SummingLoop[StageMachine]):
         if self._held is None:
             raise RuntimeError("no stage is built: the agent has not said which one is mine")
         return self._held
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._model.manifest
 
     @property
     def stage(self) -> Stage:
@@ -126,6 +145,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
     def _open(self, word: Shared) -> None:
         if self._held is None:
             self._held = self._model.build(word.stage, self._device)
+            self._replica = self._model.replica(word.stage, self._held.loop)
             self._before, self._after = (self._model.codec_after(n) for n in (word.stage - 1, word.stage))
             self._try_out()
         self._held.open(word)
@@ -134,6 +154,33 @@ class PipelineLoop(SummingLoop[StageMachine]):
     def _drop(self) -> None:
         super()._drop()
         self._read.clear()
+
+    # ---- steps of this stage's own
+
+    def _on_model(self, effect: do.Effect) -> None:
+        match effect:
+            case do.LocalStep():
+                self._step(effect)
+            case do.WriteLearned(slot):
+                self.held.write_learned(slot)
+            case do.LoadAnchor(version=version):
+                super()._on_model(effect)
+                if self._replica is not None:
+                    self._replica.on_loaded(version)
+            case _:
+                super()._on_model(effect)
+
+    def _step(self, due: do.LocalStep) -> None:
+        if self._replica is None:
+            raise RuntimeError("a stage that only sums takes no step of its own")
+        try:
+            self._replica.step(due)
+        except torch.OutOfMemoryError as error:
+            stage, stages = self.machine.stage, self._model.stages
+            raise UserError(
+                f"what the optimizer remembers of stage {stage} of {stages} does not fit into the GPU's memory: "
+                f"{str(error).splitlines()[0]}"
+            ) from None
 
     # ---- one work
 

@@ -226,6 +226,11 @@ class Sums:
         found = self._sums.get(parameter)
         return torch.zeros_like(parameter, dtype=wide).detach() if found is None else found
 
+    def take_means(self, tokens: int) -> dict[Tensor, Tensor]:
+        """The mean gradient of a token, by parameter, where a microbatch said anything; the sums are zero then."""
+        found, self._sums = self._sums, {}
+        return {parameter: each.div_(tokens) for parameter, each in found.items()}
+
     def clear(self) -> None:
         self._sums.clear()
 

@@ -111,6 +111,7 @@ class Scenario:
     micro: int = 2  # samples in a microbatch
     poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
     stages: int = 1  # the model is cut into so many
+    local_micros: int = 0  # stages take a step of their own after so many microbatches; 0: they only sum
     damaged: float = 0.0  # share of crossings that the lines damage
     stage_chunks: tuple[int, ...] = ()  # of each stage
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
@@ -243,6 +244,13 @@ class Scenario:
         )
 
     @staticmethod
+    def of_local_stages(seed: int) -> Scenario:
+        """The world of `of_stages`, whose stages take steps of their own within a batch."""
+        draw = random.Random(f"local stages {seed}")
+        step, micros = draw.choice(("nesterov", "mean")), draw.choice((1, 2, 3))
+        return replace(Scenario.of_stages(seed), step=step, local_micros=micros)
+
+    @staticmethod
     def of_readers_ahead(seed: int) -> Scenario:
         """As `of`, with loaders that ask for batches before the steps that use them."""
         return replace(Scenario.of(seed), reads_ahead=1 + seed % 3)
@@ -352,7 +360,11 @@ class Scenario:
         )
 
 
-_STEP_KEYS = {"nesterov": "momentum = 0.9", "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001'}
+_STEP_KEYS = {
+    "nesterov": "momentum = 0.9",
+    "mean": 'step = "mean"',
+    "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001',
+}
 
 
 def manifest_for(scenario: Scenario) -> Manifest:
@@ -397,6 +409,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         rebalance_gain = {scenario.rebalance_gain}
         codec = "fp32"
         gradient_codec = "fp32"
+        mode = "{"local" if scenario.local_micros else "sync"}"
+        local_micros = {max(1, scenario.local_micros)}
         """,
         "simulated",
     )

@@ -3,7 +3,8 @@
 What crosses a border says through which states its microbatch has passed: version, microbatch, and of each stage a
 mark of the very values that the trainer there had loaded.  What a stage adds to its sums is an exact 1 and the mark of
 the microbatch, as in batch_trainer.py; the path of each one that is in them is kept beside them, and dropped with them.
-What is computed, written and dropped is decided by the machine alone.
+What is computed, written and dropped is decided by the machine alone.  In mode "local" a step moves what is in the sums
+to what is learned, and that alone is written: a microbatch that no step took is missing in its round.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from farflung.compression.codec import codec_named
 from farflung.peer.local.words import Anew, Begin, Hand, Need, ToTrainer
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
 from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
+from farflung.peer.simulator.trainer import Part
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.local_steps import local_steps_of
 from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
 from farflung.protocol.digests import hash_bytes
 
@@ -58,13 +61,17 @@ class VirtualStageTrainer(VirtualBatchTrainer):
 
     def __init__(self, host: Host, world: Surroundings, rules: object, poison_every: int = 0) -> None:
         super().__init__(host, world, rules, poison_every)
-        self.works = self.stage_machine()
+        self.works = self.stage_machine(local_steps_of(host.manifest))
         self._stages = len(host.model.stages)
         rules = host.manifest.pipeline
         lengths = lambda codec, elements: codec_named(codec).payload_bytes(elements)  # noqa: E731
         self._border = border_after(0, host.model, rules, lengths)  # all are alike
         self._state = NOT_PASSED
-        self.paths: dict[int, Passed] = {}  # of each microbatch that is in the sums
+        self.paths: dict[int, Passed] = {}  # of each microbatch in the sums, or taken out of them by a step
+        self._learned, self._learned_tokens = torch.zeros_like(self._sums), 0  # by steps since the load
+
+    def delta(self, part: Part) -> torch.Tensor:
+        return self._sums + self._learned
 
     def on_message(self, message: ToTrainer) -> None:
         if not self.alive:
@@ -100,19 +107,33 @@ class VirtualStageTrainer(VirtualBatchTrainer):
                     self.host.pace * units * self.world.delay("unit"), lambda: self._worked(word)
                 )
             case do.OpenShared():
-                self._sums = torch.zeros_like(self.host.anchor)
+                self._sums, self._learned = (torch.zeros_like(self.host.anchor) for _ in range(2))
             case do.LoadAnchor():
                 values = self.host.state.part(self.host.anchor, self.works.stage)
                 self._state = state_mark(values.numpy().tobytes())
                 super()._do(effect)
             case do.DropSums():
                 self.paths.clear()
+                self._learned_tokens = 0
+                self._learned.zero_()
                 super()._do(effect)
+            case do.LocalStep(tokens=tokens):
+                self._learned += self._sums
+                self._learned_tokens += tokens
+                self._sums.zero_()
+            case do.WriteLearned(slot):
+                self.host.slots[slot].copy_(self._learned / max(1, self._learned_tokens))
+                self._keep(slot)
             case do.WriteSums(slot, _):
                 super()._do(effect)
-                self.host.keep_paths(slot, dict(self.paths))
+                self._keep(slot)
             case _:
                 super()._do(effect)
+
+    def _keep(self, slot: int) -> None:
+        """Beside what is written, what it is made of."""
+        self.host.keep_work(slot, 0, (list(self.parts[0].work), 0.0))
+        self.host.keep_paths(slot, dict(self.paths))
 
     def _worked(self, hand: Hand) -> None:
         if not self.alive:

@@ -5,7 +5,7 @@ any party is killed and started again between any two effects; trainers crash.  
 event.  After the faults the network is calm and the run must come to its end.
 
 Used by the tests, and by hand: `python -m farflung.peer.simulator.world SEED`, with `batches` or `stages` behind it for
-another kind of run (`Scenario.of_batches`, `Scenario.of_stages`).  Nothing here waits or sleeps.
+another kind of run (`Scenario.of_batches`, `of_stages`, `of_local_stages`).  Nothing here waits or sleeps.
 """
 
 from __future__ import annotations

@@ -117,6 +117,26 @@ class WriteSums:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalStep:
+    """Take a step of the inner optimizer on the mean gradient of the tokens in the sums; then those are zero.
+
+    run_step  the run's own step, which the rate follows from (optim/rates.py)
+    share     of the rate: a step of fewer microbatches than others is smaller by as much
+    """
+
+    run_step: int
+    tokens: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLearned:
+    """Write what the local steps have moved since the anchor was loaded into the slot, as what falls if it is taken."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropSums:
     """The sums are zero again."""
 
@@ -196,6 +216,8 @@ OnModel = (
     | Accumulate
     | Work
     | WriteSums
+    | LocalStep
+    | WriteLearned
     | DropSums
 )
 Effect = OnModel | Say | SayFrozen | Read | Warn | GoOn | Wait | Over | Refuse

@@ -7,7 +7,8 @@ Must not know: tensors, clocks, sockets, seats, who sends what comes over a bord
     event                        what it decides
     attach, on_message           which stage to build, what to load, when sums are dropped or written, the end
     next                         the next work, gradients before activations, or that there is none
-    on_made, on_unusable         what is said of it; a backward pass, or both passes of the last stage, count
+    on_made, on_unusable         what is said of it; a backward pass, or both passes of the last stage, count; in mode
+                                 "local", whether a step is taken (local_steps.py)
 
 The agent decides who works on what (collectives/flow): this machine only sees that no microbatch gets into the sums of
 one version twice, whatever it is handed.
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from farflung.peer.local.words import Attach, Hand, Made, Need, Shared, ToTrainer
-from farflung.peer.trainer.effects import Effect, OpenShared, Say, Stand, Wait, Work
+from farflung.peer.local.words import Attach, Hand, Load, Made, Need, Shared, ToTrainer
+from farflung.peer.trainer.effects import Effect, OpenShared, Say, Stand, Wait, Work, WriteLearned
+from farflung.peer.trainer.local_steps import LocalSteps
 from farflung.peer.trainer.summing import SummingMachine
 from farflung.protocol.model_schema import ModelSchema
 
@@ -26,8 +28,10 @@ NO_STAGE = -1
 
 
 class StageMachine(SummingMachine[Work]):
-    def __init__(self) -> None:
+    def __init__(self, local: LocalSteps | None = None) -> None:
+        """`local`: the steps that this stage takes by itself within a batch; None: it only sums."""
         super().__init__()
+        self._local = local
         self.stage = NO_STAGE  # that is mine, since the agent said so
         self._need: Need | None = None
         self._hands: deque[Hand] = deque()
@@ -65,6 +69,14 @@ class StageMachine(SummingMachine[Work]):
     def _forget_work(self) -> None:
         self._hands.clear()
 
+    def _load(self, load: Load) -> list[Effect]:
+        if self._local is not None:
+            self._local.on_load(load.version)
+        return super()._load(load)
+
+    def _write(self, slot: int) -> list[Effect]:
+        return super()._write(slot) if self._local is None else [*self._local.rest(), WriteLearned(slot)]
+
     def _next_due(self) -> Work | None:
         if not self._hands:
             return None
@@ -81,9 +93,11 @@ class StageMachine(SummingMachine[Work]):
     def on_made(self, bytes_made: int, tokens: int, loss: float | None) -> list[Effect]:
         """It lies in its slot.  Backward and both: its gradient is in the sums."""
         hand = self._take().word
-        if hand.way != "forward":
-            self._count(hand.micro, tokens, loss)
-        return [Say(_made(hand, bytes_made, tokens, loss, ""))]
+        said: list[Effect] = [Say(_made(hand, bytes_made, tokens, loss, ""))]
+        if hand.way == "forward":
+            return said
+        self._count(hand.micro, tokens, loss)
+        return said if self._local is None else [*said, *self._local.on_counted(tokens)]
 
     def on_unusable(self, problem: str) -> list[Effect]:
         """Nothing came of it, and the sums are as they were before it."""

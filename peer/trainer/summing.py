@@ -69,8 +69,8 @@ class Sums:
         self.tokens += tokens
         self.losses += [(loss, tokens)] if loss is not None else []
 
-    def freeze(self, slot: int, fragment: int) -> list[Effect]:
-        said = Frozen(
+    def as_frozen(self, slot: int, fragment: int) -> Frozen:
+        return Frozen(
             slot=slot,
             tokens=self.tokens,
             steps=len(self.counted),
@@ -79,7 +79,6 @@ class Sums:
             fragment=fragment,
             counted=mask_to_bytes(mask_of(self.counted)),
         )
-        return [WriteSums(slot, self.tokens), Say(said)]
 
 
 class SummingMachine(ABC, Generic[Due]):
@@ -109,6 +108,13 @@ class SummingMachine(ABC, Generic[Due]):
     @abstractmethod
     def _next_due(self) -> Due | None:
         """What to compute now; None where there is nothing."""
+
+    def _freeze(self, slot: int) -> list[Effect]:
+        return [*self._write(slot), Say(self.sums.as_frozen(slot, self._fragment))]
+
+    def _write(self, slot: int) -> list[Effect]:
+        """What this trainer has for the round of the batch goes into the slot."""
+        return [WriteSums(slot, self.sums.tokens)]
 
     # ---- the end
 
@@ -140,7 +146,7 @@ class SummingMachine(ABC, Generic[Due]):
                 return self._load(word)
             case Freeze(version=version, slot=slot) if version == self.version and self.sums.counted:
                 self._frozen = True
-                return self.sums.freeze(slot, self._fragment)
+                return self._freeze(slot)
             case Finish():
                 return self._end(stopped=False)
             case Stop(code=code, reason=reason):

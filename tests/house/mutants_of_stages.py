@@ -63,4 +63,18 @@ PIPELINES = (
         "            pass\n",
         AT_COORDINATOR,
     ),
+    Mutant(
+        "P11 what is left when a batch ends is stepped on, too",
+        "peer/trainer/stage_machine.py",
+        "[*self._local.rest(), WriteLearned(slot)]",
+        "[WriteLearned(slot)]",
+        ("tests/peer/trainer/test_local_steps.py", *WHOLE),
+    ),
+    Mutant(
+        "P11 a load takes what was counted out of the next local step",
+        "peer/trainer/stage_machine.py",
+        "            self._local.on_load(load.version)\n",
+        "            pass\n",
+        ("tests/peer/trainer/test_local_steps.py", *WHOLE),
+    ),
 )

@@ -66,6 +66,13 @@ def test_a_run_of_batches_has_no_inner_rate() -> None:
         )
 
 
+def test_stages_that_take_steps_of_their_own_have_one() -> None:
+    keys = {"batch": 80, "stages": 2, "mode": "local"}
+    merge = {"policy": "mean"}
+    made = Manifest.model_validate({"inner": {"schedule": "linear"}, "pipeline": keys, "merge": merge})
+    assert rates_of(made).total_steps == made.run.rounds * made.round.sync_every
+
+
 # ---- the run's own step ------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,10 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("8100a660")
+    assert Manifest().digest.hex().startswith("63d6c6ac")
+
+
+_STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,20 @@ def test_digest_names_the_content() -> None:
         (
             "[net]\ndead_after_s = 2",
             "[net] dead_after_s: expected more than twice heartbeat_s (1.0), found 2.0",
+        ),
+        (
+            f'{_STAGED}mode = "local"\n[outer]\nstep = "adamw"',
+            '[outer] step: expected "nesterov" or "mean" with [pipeline] mode = "local", found "adamw"',
+        ),
+        (_STAGED, '[outer] step: expected "adamw" with [pipeline] stages > 1, found "nesterov"'),
+        (
+            f'{_STAGED}mode = "local"\nlocal_micros = 9',
+            "[pipeline] batch: expected at least local_micros (9), found 8",
+        ),
+        (
+            '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nmode = "local"',
+            '[pipeline] mode: expected "sync" with stages = 1, found "local": a model in one piece takes steps of each '
+            "peer's own with batch = 0",
         ),
     ],
 )

@@ -1,7 +1,8 @@
 """All agents and the coordinator of a pipeline in one process: the real trainers of its stages, belts, shared memory.
 
-For tests of peer/pipeline.  One peer a stage; crossings are carried from belt to belt, sums from the slots into an
-exact step of AdamW, and versions back by `Load`.  Nobody dies here, and nothing is lost.
+For tests of peer/pipeline.  One peer a stage; crossings are carried from belt to belt, what stands in the slots into an
+exact step (AdamW on sums, Nesterov's on what local steps moved), and versions back by `Load`.  Nobody dies here, and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.whole import whole_model
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
-from rig.unsplit import MICROS, AdamW, Task
+from farflung.protocol.outer_numbers import OuterNumbers
+from rig.unsplit import MICROS, AdamW, Nesterov, Task
 
 CPU = torch.device("cpu")
 
@@ -99,7 +101,13 @@ class Pipeline:
     def __init__(self, loops: list[PipelineLoop], agents: list[Agent], samples: int) -> None:
         self.loops, self.agents, self.samples = loops, agents, samples
         self.crossed_bytes = 0
-        self._optimizers = [AdamW() for _ in loops]  # each stage counts its own steps
+        self._optimizers = [self._outer(loop) for loop in loops]  # each stage counts its own steps
+
+    @staticmethod
+    def _outer(loop: PipelineLoop) -> AdamW | Nesterov:
+        manifest = loop.manifest
+        numbers = manifest.outer_numbers
+        return Nesterov(numbers.lr, numbers.momentum) if isinstance(numbers, OuterNumbers) else AdamW()
 
     @classmethod
     def start(cls, folder: Path, model: Model, samples: int) -> Pipeline:
@@ -165,24 +173,34 @@ class Pipeline:
 
     # ---- a batch
 
-    def batch(self, version: int) -> float:
-        """All microbatches there and back, in their order; the mean loss of a token."""
-        last, total, tokens = len(self.loops) - 1, 0.0, 0
-        came: list[list[bytes]] = []  # of each microbatch what each stage was given
+    def batch(self, version: int, in_flight: int = MICROS) -> float:
+        """All microbatches there and back, in their order, so many of them on their way; the mean loss of a token."""
+        total, tokens = 0.0, 0
+        came: deque[tuple[int, list[bytes]]] = deque()  # microbatch, and what each stage was given
         for micro in range(MICROS):
-            given = [b""]
-            for stage in range(last):
-                made, out = self.work(stage, "forward", version, micro, given[-1], b"")
-                assert not made.problem, made.problem
-                given.append(out)
-            came.append(given)
-        for micro, given in enumerate(came):
-            made, gradient = self.work(last, "both", version, micro, given[last], b"")
-            total, tokens = total + made.loss * made.tokens, tokens + made.tokens
-            for stage in reversed(range(last)):
-                made, gradient = self.work(stage, "backward", version, micro, given[stage], gradient)
-            assert gradient == b"", "the data has no gradient"
+            came.append((micro, self._there(version, micro)))
+            if len(came) == in_flight or micro == MICROS - 1:
+                for _ in range(len(came) if micro == MICROS - 1 else 1):
+                    made = self._back(version, *came.popleft())
+                    total, tokens = total + made.loss * made.tokens, tokens + made.tokens
         return total / tokens
+
+    def _there(self, version: int, micro: int) -> list[bytes]:
+        given = [b""]
+        for stage in range(len(self.loops) - 1):
+            made, out = self.work(stage, "forward", version, micro, given[-1], b"")
+            assert not made.problem, made.problem
+            given.append(out)
+        return given
+
+    def _back(self, version: int, micro: int, given: list[bytes]) -> Made:
+        last = len(self.loops) - 1
+        of_loss, gradient = self.work(last, "both", version, micro, given[last], b"")
+        for stage in reversed(range(last)):
+            _, gradient = self.work(stage, "backward", version, micro, given[stage], gradient)
+        assert gradient == b"", "the data has no gradient"
+        assert isinstance(of_loss, Made)
+        return of_loss
 
     def freeze(self, version: int) -> None:
         for stage in range(len(self.loops)):
@@ -219,27 +237,32 @@ def _with_belt(word: Any, stage: int, path: Path) -> Any:
 
 
 def model_of(
-    task: Task, seed: int, updates: int, cuts: Sequence[int], codecs: tuple[str, str] = ("fp32", "fp32")
+    task: Task,
+    seed: int,
+    updates: int,
+    cuts: Sequence[int],
+    codecs: tuple[str, str] = ("fp32", "fp32"),
+    **sections: dict[str, Any],
 ) -> tuple[Model, int]:
-    """The user's half of `farflung.pipeline`, and the samples of a microbatch."""
+    """The user's half of `farflung.pipeline`, and the samples of a microbatch.  `sections`: keys of run.toml."""
     data = Recorded(task, seed, updates)
     micro = len(data) // (updates * MICROS)
-    manifest = Manifest.model_validate(
-        {
-            "run": {"seed": seed},
-            "round": {"chunk_kb": 1},
-            "merge": {"policy": "mean"},
-            "outer": {"step": "adamw"},
-            "pipeline": {
-                "batch": MICROS,
-                "micro": micro,
-                "stages": len(cuts) + 1,
-                "cuts": list(cuts),
-                "codec": codecs[0],
-                "gradient_codec": codecs[1],
-            },
-        }
-    )
+    due: dict[str, dict[str, Any]] = {
+        "run": {"seed": seed},
+        "round": {"chunk_kb": 1},
+        "merge": {"policy": "mean"},
+        "outer": {"step": "adamw"},
+        "pipeline": {
+            "batch": MICROS,
+            "micro": micro,
+            "stages": len(cuts) + 1,
+            "cuts": list(cuts),
+            "codec": codecs[0],
+            "gradient_codec": codecs[1],
+        },
+    }
+    keys = {name: due.get(name, {}) | sections.get(name, {}) for name in due.keys() | sections.keys()}
+    manifest = Manifest.model_validate(keys)
     samples = Samples(data, ("x",), ("labels",), seed)
     parts = task.parts(seed)
     item = samples.one_item()

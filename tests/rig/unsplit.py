@@ -129,6 +129,22 @@ class AdamW:
             theta.copy_(theta.float() * (1 - self.lr * self.decay) - update * self.lr)
 
 
+@dataclass
+class Nesterov:
+    """The outer step of what local steps have moved, one rounding after the other, for tensors by name."""
+
+    lr: float
+    momentum: float
+    moments: dict[str, Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def step(self, parameters: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> None:
+        for name, d in moved.items():
+            m = self.moments.setdefault(name, torch.zeros_like(d))
+            m.mul_(self.momentum).add_(d)
+            parameters[name].sub_((m * self.momentum + d) * self.lr)
+
+
 class Unsplit:
     """All parts in one process: a graph from the data to the loss, one microbatch after the other."""
 

@@ -1,7 +1,7 @@
 """Pipelines in bad worlds: P2, P7 and P11 to P17 over whole runs of the production machines.
 
 More seeds: FARFLUNG_STAGE_SEEDS=2000 pytest tests/whole/test_stages.py; one of them by hand:
-`python -m farflung.peer.simulator.world SEED stages`.
+`python -m farflung.peer.simulator.world SEED stages`, or `local stages`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def one_thread() -> None:
 REGRESSIONS = (16, 14, 56, 49, 105, 113, 297)
 
 
-def run_seed(seed: int) -> tuple[World, Report]:
-    world = World(seed, Scenario.of_stages(seed))
+def run_seed(seed: int, local: bool = False) -> tuple[World, Report]:
+    world = World(seed, Scenario.of_local_stages(seed) if local else Scenario.of_stages(seed))
     try:
         return world, world.run()
     except Exception as error:
-        error.add_note(f"stages of seed {seed}")
+        error.add_note(f"{'local ' if local else ''}stages of seed {seed}")
         raise
 
 
@@ -47,6 +47,16 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
 @pytest.mark.parametrize("part", range(SLICES))
 def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int) -> None:
     runs = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
+    finished = sum(report.outcome == "finished" for _, report in runs)
+    assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
+    assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"
+    seen = [world.invariants for world, _ in runs]
+    assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
+
+
+def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies() -> None:
+    """What a dead peer's steps moved is gone with it, and its microbatches are computed again."""
+    runs = [run_seed(seed, local=True) for seed in range(SEEDS // SLICES)]
     finished = sum(report.outcome == "finished" for _, report in runs)
     assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
     assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"
