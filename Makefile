@@ -27,13 +27,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(STAMP) ## run the tests, two processes (seven minutes on two cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
-
-HARD := tests/real/test_verify.py tests/real/test_pipelines.py tests/real/test_demo_pipeline.py
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What real processes make of faults: one after the other, since they are judged by how soon they go on.
-hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions and crowds (a quarter of an hour)
-	@FARFLUNG_LONG=1 FARFLUNG_KILLS=20 $(BIN)/python -m pytest -n 0 tests/chaos $(HARD)
+hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (twenty minutes)
+	@FARFLUNG_LONG=1 FARFLUNG_KILLS=20 $(BIN)/python -m pytest -n 0 -m "hard or chaos"
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
 	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent
+WHOLE = HERE / "whole"
 # The benchmarks are no part of the installed package, and tests are no package: both are shown to Python as folders.
 # What they share is rig/, imported as `rig.arena` and the like.
 for folder in (HERE, HERE.parent / "benchmarks"):
@@ -29,8 +32,33 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
-def pytest_runtest_setup() -> None:
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What two processes hand each other costs milliseconds for each piece: a file is one piece, and comes late.
+
+    What is long goes first, so that both end at about the same time: groups, the largest of them first, then the
+    runs in virtual time, each for itself.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    groups = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("xdist_group"))}
+    sizes = Counter(groups.values())
+
+    def turn(item: pytest.Item) -> tuple[int, int, str]:
+        if item in groups:
+            return 0, -sizes[groups[item]], groups[item]
+        return (1, 0, "") if WHOLE in item.path.parents else (2, 0, "")
+
+    items.sort(key=turn)
+    for item in items:
+        if turn(item)[0] == 2:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws is the same in every run, and whatever ran before it in this process."""
+    if item.get_closest_marker("hard") and not os.environ.get("FARFLUNG_LONG"):
+        pytest.skip("too long for each time; make hard runs it")
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

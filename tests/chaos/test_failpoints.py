@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farflung.protocol.process.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
 from rig.arena import STOP_S, Arena, included, is_kept
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
 QUICK = ("scatter.mid", "commit.after_fsync")
-LONG = bool(os.environ.get("FARFLUNG_LONG"))
 SPECIAL = {
     "found.before_word", "genesis.before_fsync", "genesis.after_fsync",
     "depart.before_fsync", "depart.after_fsync",
@@ -27,14 +27,12 @@ SPECIAL = {
     "go_back.before_fsync", "go_back.after_fsync", "restore.before",
     "serve.manifest", "serve.mid", "serve.logged", "leave.before_word",
 }  # fmt: skip
-long_only = pytest.mark.skipif(not LONG, reason="make chaos walks all of them")
-
 Figures = Callable[..., None]
 
 
-def chosen(points: object) -> list[str]:
-    natural = [point for point in points if point not in SPECIAL]  # type: ignore[attr-defined]
-    return natural if LONG else [point for point in natural if point in QUICK]
+def chosen(points: Iterable[str]) -> list[Any]:
+    natural = [point for point in points if point not in SPECIAL]
+    return [pytest.param(point, marks=[] if point in QUICK else pytest.mark.hard) for point in natural]
 
 
 def wake(arena: Arena, name: str, broken_at: float) -> float:
@@ -143,7 +141,7 @@ def broken_coordinator(arena: Arena, point: str, since: float, then: str | None 
     return at
 
 
-@long_only
+@pytest.mark.hard
 @pytest.mark.parametrize("action", ["kill", "stop"])
 def test_a_run_begins(build: Callable[..., Arena], action: str) -> None:
     arena = build()
@@ -168,7 +166,7 @@ def test_a_run_begins(build: Callable[..., Arena], action: str) -> None:
     arena.close()
 
 
-@long_only
+@pytest.mark.hard
 @pytest.mark.parametrize("point", ["depart.before_fsync", "depart.after_fsync"])
 def test_the_coordinator_breaks_when_a_peer_is_lost(arena: Arena, point: str) -> None:
     for action in ("kill", "stop"):
@@ -186,7 +184,7 @@ def test_the_coordinator_breaks_when_a_peer_is_lost(arena: Arena, point: str) ->
         is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 def test_the_coordinator_breaks_while_it_aborts_what_it_left(arena: Arena) -> None:
     began = restart(arena, "open.after_fsync=kill")
     broken_coordinator(arena, "open.after_fsync", began, "abort.before_fsync=kill")
@@ -201,7 +199,7 @@ def test_the_coordinator_breaks_while_it_aborts_what_it_left(arena: Arena) -> No
     is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 @pytest.mark.parametrize("action", ["kill", "stop"])
 def test_the_coordinator_breaks_while_it_tells_of_an_abort(arena: Arena, action: str) -> None:
     """One member stops in the middle of a round, two others with it: too few are left."""
@@ -223,7 +221,7 @@ def test_the_coordinator_breaks_while_it_tells_of_an_abort(arena: Arena, action:
     is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 @pytest.mark.parametrize("action", ["kill", "stop"])
 def test_everybody_dies_and_the_way_back_breaks(arena: Arena, figures: Figures, action: str) -> None:
     """P4: the run is what its newest checkpoint says, whoever reads it."""
@@ -262,7 +260,7 @@ def test_everybody_dies_and_the_way_back_breaks(arena: Arena, figures: Figures, 
     is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 @pytest.mark.parametrize("point", ["serve.manifest", "serve.mid", "serve.logged"])
 def test_a_donor_breaks(arena: Arena, figures: Figures, point: str) -> None:
     for action in ("kill", "stop"):
@@ -290,7 +288,7 @@ def test_a_donor_breaks(arena: Arena, figures: Figures, point: str) -> None:
     is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 def test_a_peer_breaks_while_it_leaves(arena: Arena) -> None:
     for action in ("kill", "stop"):
         began = time.monotonic()
@@ -306,7 +304,7 @@ def test_a_peer_breaks_while_it_leaves(arena: Arena) -> None:
     is_kept(arena)
 
 
-@long_only
+@pytest.mark.hard
 def test_who_was_broken_last_is_not_in_the_run(arena: Arena) -> None:
     """The walk is over: the three others are all there is, and take part."""
     commit = arena.commit(time.monotonic())

@@ -19,8 +19,9 @@ from rig.arena import DEFAULT, Arena, included, is_kept
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.xdist_group("chaos"),
-    pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="make chaos runs these"),
+    pytest.mark.hard,
 ]
 
 Figures = Callable[..., None]

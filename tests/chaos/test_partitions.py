@@ -7,7 +7,6 @@ the default ones.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,8 +19,9 @@ from rig.lab_arena import LabArena
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.xdist_group("chaos"),
-    pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="make chaos runs these"),
+    pytest.mark.hard,
 ]
 
 Figures = Callable[..., None]

@@ -149,12 +149,14 @@ def test_interpreted_kernels_pass_the_check_before_use(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 @pytest.mark.parametrize("name", CODECS)
 def test_interpreted_kernels_give_the_same_bits_for_random_ones(name: str) -> None:
     assert interpreted(name, RANDOM) == "same"
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 @pytest.mark.parametrize("name", CODECS)
 def test_the_check_before_use_notices_wrong_arithmetic(name: str) -> None:
     differences = interpreted(name, f"WRONG = {WRONG!r}\n{MUTATED}").split("\n")

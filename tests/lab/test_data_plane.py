@@ -13,6 +13,7 @@ from farflung.console.bench.bench import BenchOptions
 from farflung.protocol.errors import FarflungError
 from rig.lab.emulator import HostSpec, Lab
 from rig.lab_run import CONGESTION_FILE, Found, LabRun, Setting
+from rig.nursery import Nursery
 from rig.waiting import LONG_S, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lab")]
@@ -41,13 +42,13 @@ def setting(
     )
 
 
-def test_a_congestion_control_that_hosts_may_not_use_is_refused_and_another_holds() -> None:
+def test_a_congestion_control_that_hosts_may_not_use_is_refused_and_another_holds(nursery: Nursery) -> None:
     with (
         pytest.raises(FarflungError, match=r"use nonsense, but: .*reno"),
         LabRun(replace(setting(2, 50), congestion="nonsense")),
     ):
         pass
-    with LabRun(replace(setting(2, 50), congestion="reno")) as running:
+    with LabRun(replace(setting(2, 50), congestion="reno"), nursery) as running:
         told = running.lab.hosts["peer-0"].popen(["cat", CONGESTION_FILE], stdout=subprocess.PIPE, text=True)
         assert told.communicate(timeout=PATIENCE_S)[0] == "reno\n"
 
@@ -66,9 +67,9 @@ def is_whole(found: Found, peers: int) -> bool:
     return bool(found.result["identical"] and all_in and not found.result["aborted_rounds"])
 
 
-def test_a_capped_upload_stays_below_its_cap_on_the_wire() -> None:
+def test_a_capped_upload_stays_below_its_cap_on_the_wire(nursery: Nursery) -> None:
     limit = {"peer-1": {"FARFLUNG_UPLOAD_LIMIT": "4 Mbit/s"}}
-    with LabRun(setting(2, 100, limit, mb=2)) as running:
+    with LabRun(setting(2, 100, limit, mb=2), nursery) as running:
         found = running.finish()
     assert is_whole(found, 2)
     rounds = list(found.phases("peer-0"))
@@ -84,8 +85,8 @@ def test_a_capped_upload_stays_below_its_cap_on_the_wire() -> None:
     assert statistics.median(found.wire.rate_mbit("peer-1", 0, begin, end) for begin, end in spans) < 5.0
 
 
-def test_P3_two_peers_that_cannot_reach_each_other_take_part_all_the_same() -> None:
-    with LabRun(replace(setting(3, 50), audits=False)) as running:
+def test_P3_two_peers_that_cannot_reach_each_other_take_part_all_the_same(nursery: Nursery) -> None:
+    with LabRun(replace(setting(3, 50), audits=False), nursery) as running:
         running.lab.cut("peer-0", "peer-1")
         found = running.finish()
     assert is_whole(found, 3)
@@ -95,8 +96,8 @@ def test_P3_two_peers_that_cannot_reach_each_other_take_part_all_the_same() -> N
     assert moved or all(not (owned[a] and owned[b]) for owned in plans(found, "peer-2"))
 
 
-def test_a_peer_that_nobody_can_dial_takes_part_and_owns_nothing() -> None:
-    with LabRun(setting(2, 50, {"peer-1": {"FARFLUNG_ADVERTISE": "10.77.0.2:9"}})) as running:
+def test_a_peer_that_nobody_can_dial_takes_part_and_owns_nothing(nursery: Nursery) -> None:
+    with LabRun(setting(2, 50, {"peer-1": {"FARFLUNG_ADVERTISE": "10.77.0.2:9"}}), nursery) as running:
         found = running.finish()
     assert is_whole(found, 2)
     assert "can't be dialled at 10.77.0.2:9" in found.log
@@ -104,8 +105,8 @@ def test_a_peer_that_nobody_can_dial_takes_part_and_owns_nothing() -> None:
     assert all(owned[hidden] == 0 < sum(owned.values()) for owned in plans(found, "peer-0"))
 
 
-def test_P3_a_death_in_mid_scatter_costs_no_round_over_a_long_line() -> None:
-    with LabRun(setting(3, 10, kill_at=0.5, mb=2)) as running:
+def test_P3_a_death_in_mid_scatter_costs_no_round_over_a_long_line(nursery: Nursery) -> None:
+    with LabRun(setting(3, 10, kill_at=0.5, mb=2), nursery) as running:
         found = running.finish()
     killed = found.result["killed"]
     assert killed["at"] >= 0.5 and killed["survivors"] == 2 and killed["included"] >= 2

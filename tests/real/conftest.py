@@ -66,7 +66,7 @@ class Stage:
     """One run on this machine.  Everything that it starts is ended at the end of the test, by process id."""
 
     def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
-        """`nursery`: where peers and their trainers are forked; else each is an interpreter of its own."""
+        """`nursery`: where all processes are forked; else each is an interpreter of its own."""
         self.folder = folder
         self.url = ""
         self.port = 0
@@ -89,7 +89,7 @@ class Stage:
         } | values
         (self.folder / "run.toml").write_text(text.format(**shown))
 
-    def coordinate(self, *more: str) -> subprocess.Popen[str]:
+    def coordinate(self, *more: str) -> subprocess.Popen[str] | Child:
         """Start (or restart) the coordinator; the second start takes the port of the first."""
         for port in [self.port] if self.port else free_ports():
             words = ["coordinate", str(self.folder / "run.toml"), "--listen", f"127.0.0.1:{port}", "--json"]
@@ -106,13 +106,15 @@ class Stage:
     def join(self, name: str, *more: str) -> subprocess.Popen[str] | Child:
         out = ["--out", str(self.model(name))] if "--script" not in more else []
         words = ["join", "--identity", str(self.folder / f"{name}.pem"), *out, *more, self.url]
-        if self._nursery is None:
-            return self.start(name, words)
-        self.processes[name] = self._nursery.start(words, self.environ, self.folder / f"{name}.log")
-        return self.processes[name]
+        return self.start(name, words)
 
-    def start(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
-        return self.run_python(name, ["-m", "farflung", *words], stdout)
+    def start(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str] | Child:
+        if self._nursery is None:
+            return self.run_python(name, ["-m", "farflung", *words], stdout)
+        with (self.folder / f"{name}.log").open("a") as log:
+            out = stdout if stdout is not None else log
+            self.processes[name] = self._nursery.popen(words, self.environ, out, log)
+        return self.processes[name]
 
     def run_python(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.log").open("a") as log:
@@ -129,6 +131,8 @@ class Stage:
 
     def call(self, *words: str, timeout_s: float = LONG_S) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
+        if self._nursery is not None:
+            return self._nursery.call(words, self.environ, timeout_s)
         command = [sys.executable, "-m", "farflung", *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, text=True, **pipes) as process:
@@ -209,13 +213,13 @@ class Stage:
                 process.kill()
                 process.wait()
         for process in self.processes.values():
-            if isinstance(process, subprocess.Popen) and process.stdout is not None:
+            if process.stdout is not None:
                 process.stdout.close()
 
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    """Peers start as people start them; marked `forked_peers`, they don't spend seconds on importing torch, twice."""
+    """All start as people start them; marked `forked_peers`, they don't spend seconds on importing torch, each."""
     forked = request.node.get_closest_marker("forked_peers") is not None
     with contextlib.closing(Stage(tmp_path, request.getfixturevalue("nursery") if forked else None)) as made:
         yield made

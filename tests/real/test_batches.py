@@ -118,6 +118,7 @@ def finish(stage: Any, *names: str) -> None:
     assert report.kept, "\n".join(report.lines())
 
 
+@pytest.mark.forked_peers
 @pytest.mark.parametrize("outer", [PLAIN, ADAMW], ids=["mean", "adamw"])
 def test_one_peer_has_the_bits_of_one_process(stage: Any, outer: str) -> None:
     stage.write_run(RUN, rounds=ROUNDS, min_peers=1, outer=outer)

@@ -27,6 +27,7 @@ def bench(stage: Any, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.forked_peers
 @pytest.mark.parametrize("fraction", [1.5])  # 0.5 over a long line: tests/lab
 def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) -> None:
     found = bench(stage, "--peers", "3", *SMALL, "--rounds", "20", "--kill-at", str(fraction))
@@ -36,6 +37,7 @@ def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) ->
     assert found["identical"] and found["rel_error"] < 1e-5 and len(found["seconds"]) == 19
 
 
+@pytest.mark.forked_peers
 def test_P1_a_host_joins_the_one_that_serves_and_both_end_with_the_same_bytes_and_the_mean(
     stage: Any,
 ) -> None:

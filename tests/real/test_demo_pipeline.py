@@ -12,7 +12,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("processes"),
-    pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="over a minute; make hard runs it"),
+    pytest.mark.hard,
 ]
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "demo_pipeline.py"

@@ -26,7 +26,6 @@ from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
-LONG = pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="half a minute; make hard runs it")
 
 BATCH, MICRO, ROUNDS, SAMPLES = 8, 2, 5, 512
 RUN = """
@@ -216,9 +215,9 @@ def join_in_turn(stage: Any, script: Path, *names: str) -> None:
 @pytest.mark.parametrize(
     "lost",
     [
-        pytest.param("ann", id="source", marks=LONG),
+        pytest.param("ann", id="source", marks=pytest.mark.hard),
         pytest.param("bob", id="middle"),
-        pytest.param("cid", id="last", marks=LONG),
+        pytest.param("cid", id="last", marks=pytest.mark.hard),
     ],
 )
 def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts_twice(

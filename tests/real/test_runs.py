@@ -200,6 +200,7 @@ def test_status_prints_one_json_object_and_mistakes_one_line(
         assert code == 2 and "Traceback" not in told, words
 
 
+@pytest.mark.forked_peers
 def test_nothing_is_left_behind(stage: Any) -> None:
     stage.write_run(rounds=4, min_peers=1)
     stage.coordinate("--exit-when-done")

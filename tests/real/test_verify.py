@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ with farflung.join(None, model, torch.optim.AdamW(model.parameters(), lr=3e-3)) 
 """
 
 
-built_in = pytest.mark.skipif(not os.environ.get("FARFLUNG_LONG"), reason="half a minute; make hard runs it")
-
-
-@pytest.mark.parametrize("own", [pytest.param(False, marks=built_in), True])
+@pytest.mark.forked_peers
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.hard), True])
 def test_recorded_work_is_taken_again_to_the_same_bits_and_scaled_work_is_found(
     stage: Any, own: bool
 ) -> None:

@@ -26,6 +26,7 @@ from farflung.protocol.errors import FarflungError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Event, read_events
 from rig.lab.emulator import Effort, Host, HostSpec, Lab
+from rig.nursery import Child, Nursery
 
 SAMPLE_S = 0.05
 LOOK_S, AIM_S = 0.05, 0.002
@@ -111,13 +112,15 @@ class Wire:
 class LabRun:
     """Use as a context manager; everything that it started ends with it, by process id."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, nursery: Nursery | None = None) -> None:
+        """`nursery`: where all processes are forked; else each is an interpreter of its own."""
         self.setting = setting
+        self._nursery = nursery
         hosts = [*setting.hosts, *([setting.coordinator] if setting.coordinator is not None else [])]
         self.lab = Lab(hosts, setting.seed, setting.tcp_buffer_bytes)
         self.parties: dict[str, Party] = {}
         self.aim: Aim | None = None
-        self._coordinator: subprocess.Popen[str] | None = None
+        self._coordinator: subprocess.Popen[str] | Child | None = None
 
     def __enter__(self) -> LabRun:
         self._temporary = tempfile.TemporaryDirectory(prefix="farflung-lab-")
@@ -166,9 +169,11 @@ class LabRun:
 
     def _start(
         self, host: Host, name: str, words: list[str], more: Mapping[str, str]
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[str] | Child:
         with (self.folder / f"{name}.log").open("w") as log:
             piped = subprocess.PIPE if name == COORDINATOR else log
+            if self._nursery is not None:
+                return self._nursery.popen(["-m", *words], more, piped, log, host.namespaces)
             environ = os.environ | {"OMP_NUM_THREADS": "1"} | more
             return host.popen(
                 [sys.executable, "-m", *words], stdout=piped, stderr=log, text=True, env=environ

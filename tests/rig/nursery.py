@@ -2,15 +2,19 @@
 
     with Nursery(folder) as nursery:
         child = nursery.start(["join", ...], environ, log)   # as `python -m farflung join ...` would
+        found = nursery.call(["status", ...], environ)       # as subprocess.run would
 
 Importing torch costs seconds of CPU, twice for each peer; where sixteen of them come and go on two cores, nothing
-else would be measured.  Agents started here have their trainers started here too.  Everything else is as it is in
-real life: processes, sockets, signals, exit codes.  Used by arena.py.
+else would be measured.  What is started here starts its own processes here too: agents their trainers, a bench its
+coordinator and trainers; a trainer forks its agent itself, which looks whose child it is.  Everything else is as it is
+in real life: processes, sockets, signals, exit codes.  Used by arena.py, lab_run.py and many tests.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,29 +25,39 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 VARIABLE = "FARFLUNG_NURSERY"
 CLOCK_VARIABLE = "FARFLUNG_CLOCK_OFF_S"  # by how much a process's clock is wrong
 READY_S = 300.0
+LOOK_S = 0.01
 MODULES = (
     "farflung.peer.agent.agent",
+    "farflung.peer.agent.main",
     "farflung.peer.trainer.api",
     "farflung.peer.agent.join",
     "farflung.coordinator.hosting",
+    "farflung.console.bench.bench",
 )
+NAMESPACES = 2  # of a host of the lab: its network's, and the one of its users if that is not this machine's
+
+Output = int | IO[str]  # as for a subprocess: PIPE, DEVNULL, a number or a file
 
 
 class Child:
     """A process that the nursery forked; to be used like a subprocess.Popen."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, pipes: Sequence[IO[str] | None] = (None, None)) -> None:
         self._connection = connection
         self._told = connection.makefile("r")
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
+        self.stdout, self.stderr = pipes
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -65,6 +79,16 @@ class Child:
             self._connection.close()
         return self.returncode
 
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it said, once it has ended: as little as a pipe holds."""
+        self.wait(timeout)
+        said = ["", ""]
+        for number, pipe in enumerate((self.stdout, self.stderr)):
+            if pipe is not None:
+                said[number] = pipe.read()
+                pipe.close()
+        return said[0], said[1]
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(
@@ -79,12 +103,39 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-def ask(place: str, words: Sequence[str], environ: Mapping[str, str], log: str) -> Child:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(place)
-    request = {"words": list(words), "environ": dict(environ), "log": log}
-    connection.sendall(json.dumps(request).encode() + b"\n")
-    return Child(connection)
+def ask(
+    place: str,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    stdout: Output,
+    stderr: Output,
+    namespaces: Sequence[int] = (),
+) -> Child:
+    with contextlib.ExitStack() as here:
+        pipes: list[IO[str] | None] = []
+        ends: list[int] = []
+        for wanted in (stdout, stderr):
+            pipe, end = end_of(wanted, here)
+            pipes.append(pipe)
+            ends.append(end)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(place)
+        socket.send_fds(connection, [b" "], [*ends, *namespaces])
+        connection.sendall(json.dumps({"words": list(words), "environ": dict(environ)}).encode() + b"\n")
+        return Child(connection, pipes)
+
+
+def end_of(wanted: Output, here: contextlib.ExitStack) -> tuple[IO[str] | None, int]:
+    """What is read by whoever asked, and the file that the new process writes into."""
+    if wanted == subprocess.PIPE:
+        mine, its = os.pipe()
+        here.callback(os.close, its)
+        return open(mine, encoding="utf-8"), its
+    if wanted == subprocess.DEVNULL:
+        its = os.open(os.devnull, os.O_WRONLY)
+        here.callback(os.close, its)
+        return None, its
+    return None, wanted if isinstance(wanted, int) else wanted.fileno()
 
 
 class Nursery:
@@ -116,7 +167,36 @@ class Nursery:
         return [int(pid) for pid in told.split()]
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], log: Path) -> Child:
-        return ask(self.place, words, {**os.environ, **environ, VARIABLE: self.place}, str(log))
+        with log.open("a") as file:
+            return self.popen(words, environ, file, file)
+
+    def popen(
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: Output,
+        stderr: Output,
+        namespaces: Sequence[int] = (),
+    ) -> Child:
+        """`namespaces`: of the lab's host in which it is to be (Host.namespaces)."""
+        whole = {**os.environ, **environ, VARIABLE: self.place}
+        return ask(self.place, words, whole, stdout, stderr, namespaces)
+
+    def call(
+        self, words: Sequence[str], environ: Mapping[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself; it is asked to where it does not in time."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = self.popen(words, environ, out, err)
+            try:
+                child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                child.terminate()  # it ends what it has started
+                child.wait()
+                err.write(f"\nit did not end within {timeout_s:g} s\n")
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(list(words), child.wait(), out.read(), err.read())
 
 
 # ---- the nursery's own process -----------------------------------------------------------------------------
@@ -166,70 +246,123 @@ def tell_ends(waiting: dict[int, socket.socket]) -> None:
 
 
 def fork(connection: socket.socket, mine: list[socket.socket]) -> int:
+    _, files, _, _ = socket.recv_fds(connection, 1, 2 + NAMESPACES)
     request = json.loads(connection.makefile("r").readline())
     pid = os.fork()
     if pid == 0:
         for each in [*mine, connection]:
             each.close()
-        become(request)
+        become(request["words"], request["environ"], files)
+    for file in files:
+        os.close(file)
     connection.sendall(f"{pid}\n".encode())
     return pid
 
 
-def become(request: dict[str, object]) -> None:
+def become(words: list[str], environ: Mapping[str, str], files: list[int]) -> None:
     """Never returns: the rest of this process's life is farflung's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    log = os.open(str(request["log"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for number, file in enumerate(files[:2], start=1):
+        os.dup2(file, number)
+    for file in files[2:]:
+        if ctypes.CDLL(None, use_errno=True).setns(file, 0):
+            raise OSError(ctypes.get_errno(), "the host of the lab cannot be entered")
+    for file in files:
+        os.close(file)
     os.environ.clear()
-    os.environ.update(request["environ"])  # type: ignore[call-overload]
+    os.environ.update(environ)
     random.seed()
+    atexit._clear()
     if off_s := float(os.environ.get(CLOCK_VARIABLE, "0")):
         right = time.time
         time.time = lambda: right() + off_s
-    words = [str(word) for word in request["words"]]  # type: ignore[attr-defined]
     code = 1
     try:
         code = run(words)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # as an interpreter does
         sys.excepthook(*sys.exc_info())
     finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 def run(words: list[str]) -> int:
-    import atexit
-
     from farflung.console import main
+    from farflung.console.bench import bench
     from farflung.peer.agent import supervisor
+    from farflung.peer.trainer import agent_process
 
-    supervisor.subprocess = TrainersFromHere  # type: ignore[assignment, attr-defined]
-    if words[0] == "-m" or words[0].endswith(".py"):
+    supervisor.subprocess = bench.subprocess = FromTheNursery  # type: ignore[assignment, attr-defined]
+    agent_process.subprocess = ForkedHere  # type: ignore[assignment, attr-defined]
+    if words[0] in ("-m", "-c") or words[0].endswith(".py"):
         sys.argv = words[1:] if words[0] == "-m" else words
-        try:
+        if words[0] == "-c":
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(words[1], sys.modules["__main__"].__dict__)
+        else:
             (runpy.run_module if words[0] == "-m" else runpy.run_path)(sys.argv[0], run_name="__main__")
-        finally:
-            atexit._run_exitfuncs()
         return 0
     sys.argv = ["farflung", *words]
     return main.main()
 
 
-class TrainersFromHere:
-    """Stands in for `subprocess` in farflung.peer.agent.supervisor."""
+class FromTheNursery:
+    """Stands in for `subprocess` where farflung starts processes of its own that need not be its children."""
+
+    DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    class Popen:
+        def __new__(  # type: ignore[misc]
+            cls,
+            command: Sequence[str],
+            env: Mapping[str, str],
+            stdout: Output = 1,
+            stderr: Output = 2,
+            **_: object,
+        ) -> Child:
+            return ask(env[VARIABLE], command[1:], env, stdout, stderr)
+
+
+class ForkedHere:
+    """Stands in for `subprocess` where a trainer starts its agent: before it has any thread or socket."""
 
     DEVNULL = subprocess.DEVNULL
     TimeoutExpired = subprocess.TimeoutExpired
 
     class Popen:
-        def __new__(cls, command: Sequence[str], env: Mapping[str, str], **_: object) -> Child:  # type: ignore[misc]
-            return ask(env[VARIABLE], command[1:], env, os.readlink("/proc/self/fd/2"))
+        def __init__(self, command: Sequence[str], **_: object) -> None:
+            self.returncode: int | None = None
+            self.pid = os.fork()
+            if self.pid == 0:
+                become(list(command[1:]), dict(os.environ), [os.open(os.devnull, os.O_WRONLY), os.dup(2)])
+
+        def poll(self) -> int | None:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            return self.returncode
+
+        def wait(self, timeout: float = READY_S) -> int:
+            end = time.monotonic() + timeout
+            while (code := self.poll()) is None:
+                if time.monotonic() >= end:
+                    raise subprocess.TimeoutExpired("a forked agent", timeout)
+                time.sleep(LOOK_S)
+            return code
+
+        def terminate(self) -> None:
+            os.kill(self.pid, signal.SIGTERM)
+
+        def kill(self) -> None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def import_everything() -> None:

@@ -51,6 +51,7 @@ from farflung.protocol.process.exit_codes import (
     USAGE,
     code_for,
 )
+from rig.nursery import Child, Nursery
 from rig.waiting import PATIENCE_S, Patience, eventually
 
 URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
@@ -73,7 +74,7 @@ class LonelyAgent:
         self._rounds = rounds
         self._granted = 0
 
-    def serve(self, until: subprocess.Popen[str], last: FromTrainer | None = None) -> None:
+    def serve(self, until: subprocess.Popen[str] | Child, last: FromTrainer | None = None) -> None:
         """Until the trainer has ended; what it said last may arrive after that."""
         patience = Patience()
         while until.poll() is None or (last is not None and last not in self.heard):
@@ -117,12 +118,20 @@ class LonelyAgent:
                     self.server.send(Finish(version=version))
 
 
-def trainer(folder: Path, *arguments: str, code: str = "") -> subprocess.Popen[str]:
-    command = ["-c", code] if code else ["-m", "farflung.peer.builtin.trainer", *arguments]
+BUILT_IN = ("-m", "farflung.peer.builtin.trainer")
+
+
+def trainer(nursery: Nursery, folder: Path, *words: str) -> Child:
+    """Forked: torch is imported."""
+    pipes = (subprocess.PIPE, subprocess.PIPE)
+    return nursery.popen(words, {"FARFLUNG_AGENT": str(folder)}, *pipes)
+
+
+def fresh_trainer(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """An interpreter of its own."""
     environment = {**os.environ, "FARFLUNG_AGENT": str(folder)}
-    return subprocess.Popen(
-        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *words], env=environment, text=True, **pipes)
 
 
 @pytest.mark.slow
@@ -130,7 +139,7 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
     run = manifest(data={"batch": 2, "lease_samples": 16})
     agent = LonelyAgent(run, rounds=3)
     out = tmp_path / "weights.safetensors"
-    process = trainer(agent.folder, "--out", str(out))
+    process = fresh_trainer(agent.folder, *BUILT_IN, "--out", str(out))
     agent.serve(process, Bye(reason="finished"))
     printed, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed, said) == (0, "", "")
@@ -150,9 +159,9 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_line_and_an_exit_code() -> None:
+def test_mistakes_are_one_line_and_an_exit_code(nursery: Nursery) -> None:
     agent = LonelyAgent(manifest(model={"builtin": ""}), rounds=1)
-    process = trainer(agent.folder)
+    process = trainer(nursery, agent.folder, *BUILT_IN)
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == USAGE
@@ -187,9 +196,11 @@ for batch in run.batches([torch.ones(2)] * 1000):
         ("raise ZeroDivisionError", Loaded(version=0)),  # says nothing: its agent starts it again
     ],
 )
-def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, last: FromTrainer) -> None:
+def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(
+    nursery: Nursery, end: str, last: FromTrainer
+) -> None:
     agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
-    process = trainer(agent.folder, code=SCRIPT.format(end=end))
+    process = trainer(nursery, agent.folder, "-c", SCRIPT.format(end=end))
     agent.serve(process, last)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (1 if "Zero" in end else 0)
@@ -199,9 +210,11 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(end: str, 
 
 
 @pytest.mark.slow
-def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent() -> None:
+def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent(nursery: Nursery) -> None:
     agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
-    process = trainer(agent.folder, code=SCRIPT.format(end="model.load_state_dict(model.state_dict())"))
+    process = trainer(
+        nursery, agent.folder, "-c", SCRIPT.format(end="model.load_state_dict(model.state_dict())")
+    )
     agent.serve(process, Loaded(version=0))
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "as if they had been learned" in said
@@ -225,12 +238,12 @@ for batch in DataLoader(Leased(), batch_size=None, num_workers=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.hard)])
 def test_run_batches_in_a_worker_of_a_data_loader_is_refused_where_it_would_wait_for_ever(
     method: str,
 ) -> None:
     agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
-    process = trainer(agent.folder, code=WITH_WORKERS.format(method=method))
+    process = fresh_trainer(agent.folder, "-c", WITH_WORKERS.format(method=method))
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "num_workers=0" in said, said
@@ -379,10 +392,10 @@ farflung.pipeline(None, parts, data=rows, inputs=("x",), riders=("kind",), loss=
     ],
 )
 def test_what_cannot_take_part_in_batches_is_refused_before_the_run_hears_of_it(
-    batch: int, code: str, words: str
+    nursery: Nursery, batch: int, code: str, words: str
 ) -> None:
     agent = LonelyAgent(manifest(pipeline={"batch": batch}, merge={"policy": "mean"}), rounds=1)
-    process = trainer(agent.folder, code=code)
+    process = trainer(nursery, agent.folder, "-c", code)
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)
     heard = list(agent.heard)

@@ -85,6 +85,7 @@ class Host:
     def __init__(self, spec: HostSpec, address: str) -> None:
         self.spec, self.name, self.address = spec, spec.name, address
         self._enter: list[str] = []
+        self.namespaces: list[int] = []  # open files, in the order in which they are entered
         self._started: list[subprocess.Popen[Any]] = []
 
     def command(self, argv: Sequence[str | Path]) -> list[str]:
@@ -99,11 +100,11 @@ class Host:
         self._started.append(process)
         return process
 
-    def _come_up(self, enter: list[str]) -> None:
-        self._enter = enter
+    def _come_up(self, enter: list[str], namespaces: list[int]) -> None:
+        self._enter, self.namespaces = enter, namespaces
 
     def _go_down(self) -> None:
-        self._enter = []
+        self._enter, self.namespaces = [], []
         for process in self._started:
             process.kill()  # the router has done so, with all children; this is for a router that was killed itself
             process.wait()
@@ -232,12 +233,12 @@ class Lab:
             "library": compiled(),
         }
         answer = self._ask(order)
-        files = [f"/proc/{os.getpid()}/fd/{fd}" for fd in self._namespace_fds]
-        enter = ["nsenter", "--preserve-credentials"]
-        if answer["user_namespace"]:
-            enter.append(f"--user={files.pop()}")
+        files = list(self._namespace_fds)
+        users = [files.pop()] if answer["user_namespace"] else []
+        path = f"/proc/{os.getpid()}/fd"
+        enter = ["nsenter", "--preserve-credentials", *(f"--user={path}/{fd}" for fd in users)]
         for host, file in zip(self.hosts.values(), files, strict=True):
-            host._come_up([*enter, f"--net={file}"])
+            host._come_up([*enter, f"--net={path}/{file}"], [*users, file])
 
     def _pair(self, host: str, other: str | None) -> dict[str, int | None]:
         return {"source": self._numbers[host], "target": None if other is None else self._numbers[other]}
