@@ -66,8 +66,8 @@ def test_P15_in_calm_every_batch_commits() -> None:
 # ---- mutations that must be seen ---------------------------------------------------------------------------------
 
 
-def seeds_that_see_it() -> Iterator[int]:
-    for seed in range(MUTANT_SEEDS):
+def seeds_that_see_it(soonest: int = 0) -> Iterator[int]:
+    for seed in (soonest, *range(MUTANT_SEEDS)):
         try:
             World(seed, Scenario.of_batches(seed)).run()
         except (Broken, ValueError):  # the ledger itself refuses a commit that is not its batch
@@ -100,7 +100,7 @@ def test_sums_that_a_returning_seat_does_not_drop_are_seen(monkeypatch: pytest.M
         return False
 
     monkeypatch.setattr(BatchWork, "on_tick", keep)
-    assert next(seeds_that_see_it(), None) is not None
+    assert next(seeds_that_see_it(soonest=55), None) is not None
 
 
 def test_sums_that_a_trainer_does_not_drop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

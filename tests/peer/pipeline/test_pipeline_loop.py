@@ -35,18 +35,20 @@ def parameters(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[
     return {name: tensor for name, tensor in named.items() if like[name].requires_grad}
 
 
-@pytest.mark.parametrize("cuts", [[3], [2, 4], [1, 3, 5]], ids=str)
-def test_F1_stages_over_belts_learn_the_bits_of_one_process(tmp_path: Path, cuts: list[int]) -> None:
-    expected, losses = unsplit(GPT, 0, UPDATES)
-    found, lost, _ = train_stages(tmp_path, GPT, 0, UPDATES, cuts, FP32)
+@pytest.mark.parametrize(("cuts", "updates"), [([3], 4), ([2, 4], UPDATES), ([1, 3, 5], 4)], ids=str)
+def test_F1_stages_over_belts_learn_the_bits_of_one_process(
+    tmp_path: Path, cuts: list[int], updates: int
+) -> None:
+    expected, losses = unsplit(GPT, 0, updates)
+    found, lost, _ = train_stages(tmp_path, GPT, 0, updates, cuts, FP32)
     assert lost == losses
     assert weights_hash(found) == weights_hash(expected)
 
 
 def test_F1_holds_with_buffers_that_are_averaged_and_with_chance(tmp_path: Path) -> None:
     """BatchNorm's statistics go through the round as what they moved, so only parameters have the same bits."""
-    expected, losses = unsplit(SEQUENTIAL, 0, UPDATES)
-    found, lost, _ = train_stages(tmp_path, SEQUENTIAL, 0, UPDATES, [1, 2], FP32)
+    expected, losses = unsplit(SEQUENTIAL, 0, 8)
+    found, lost, _ = train_stages(tmp_path, SEQUENTIAL, 0, 8, [1, 2], FP32)
     assert lost == losses
     assert weights_hash(parameters(found, expected)) == weights_hash(parameters(expected, expected))
     for name, tensor in expected.items():
