@@ -52,7 +52,7 @@ from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
 from farflung.protocol.process.sockets import curve_raw
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.verdicts import Counters, Verdict
 
 TICK_S = 0.05
 ASKED = "the user asked it to leave"
@@ -317,6 +317,7 @@ class Agent:
     def _vacated(self) -> None:
         hands, self._hands = self._hands, None
         if hands is not None:
+            self._machine.counters.count(Verdict.STALE, hands.answering.held)
             hands.close()
             hands.shared.remove()
             if hands.shared.place != self._options.folder:

@@ -141,7 +141,7 @@ class RoundEvents:
         match message:
             case Attach(pid=pid):
                 self._log.write("trainer", what="attached", trainer_pid=pid)
-            case Frozen() as frozen:
+            case Frozen() as frozen if frozen.fragment in machine.training.works:  # else of a stage given up
                 what = {"fragment": frozen.fragment, "slot": frozen.slot, "steps": frozen.steps}
                 what |= {"tokens": frozen.tokens, "step": frozen.step}
                 crossed = {"crossed": True} if machine.training.works[frozen.fragment].loading else {}
@@ -273,8 +273,8 @@ def counts_of(frames: FrameCounts, machine: PeerMachine, held: int) -> Counts:
 
 
 def verdicts_of(frames: FrameCounts, machine: PeerMachine) -> dict[str, int]:
-    inside = machine.part.counters.as_dict() if machine.part is not None else {}
-    return {name: count + inside.get(name, 0) for name, count in frames.verdicts.as_dict().items()}
+    inside = machine.counters.as_dict()
+    return {name: count + inside[name] for name, count in frames.verdicts.as_dict().items()}
 
 
 def cpu_seconds_of(thread_ident: int) -> float:

@@ -26,6 +26,7 @@ from farflung.protocol.manifest import NetSection
 from farflung.protocol.messages import Committed, Show, What
 from farflung.protocol.moments import Attached
 from farflung.protocol.round_words import Plan
+from farflung.protocol.verdicts import Counters
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,18 @@ class Joined:
 
     @staticmethod
     def of(
-        offer: Offer, training: Training, config: PeerConfig, reports: Reporter, chance: Callable[[], float]
+        offer: Offer,
+        training: Training,
+        config: PeerConfig,
+        reports: Reporter,
+        chance: Callable[[], float],
+        counters: Counters,
     ) -> Joined:
-        """`offer`: of what is held from now on.  `chance`: 0..1, for ties."""
+        """`offer`: of what is held from now on.  `chance`: 0..1, for ties.  `counters`: of all frames, ever (P8)."""
         attached, me = offer.attached, config.me.peer
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
-        part = Participation(me, attached, log, config.check)
+        part = Participation(me, attached, log, config.check, counters)
         crossings = _crossings(offer, part, config, chance) if attached.stages else None
         if crossings is not None:
             training = Training.of_stage(known.manifest, crossings, attached.stages, training)

@@ -33,8 +33,15 @@ CheckPayload = Callable[[str, Payload, int], None]
 
 
 class Participation:
-    def __init__(self, me: str, attached: Attached, log: ResultLog, check: CheckPayload) -> None:
-        """UserError if the model has fewer chunks than the run has fragments."""
+    def __init__(
+        self,
+        me: str,
+        attached: Attached,
+        log: ResultLog,
+        check: CheckPayload,
+        counters: Counters | None = None,
+    ) -> None:
+        """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8)."""
         manifest, tag = attached.known.manifest, attached.known.tag
         compare = manifest.merge.policy == "robust"
         kept = ROUNDS_KEPT if manifest.merge.audit else 0
@@ -42,7 +49,7 @@ class Participation:
             each.number: Lane(me, tag, each, log, compare, kept, attached.form.parts)
             for each in attached.held
         }  # by fragment
-        self.counters = Counters()
+        self.counters = Counters() if counters is None else counters
         self._elements = attached.model.chunk_elements
         self._lane_of_chunk = {chunk: lane for lane in self.lanes.values() for chunk in lane.fragment.chunks}
         self._check = check

@@ -76,7 +76,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.states import Goal
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.verdicts import Counters, Verdict
 
 
 class PeerMachine:
@@ -88,6 +88,7 @@ class PeerMachine:
         self.doorway = Doorway(config.me, config.run)
         self.training = Training()
         self.leaving = Leaving()
+        self.counters = Counters()
         self.known: Known | None = None
         self.offer: Offer | None = None
         self.joined: Joined | None = None
@@ -175,7 +176,7 @@ class PeerMachine:
 
     def _join(self, offer: Offer) -> Joined:
         """`offer`: of what is held from now on, and offered whenever I come back."""
-        joined = Joined.of(offer, self.training, self._config, self.reports, self._jitter)
+        joined = Joined.of(offer, self.training, self._config, self.reports, self._jitter, self.counters)
         self.offer, self.joined, self.training = offer, joined, joined.training
         return joined
 
@@ -202,7 +203,7 @@ class PeerMachine:
             return self._exit("refused", why) if message.final else self._lose_contact(joined, why)
         part = joined.part
         if message.seq <= self._in_seq:
-            part.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
+            self.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
         self._in_seq, self._heard_at = message.seq, now
         match message:
@@ -270,6 +271,7 @@ class PeerMachine:
 
     def _change_stage(self, to: int, joined: Joined) -> list[do.Effect]:
         """The coordinator needs me in another stage: what I hold of mine goes, and I come in as a newcomer does."""
+        self.counters.count(Verdict.STALE, joined.early_count)
         told = joined.moves_to(to)
         effects: list[do.Effect] = [do.Note(f"I {told}"), self.reports.leave(f"it {told}"), do.LeaveMembers()]
         effects += [*joined.gathering.finish(), do.Vacate()]
@@ -303,6 +305,7 @@ class PeerMachine:
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
         self._now = now
         if self.joined is None:
+            self.counters.count(Verdict.STALE)
             return []
         part, crossings = self.joined.part, self.joined.crossings
         if crossings is not None and is_crossing(frame.header):

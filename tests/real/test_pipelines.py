@@ -269,8 +269,8 @@ MOVED_ROUNDS = 30
 def test_P17_a_peer_moves_to_a_stage_that_is_left_with_a_single_seat_and_nothing_is_computed_twice(
     stage: Any,
 ) -> None:
-    """Three peers and two; one of the two is killed.  A peer of the other stage gives up its own between two batches, in
-    the same processes, and serves the short one from then on."""
+    """Three peers and two; one of the two is killed.  A peer of the other stage gives up its own between two batches,
+    in the same processes, and serves the short one from then on."""
     script: Path = stage.folder / "train.py"
     script.write_text(
         SCRIPT.replace("{stage.first}.", "{stage.first}.{os.getpid()}.", 1).replace(
