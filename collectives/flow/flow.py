@@ -21,6 +21,7 @@ R5  Frames of a seat that is gone are refused; what may move a microbatch and na
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -99,7 +100,8 @@ class Flow:
         self._micros: dict[int, Micro] = {}
         self.waiting: set[int] = set()  # they spent room here, and did not move on yet
         self._reopened: set[int] = set()  # moved on once, and are here again by a loss
-        self._shut: set[int] = set()  # at a source: not in the window yet
+        self._open: set[int] = set()  # here, and neither in the sums nor given up
+        self._shut: set[int] = set()  # of these at a source: not in the window yet
         self._unsent: set[int] = set()  # for want of room
         self._in_doubt: set[int] = set()  # for want of HELD
         self._heard: dict[int, int] = {}  # of whom HELD, by number of table
@@ -125,6 +127,11 @@ class Flow:
     def held_for_trainer(self) -> int:
         """Works that it has in hand or that wait for it: who holds some and makes none hangs."""
         return len(self._queue)
+
+    @property
+    def is_done(self) -> bool:
+        """Of all that is here nothing is left to do: what is counted is news, and not only a part of it."""
+        return not self._open
 
     @property
     def room_limit(self) -> int:
@@ -183,6 +190,7 @@ class Flow:
             if not record.has and not record.stuck:
                 record.has, record.again = True, record.again or bool(again >> micro & 1)
                 self._shut.add(micro)
+                self._open.add(micro)
         return self._open_more(now) + self._settle(now)
 
     def on_skipped(self, version: int, skipped: int, now: float) -> list[Effect]:
@@ -239,6 +247,7 @@ class Flow:
             effects.append(Keep(self.version, micro, Piece.OUTPUT, made.payload))
         else:
             record.counted = True
+            self._open.discard(micro)
             if self._stage:
                 effects.append(Keep(self.version, micro, Piece.GIVEN, made.payload))
                 effects += self._give(micro, record)
@@ -344,6 +353,7 @@ class Flow:
         record = self._micros.setdefault(micro, Micro())
         record.prev, record.has, record.again = seat, True, record.again or bool(mark_of(frame.header))
         self.waiting.add(micro)
+        self._open.add(micro)
         kept = Keep(self.version, micro, Piece.INPUT, frame.payload)
         return Verdict.ACCEPTED, [kept, *self._consider(micro, now)]
 
@@ -505,7 +515,7 @@ class Flow:
         """Nothing comes of it here: it takes no room, and no place in the window."""
         record.stuck = True
         self._moved_on(micro)
-        for waiting in (self._shut, self._unsent, self._in_doubt):
+        for waiting in (self._open, self._shut, self._unsent, self._in_doubt):
             waiting.discard(micro)
 
     def _moved_on(self, micro: int) -> None:
@@ -522,9 +532,11 @@ class Flow:
         """At a source: as many as the window lets, what was granted before to somebody else first."""
         effects: list[Effect] = []
         if self._shut:
-            opened = sum(r.opened and not (r.counted or r.stuck) for r in self._micros.values())
-            order = sorted(self._shut, key=lambda micro: (not self._micros[micro].again, micro))
-            for micro in order[: max(0, self._window.size - opened)]:
+            room = self._window.size - len(self._open) + len(self._shut)
+            order = heapq.nsmallest(
+                room, self._shut, key=lambda micro: (not self._micros[micro].again, micro)
+            )
+            for micro in order:
                 self._shut.discard(micro)
                 self._micros[micro].opened = True
                 effects += self._consider(micro, now)

@@ -87,14 +87,14 @@ class Backlog:
     """Frames by rank and in the order in which they came, each once; of answers and crossings a bounded number."""
 
     def __init__(self) -> None:
-        self.answers = self.answer_bytes = 0
+        self.answers = self.answer_bytes = self._frames = 0
         self._crossings = self._crossing_bytes = 0
         self._items: dict[Rank, OrderedDict[bytes, Waiting]] = {  # by header: nothing waits twice
             rank: OrderedDict() for rank in Rank
         }
 
     def __len__(self) -> int:
-        return sum(map(len, self._items.values()))
+        return self._frames
 
     def has(self, rank: Rank) -> bool:
         return bool(self._items[rank])
@@ -122,6 +122,7 @@ class Backlog:
         self._count(item, -1)
 
     def _count(self, item: Waiting, one: int) -> None:
+        self._frames += one
         if item.answer:
             self.answers += one
             self.answer_bytes += one * item.size

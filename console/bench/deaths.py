@@ -11,19 +11,34 @@ import os
 import random
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+from farflung.console.bench.sham_stage import ShamTrainer, Shape
 from farflung.console.screen.status_client import StatusClient
+from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.journal import Follower
-
-if TYPE_CHECKING:
-    from farflung.console.bench.crowd import Crowd
-    from farflung.console.bench.sham_stage import ShamTrainer
 
 Moment = Literal["counting", "frozen", "scatter", "prepared"]
 MOMENTS: tuple[Moment, ...] = ("counting", "frozen", "scatter", "prepared")
 COUNTED_PART = 0.5  # of a batch, at a death while it is counted
 STATUS_S = 5.0
+
+
+class Crowd(Protocol):
+    """Who lives, and who may be killed."""
+
+    here: dict[str, ShamTrainer]  # by name
+    folder: Path
+    url: JoinUrl
+    shape: Shape
+
+    @property
+    def seats(self) -> tuple[int, ...]: ...
+    @property
+    def version(self) -> int: ...
+    def bring(self, name: str) -> None: ...
+    def kill(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def forked(main: Callable[[], int], words: Sequence[str]) -> Forked:
         random.seed()  # or all of them would draw the same
         sys.argv = list(words)
         code = main()
-    except BaseException:
+    except BaseException:  # outermost of this process: nothing above it is the child's
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()

@@ -22,6 +22,7 @@ from farflung.console.bench.crowd import Asked
 from farflung.console.bench.deaths import MOMENTS, Moment, Plan
 from farflung.console.bench.pipeline_figures import Setting, result_of
 from farflung.console.bench.sham_stage import CHUNKS, border_of, model_of
+from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.manifest import Manifest
@@ -112,6 +113,7 @@ def check(asked: PipelineOptions) -> Checked:
     expect(1 <= asked.crossing_kb <= 65536, "crossing-kb", f"1 to 65536, found {asked.crossing_kb}")
     expect(0 <= asked.kill_every <= 36000, "kill-every", f"0 to 36000, found {asked.kill_every:g}")
     expect(0 <= asked.return_after <= 36000, "return-after", f"0 to 36000, found {asked.return_after:g}")
+    own_config({"crossings_limit": asked.memory} if asked.memory else {})
     moments = tuple(_moment(word) for word in asked.kill_at.split(",") if word)
     expect(not (moments and asked.kill_every), "kill-at", "to be given without --kill-every")
     least = 2 if moments or asked.kill_every else 1

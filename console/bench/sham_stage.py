@@ -35,9 +35,8 @@ from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec,
 from farflung.protocol.outer_numbers import AdamWNumbers
 
 CHUNKS = 4  # of a stage
-FORWARD_PART = (
-    0.25  # of the time for a microbatch; the way back runs forward again and costs twice a way there
-)
+# Of the time for a microbatch: the way back runs forward again, and costs twice a way there besides.
+FORWARD_PART = 0.25
 WHOLE_PATIENCE_S = 5.0
 
 Floats = npt.NDArray[np.float32]

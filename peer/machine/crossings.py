@@ -32,7 +32,7 @@ from farflung.protocol.messages import BatchTick, SeatRow
 from farflung.protocol.verdicts import Counters, Verdict
 
 PLACES = 2  # works that the trainer has at once: the belt has slots for so many
-NEWS_EVERY_S = 0.25  # what is counted is told at once when there is nothing more to do, but not more often
+NEWS_EVERY_S = 0.25  # what is counted is told at once when all of it is, but not more often
 _SEEN = {
     Cause.DAMAGED: "what came was damaged again",
     Cause.SILENT: "it was asked for again and again, and nothing came",
@@ -118,9 +118,13 @@ class Crossings(Sums):
         return self._places.get((word.way, word.micro)) if mine else None
 
     def has_news(self, now: float) -> bool:
-        """What is counted is to be told before the next beat is due."""
-        idle = not self._places and self._told_counted != self._counted
-        return idle and now - self._news_at >= NEWS_EVERY_S
+        """What is counted is to be told before the next beat is due.
+
+        As long as microbatches are under way it is not: of a fast stage, which is idle half of the time, each beat
+        would say a little more, and none of that would end the batch.
+        """
+        done = self._flow is not None and self._flow.is_done and self._told_counted != self._counted
+        return done and now - self._news_at >= NEWS_EVERY_S
 
     def on_told(self, now: float) -> None:
         """A beat has said what is counted."""

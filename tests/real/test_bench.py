@@ -1,4 +1,4 @@
-"""`farflung bench allreduce` as people call it: real processes over encrypted loopback."""
+"""`farflung bench` as people call it: real processes over encrypted loopback."""
 
 from __future__ import annotations
 
@@ -85,6 +85,19 @@ def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
     assert stage.wait("bench") == 130
     stage.eventually(lambda: not any(map(is_running, children)), "all its processes have ended")
     assert "Traceback" not in stage.log("bench")
+
+
+def test_P14_batches_of_a_model_in_stages_with_a_death_in_one_of_them(stage: Any) -> None:
+    words = ("--stages", "2", "--seats", "2", "--unit-ms", "10", "--batch", "48", "--batches", "3")
+    done = stage.call("bench", "pipeline", *words, "--kill-at", "scatter", "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["batches"] == 3 and 0 < found["of_ideal"] < 1
+    # By what is committed, and by what the trainers see in the merged sums.
+    assert found["counted_once"] and found["proven_by_sums"] >= 4
+    assert [death["moment"] for death in found["deaths"]] == ["scatter"]
+    for death in found["deaths"]:
+        assert death["twice"] == death["share"] and not death["twice_elsewhere"], found["deaths"]
 
 
 def descendants(pid: int) -> list[int]:

@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "what is counted is forgotten at once",
         "flow",
-        "            record.counted = True\n            if self._stage:\n",
-        "            record.counted, record.has = True, False\n            if self._stage:\n",
+        "            record.counted = True\n            self._open",
+        "            record.counted, record.has = True, False\n            self._open",
     ),
     Mutation(
         "a second activation of the same microbatch is computed too",

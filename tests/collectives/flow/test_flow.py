@@ -398,3 +398,20 @@ def test_any_frames_whatever_end_in_one_counter_each(
             flow.on_seats(TABLE.unseated(4).seated(7, "p7", 1), 16.0)
     assert flow.counters.total + flow.early_count == len(sent)
     assert len(flow.waiting) <= flow.room_limit
+
+
+def test_a_source_opens_no_more_than_its_window_holds_and_another_one_for_each_that_is_back() -> None:
+    flow = flow_of(1)
+    window = 6  # twice the stages
+    handed = [e.micro for e in flow.on_grants(0, (1 << COUNT) - 1, 0, T, 0.0) if isinstance(e, Hand)]
+    done = 0
+    while handed:
+        micro, done = handed.pop(0), done + 1
+        effects = flow.on_made(Made(Way.FORWARD, 0, micro, b"act"), 0.0)
+        handed += [e.micro for e in effects if isinstance(e, Hand)]
+    assert done == window and not flow.is_done
+    # One of them is given up: there is a place in the window.
+    effects = flow.on_skipped(0, 1, 0.0)
+    assert [e.micro for e in effects if isinstance(e, Hand)] == [window]
+    flow.on_skipped(0, (1 << COUNT) - 1, 0.0)
+    assert flow.is_done

@@ -266,6 +266,22 @@ def test_what_is_counted_is_told_when_there_is_nothing_more_to_do_and_not_at_eve
     assert not bob.crossings.has_news(9.0)
 
 
+def test_a_trainer_that_waits_for_the_stage_behind_has_no_news_of_a_part() -> None:
+    row = row_of(1, 1, 1)
+    bob, cyd = row.peers["bob"], row.peers["cyd"]
+    cyd.slow = True
+    row.run()
+    row.answer(cyd)
+    row.run()
+    assert bob.crossings.counted and not bob.crossings.open, "it is idle, and one is counted"
+    assert not bob.crossings.has_news(9.0), "no batch ends by it"
+    cyd.slow = False
+    while cyd.hands:
+        row.answer(cyd)
+        row.run()
+    assert row.is_whole() and bob.crossings.has_news(9.0)
+
+
 def test_crossings_are_told_from_other_questions() -> None:
     later = header_of(Kind.LATER, TAG, 3, 1, 0, 5, int(Kind.WANT_GRADIENT))
     of_state = bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, version=3, chunk=2)).header
