@@ -161,6 +161,13 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     )
 
 
+class Complaint(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Of a neighbour with whom I can't work now."""
+
+    seat: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    damaged: bool  # what comes from it is; else it answers nothing
+
+
 class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where I am with the synchronous batch."""
 
@@ -176,6 +183,8 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     # made for this seat.  Who holds some and makes none hangs; what waits for others is not counted.
     holds: Count = 0
     made: Count = 0
+    # Of seats in the stages beside mine, as I see them now.
+    complains: Annotated[tuple[Complaint, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -372,6 +381,8 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     table: Annotated[tuple[SeatRow, ...], Meta(max_length=SEATS_TOLD)] | None = None
     # Nobody gets a finite gradient out of these: nobody computes, sends or counts them any more.
     skipped: Mask = b""
+    # Somebody complains of these seats: does whoever has to do with them get on with them?
+    doubted: Annotated[tuple[Count, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):

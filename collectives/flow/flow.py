@@ -25,6 +25,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from farflung.collectives.flow.doubts import Doubts
 from farflung.collectives.flow.effects import (
     MARK_AT,
     Cause,
@@ -61,6 +62,7 @@ _QUESTIONS = {
     Kind.GRADIENT: Kind.WANT_GRADIENT,
     Kind.HELD: Kind.WANT_HELD,
 }
+_ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING})
 Check = Callable[[Kind, Payload], None]  # FrameError unless this is a crossing of that border (crossing.py)
 
 
@@ -90,7 +92,8 @@ class Flow:
         self._wiring = Wiring(chance)
         self._asks, self._early, self._queue = Asks(), Early(), Queue(place.hands_most)
         self._window = Window(place.stages)
-        self._damaged: dict[int, int] = {}
+        self._shunned: frozenset[str] = frozenset()
+        self._doubts = Doubts()
         self._forward = Way.BOTH if place.is_last else Way.FORWARD
         self._begin(-1, 0)
         self._meet()
@@ -105,6 +108,7 @@ class Flow:
         self._unsent: set[int] = set()  # for want of room
         self._in_doubt: set[int] = set()  # for want of HELD
         self._heard: dict[int, int] = {}  # of whom HELD, by number of table
+        self._doubts.clear()
         self._giving, self._spending = Giving(), Spending()
         self._queue.clear()
         self._asks.clear()
@@ -112,7 +116,10 @@ class Flow:
 
     def _meet(self) -> None:
         """Neighbours as the table has them."""
-        self._giving.on_senders(seat.number for seat in self._before)
+        # Who is shunned is given no room, as long as it has others to send to; what it was given it keeps.
+        out = self._shunned if len(self.table.living(self._stage)) > 1 else frozenset()
+        senders = [s.number for s in self._before if s.peer not in out or self._giving.total(s.number)]
+        self._giving.on_senders(senders)
         self._spending.on_seats(seat.number for seat in self._after)
         self._wiring.on_seats(self._after)
 
@@ -141,6 +148,11 @@ class Flow:
     def early_count(self) -> int:
         """Frames that wait for their explanation, and end in a counter when it comes."""
         return len(self._early)
+
+    @property
+    def complaints(self) -> dict[int, bool]:
+        """Seats that I can't work with now; True: what comes from them is damaged."""
+        return self._doubts.complaints(self.table.lives)
 
     @property
     def _before(self) -> tuple[Seat, ...]:
@@ -216,10 +228,20 @@ class Flow:
             effects += self._tell_held(self._before)
         return effects + self._replay(now) + self._settle(now)
 
-    def on_lines(self, unreached: set[str], now: float) -> list[Effect]:
-        """Peers that I can't talk to.  What they hold stays theirs until the table says that they are gone."""
-        self._wiring.on_lines(unreached)
+    def on_lines(self, unreached: set[str], shunned: frozenset[str], now: float) -> list[Effect]:
+        """Peers that I can't talk to, and those that I found of no use before, who get nothing as long as there are
+        others.  What they hold stays theirs until the table says that they are gone."""
+        if shunned != self._shunned:
+            self._shunned = shunned
+            self._meet()
+        self._wiring.on_lines(unreached, shunned)
         return self._push_unsent(now) + self._settle(now) if not self.over else []
+
+    def on_doubted(self, seats: Iterable[int], now: float) -> None:
+        """Somebody complains of these.  Do I get on with them?  What they have of who is gone is answered at once."""
+        after = {seat.number for seat in self._after}
+        for seat in after.intersection(seats) if self.version >= 0 and not self.over else ():
+            self._asks.expect((seat, Kind.WANT_HELD, 0), now)
 
     def leave(self) -> None:
         """My trainer's sums are gone, and with them the seat: nothing more is done in it."""
@@ -261,11 +283,10 @@ class Flow:
         if self.over or self.version < 0:
             return []
         effects: list[Effect] = []
-        asked: set[int] = set()
         for seat, kind, micro in self._asks.due(now):
-            asked.add(seat)
             effects += self._say(seat, kind, micro)
-        effects += [Note(Cause.SILENT, seat, 0) for seat in self._asks.on_asked(asked)]
+        silent = self._doubts.on_silent(self._asks.silent(now))
+        effects += [Note(Cause.SILENT, seat, 0) for seat in silent]
         if now - self._told_room_at >= ROOM_AGAIN_S:
             self._told_room_at = now
             effects += [e for seat in self._giving.unspent for e in self._say_room(seat)]
@@ -307,7 +328,8 @@ class Flow:
     def _taken(self, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
         seat, micro = seat_of(header), micro_of(header)
-        self._asks.on_heard(seat)
+        if header.kind in _ANSWERS:
+            self._asks.on_answered(seat)
         if header.kind == Kind.ROOM:  # its number is all of `chunk`
             return self._on_room(seat, header.chunk, now)
         if micro >= self.count:
@@ -348,6 +370,7 @@ class Flow:
         verdict = self._flaw(frame)
         if verdict is not None:
             return verdict, self._on_damage(frame.header)
+        self._doubts.on_good(seat)
         self._giving.on_received(seat, micro)
         self._asks.settle((seat, Kind.WANT_ACTIVATION, micro))
         record = self._micros.setdefault(micro, Micro())
@@ -367,6 +390,7 @@ class Flow:
         verdict = self._flaw(frame)
         if verdict is not None:
             return verdict, self._on_damage(frame.header)
+        self._doubts.on_good(seat)
         record.returned = True
         self._asks.settle((seat, Kind.WANT_GRADIENT, micro))
         effects: list[Effect] = []
@@ -382,6 +406,7 @@ class Flow:
         number = table_of(frame.header)
         if number < self._heard.get(seat, 0):
             return Verdict.STALE, []
+        self._doubts.on_good(seat)
         self._heard[seat] = number
         effects: list[Effect] = []
         for micro in bits(mask):
@@ -436,10 +461,8 @@ class Flow:
         seat, question = seat_of(header), _QUESTIONS.get(header.kind)
         if question is None or seat not in self.table.seats:
             return []
-        self._damaged[seat] = self._damaged.get(seat, 0) + 1
-        if self._damaged[seat] > 1:
-            return [Note(Cause.DAMAGED, seat, micro_of(header)), *self._say(seat, question, micro_of(header))]
-        return self._say(seat, question, micro_of(header))
+        told = [Note(Cause.DAMAGED, seat, micro_of(header))] if self._doubts.on_damaged(seat) else []
+        return [*told, *self._say(seat, question, micro_of(header))]
 
     def _adopt(self, record: Micro, seat: int) -> bool:
         """Somebody of the stage before says that it holds this one.  False: a living other one does."""

@@ -14,7 +14,10 @@ from farflung.protocol.frames import Kind
 ASK_AFTER_S = 1.0
 USUAL_TIMES = 3.0  # and so many times the usual time between a question and a word on it
 BACKOFF_MOST = 4.0  # times that patience, at most
-IN_VAIN = 4  # times in a row without a word: somebody should hear of it
+# So long without an answer to anything, after so many questions: the coordinator should hear of it.
+SILENT_S = 5.0
+SILENT_TIMES = 3
+ONE_IN_VAIN = 6  # times in a row that one question stays without a word, though others are answered
 _USUAL_SMOOTHED = 0.2
 
 
@@ -82,6 +85,13 @@ class _Ask:
     due: float
     patience_s: float
     asked_at: float = 0.0  # 0: not asked, or answered
+    in_vain: int = 0  # times since the last word on it
+
+
+@dataclass(slots=True)
+class _Silence:
+    since: float  # the first question to this seat that it did not answer
+    times: int = 0
 
 
 Question = tuple[int, Kind, int]  # whom, by seat; what, as the question for it; of which microbatch
@@ -92,13 +102,13 @@ class Asks:
 
     def __init__(self) -> None:
         self._asks: dict[Question, _Ask] = {}
-        self._in_vain: dict[int, int] = {}
+        self._silences: dict[int, _Silence] = {}
         self._usual_s = 0.0
 
     def clear(self) -> None:
         """Nothing is awaited; what is usual stays."""
         self._asks.clear()
-        self._in_vain.clear()
+        self._silences.clear()
 
     def expect(self, question: Question, now: float) -> None:
         patience_s = ASK_AFTER_S + USUAL_TIMES * self._usual_s
@@ -114,6 +124,8 @@ class Asks:
         behind, so that the patience of each stage would grow by that of the next one, and with every loss.
         """
         ask = self._asks.get(question)
+        if ask is not None:
+            ask.in_vain = 0
         if ask is not None and ask.asked_at:
             took_s, ask.asked_at = now - ask.asked_at, 0.0
             self._usual_s += (_USUAL_SMOOTHED if self._usual_s else 1.0) * (took_s - self._usual_s)
@@ -126,12 +138,13 @@ class Asks:
             if question[2] != micro or question[1] == Kind.WANT_HELD
         }
 
-    def on_heard(self, seat: int) -> None:
-        self._in_vain.pop(seat, None)
+    def on_answered(self, seat: int) -> None:
+        """It gave what somebody is asked for, of whichever microbatch.  That it gives room answers nothing."""
+        self._silences.pop(seat, None)
 
     def only(self, living: set[int]) -> None:
         self._asks = {question: ask for question, ask in self._asks.items() if question[0] in living}
-        self._in_vain = {seat: times for seat, times in self._in_vain.items() if seat in living}
+        self._silences = {seat: silence for seat, silence in self._silences.items() if seat in living}
 
     def due(self, now: float) -> list[Question]:
         """To be asked now; each time with more patience."""
@@ -141,10 +154,16 @@ class Asks:
             ask = self._asks[question]
             ask.patience_s = min(2 * ask.patience_s, most_s)
             ask.due, ask.asked_at = now + ask.patience_s, now
+            ask.in_vain += 1
+        for seat in {question[0] for question in found}:
+            self._silences.setdefault(seat, _Silence(now)).times += 1
         return found
 
-    def on_asked(self, seats: set[int]) -> list[int]:
-        """Of these, who now was asked in vain for too often: each is named once."""
-        for seat in seats:
-            self._in_vain[seat] = self._in_vain.get(seat, 0) + 1
-        return sorted(seat for seat in seats if self._in_vain[seat] == IN_VAIN)
+    def silent(self, now: float) -> set[int]:
+        """Seats that answer nothing, or never this one thing."""
+        nothing = {
+            seat
+            for seat, silence in self._silences.items()
+            if silence.times >= SILENT_TIMES and now - silence.since >= SILENT_S
+        }
+        return nothing | {seat for (seat, _, _), ask in self._asks.items() if ask.in_vain >= ONE_IN_VAIN}

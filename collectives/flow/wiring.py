@@ -20,6 +20,7 @@ class Wiring:
         self._chance = chance  # for ties
         self._peers: dict[int, str] = {}
         self._unreached: set[str] = set()
+        self._shunned: frozenset[str] = frozenset()
         self._shares: dict[int, float] = {}
         self._at: dict[int, float] = {}  # virtual times
         self._fullness: dict[int, float] = {}  # moving mean, 0 to 1, of how much of its room is used up
@@ -40,20 +41,19 @@ class Wiring:
 
     def choose(self, able: Collection[int]) -> int | None:
         """One of these seats that can be talked to, by number, and its virtual time passes; None if there is none."""
-        due = {
-            number: self._at[number] + 1.0 / self.share(number)
-            for number in able
-            if number in self._at and self._peers[number] not in self._unreached
-        }
+        here = {number for number, peer in self._peers.items() if peer not in self._unreached}
+        willing = {number for number in here if self._peers[number] not in self._shunned} or here
+        due = {number: self._at[number] + 1.0 / self.share(number) for number in willing.intersection(able)}
         if not due:
             return None
         chosen = min(sorted(due), key=lambda number: (due[number], self._chance()))
         self._at[chosen] = due[chosen]
         return chosen
 
-    def on_lines(self, unreached: set[str]) -> None:
-        """Peers that I can't talk to: two of them may sit behind routers that let nobody in."""
-        self._unreached = unreached
+    def on_lines(self, unreached: set[str], shunned: frozenset[str] = frozenset()) -> None:
+        """Peers that I can't talk to: two of them may sit behind routers that let nobody in.  And those of no use
+        before, who get nothing as long as others can be talked to."""
+        self._unreached, self._shunned = unreached, shunned
 
     def on_room(self, number: int, left: int, most: int) -> None:
         """Seen of a seat: so much of its room is left, of so much at most."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_times import BatchTimes
+from farflung.coordinator.batches.complaints import Complaints, GivesUp
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.rates import news_of_shares
@@ -58,11 +59,13 @@ class Batches:
     _idle: set[tuple[str, int]] = field(default_factory=set)
     _seated_at: dict[str, float] = field(default_factory=dict)  # by peer: when it got its last seat
     _not_finite: NotFinite = field(default_factory=NotFinite)
+    _complaints: Complaints = field(init=False)
     _was: object = None  # what members were told of last
     _times: BatchTimes = field(default_factory=BatchTimes)
 
     def __post_init__(self) -> None:
         self.moves = Moves(self.desk, self.house, self._take_seat)
+        self._complaints = Complaints(self.desk.manifest.net.heartbeat_s)
 
     @property
     def book(self) -> BatchBook:
@@ -133,14 +136,15 @@ class Batches:
     def _tick(self, batch: Batch, seat: Seat | None, freeze: bool, stage: int, said: BatchBeat) -> BatchTick:
         if self.stages == 1:
             return tick_of(batch, seat, freeze)
-        return staged_tick_of(self.book, batch, seat, freeze, stage, said.table_no)
+        doubted = () if self.complete else self._complaints.doubted(self.book.seats)
+        return staged_tick_of(self.book, batch, seat, freeze, stage, said.table_no, doubted)
 
     def _may_sit(self, worker: Worker, said: BatchBeat) -> bool:
+        served = self.book.of_stage(worker.stage)
+        if served and self._complaints.bars(worker.peer):
+            return False
         rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
-        room = (
-            len(self.book.of_stage(worker.stage)) < MEMBERS_PER_ROUND
-            and (worker.peer, said.trainer) not in self._idle
-        )
+        room = len(served) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
         able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
         able = able and not self.moves.is_due(worker.peer)
         return rested and room and able and not self.complete and self.house.fits(worker.peer)
@@ -150,6 +154,7 @@ class Batches:
         heard.at_all = True
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
             heard.forget()
+            self._complaints.hear(seat.number, (), self.desk.now)
             return
         # In later stages it is not the coordinator that says who holds what.
         its_own = seat.mask if seat.stage == 0 else (1 << batch.count) - 1
@@ -157,6 +162,7 @@ class Batches:
         if (counted, said.made) != (heard.counted, heard.made):
             heard.since = self.desk.now
         heard.counted, heard.unit_s, heard.holds, heard.made = counted, said.unit_s, said.holds, said.made
+        self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)
         heard.ready = any(
@@ -221,6 +227,7 @@ class Batches:
                 self._look_at_contested(self.book.batch)
             if not self.complete:
                 self._look_at_unusable(self.book.batch)
+                self._look_at_complaints()
         version = self.book.batch.version if self.book.batch is not None else None
         self._times.look(version, self.complete, self.desk.now)
         now = (version, self.complete, tuple(self.book.seats))
@@ -289,6 +296,7 @@ class Batches:
                 f"{self.desk.name(seat.peer)} had counted {lost} microbatches, which are computed again: {why}"
             )
         self._heard.pop(seat.number, None)
+        self._complaints.on_gone(seat.number)
 
     def _maybe_begin(self) -> None:
         desk, ledger, manifest = self.desk, self.desk.ledger, self.desk.manifest
@@ -299,6 +307,7 @@ class Batches:
             return
         self._idle.clear()
         self._not_finite.forget()
+        self._complaints.forget()
         self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
         due = self.book.next_batch(ledger.version, samples, manifest.pipeline.batch, manifest.pipeline.micro)
         desk.write(
@@ -402,6 +411,35 @@ class Batches:
         if not batch.whole:
             self.desk.note("no microbatch of this batch gave a finite gradient: has the model diverged?")
 
+    def _look_at_complaints(self) -> None:
+        """Neighbours that can't work with each other: what is between them moves when one of them is gone."""
+        found = self._complaints.verdict(self.book.seats, self.desk.now)
+        if found is None:
+            return
+        seat = self.book.seats[found.seat]
+        why = self._why_given_up(found)
+        self._complaints.on_given_up(seat.peer)
+        self._void([seat], why)
+        if found.damaged:
+            self.desk.strike(seat.peer, why)
+
+    def _why_given_up(self, found: GivesUp) -> str:
+        other = self.desk.name(self.book.seats[found.about].peer)
+        if not found.by:
+            return f"it says that it can't work with {other} in the stage beside its own, and others can"
+        what = "is damaged" if found.damaged else "does not come or is of no use"
+        who = f"{found.by} of the stage beside its own" if found.by > 1 else other
+        return f"what {who} should get from it {what}"
+
+    def _apart(self) -> str:
+        """Pairs that nobody can help, in words; empty: there are none."""
+        pairs = self._complaints.stuck(self.book.seats, self.desk.now)
+        names = [
+            " and ".join(self.desk.name(self.book.seats[number].peer) for number in pair) for pair in pairs
+        ]
+        told = ", ".join(names[:NAMED_MOST])
+        return f"; {told} can't work with each other, and no other seat could stand in" if names else ""
+
     # ---- the round ---------------------------------------------------------------------------------------
 
     def shares(self, stage: int = 0) -> tuple[dict[str, Share], str]:
@@ -435,7 +473,7 @@ class Batches:
             return told
         empty = [str(stage) for stage in range(self.stages) if not self.book.of_stage(stage)]
         nobody = f"; nobody serves stage {', '.join(empty)}" if empty else ""
-        return f"{told} in stage {done.index(min(done))}{nobody}"
+        return f"{told} in stage {done.index(min(done))}{nobody}{self._apart()}"
 
     def _why_no_batch(self) -> str:
         samples, least = self.desk.ledger.leases.samples, self.desk.manifest.run.min_peers

@@ -7,10 +7,12 @@ it, whenever the member names an older one; so a tick that is lost, or comes lat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.collectives.flow.seats import Seat as Row
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans
 from farflung.protocol.digests import mask_to_bytes
-from farflung.protocol.limits import SEATS_TOLD
+from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
 from farflung.protocol.messages import BatchTick, SeatRow
 
 
@@ -29,9 +31,16 @@ def tick_of(batch: Batch, seat: Seat | None, freeze: bool) -> BatchTick:
 
 
 def staged_tick_of(
-    book: BatchBook, batch: Batch, seat: Seat | None, freeze: bool, stage: int, knows: int
+    book: BatchBook,
+    batch: Batch,
+    seat: Seat | None,
+    freeze: bool,
+    stage: int,
+    knows: int,
+    doubted: Sequence[int] = (),
 ) -> BatchTick:
-    """Of a model in several stages.  `stage`: the member's; `knows`: the newest table that it has."""
+    """Of a model in several stages.  `stage`: the member's; `knows`: the newest table that it has; `doubted`: seats
+    that somebody complains of."""
     plain = tick_of(batch, seat, freeze)
     return BatchTick(
         version=plain.version,
@@ -46,6 +55,7 @@ def staged_tick_of(
         table_no=book.table_no,
         table=_told(book.rows, stage) if knows != book.table_no else None,
         skipped=mask_to_bytes(mask_of_spans(batch.skipped)),
+        doubted=tuple(doubted)[:MEMBERS_PER_ROUND],
     )
 
 

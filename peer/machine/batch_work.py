@@ -12,7 +12,7 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.local.words import Counted, Freeze, Frozen, Grants, Unusable
 from farflung.peer.machine.effects import Effect, Tell
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
-from farflung.protocol.messages import BatchBeat, BatchTick
+from farflung.protocol.messages import BatchBeat, BatchTick, Complaint
 
 UNIT_SMOOTHED = 0.3  # of the newest microbatch in the mean time of one
 
@@ -56,6 +56,11 @@ class Sums:
         """Of a stage: works that the trainer has made in this seat."""
         return 0
 
+    @property
+    def complains(self) -> tuple[Complaint, ...]:
+        """Of a stage: neighbours that I can't work with now."""
+        return ()
+
     def has_news(self, now: float) -> bool:
         """What is counted is to be told before the next beat is due."""
         return False
@@ -75,6 +80,7 @@ class Sums:
             table_no=self.table_no,
             holds=self.holds,
             made=self.made,
+            complains=self.complains,
         )
 
     # ---- the trainer -------------------------------------------------------------------------------------

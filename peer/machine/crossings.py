@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from farflung.collectives.flow import effects as flow_says
+from farflung.collectives.flow.doubts import Shunned
 from farflung.collectives.flow.effects import Cause, Piece, Way, seat_of
 from farflung.collectives.flow.flow import Flow, Place
 from farflung.collectives.flow.seats import Seat, Table
@@ -28,7 +29,8 @@ from farflung.peer.machine.borders import Borders
 from farflung.protocol.digests import mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Payload, Spoiled
-from farflung.protocol.messages import BatchTick, SeatRow
+from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.messages import BatchTick, Complaint, SeatRow
 from farflung.protocol.verdicts import Counters, Verdict
 
 PLACES = 2  # works that the trainer has at once: the belt has slots for so many
@@ -74,6 +76,7 @@ class Crossings(Sums):
         self._lengths: dict[tuple[int, Piece], int] = {}  # of what is kept of this batch
         self._made = 0  # works of my trainer, in this seat
         self._unreached: set[str] = set()
+        self._shunned = Shunned()
         self._unit_by_way: dict[str, float] = {}
         self._later: list[do.Effect] = []  # what follows from an event that gives no effects
         self._news_at = 0.0  # when what is counted was told last
@@ -96,6 +99,11 @@ class Crossings(Sums):
     @property
     def made(self) -> int:
         return self._made
+
+    @property
+    def complains(self) -> tuple[Complaint, ...]:
+        found = self._flow.complaints if self._flow is not None else {}
+        return tuple(Complaint(seat, damaged) for seat, damaged in found.items())[:MEMBERS_PER_ROUND]
 
     @property
     def early_count(self) -> int:
@@ -215,17 +223,18 @@ class Crossings(Sums):
         return effects + super().words(frozen, spare, now)
 
     def _work(self, due: BatchTick, now: float) -> list[do.Effect]:
-        flow = self._sit(due.seat) if self._loaded else None
+        flow = self._sit(due.seat, now) if self._loaded else None
         if flow is None or self._told is due:
             return []
         self._told = self._batch = due
+        flow.on_doubted(due.doubted, now)
         effects = flow.on_version(due.version, due.count, now)
         effects += flow.on_skipped(due.version, mask_from_bytes(due.skipped), now)
         granted = mask_of(micro for first, stop in due.granted for micro in range(first, stop))
         effects += flow.on_grants(due.version, granted, mask_from_bytes(due.again), due.table_no, now)
         return self._turned(effects, now)
 
-    def _sit(self, number: int) -> Flow | None:
+    def _sit(self, number: int, now: float) -> Flow | None:
         """The machine of my seat; None: the table that shows the seat has not come yet."""
         seat, mine = self._table.seats.get(number), self._mine
         if self._flow is None and seat is not None and (seat.peer, seat.stage) == (mine.peer, mine.stage):
@@ -233,6 +242,7 @@ class Crossings(Sums):
             self._flow = Flow(place, self._table, self._borders.check_given, self._chance)
             self._flow.counters = self._counters
             self._flow.on_unit(self._unit_s)
+            self._flow.on_lines(self._unreached, self._shunned.now(now), now)
         return self._flow
 
     # ---- other peers, and the clock ----------------------------------------------------------------------------
@@ -251,9 +261,12 @@ class Crossings(Sums):
         self._unreached = unreached
 
     def on_timer(self, now: float) -> list[do.Effect]:
-        if self._flow is None:
+        flow = self._flow
+        if flow is None:
             return []
-        return self._turned([*self._flow.on_lines(self._unreached, now), *self._flow.on_timer(now)], now)
+        self._shunned.on_complaints((flow.table.seats[seat].peer for seat in flow.complaints), now)
+        lines = flow.on_lines(self._unreached, self._shunned.now(now), now)
+        return self._turned([*lines, *flow.on_timer(now)], now)
 
     # ---- what the machine says ---------------------------------------------------------------------------------
 

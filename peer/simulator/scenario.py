@@ -113,6 +113,13 @@ class Scenario:
     stages: int = 1  # the model is cut into so many
     local_micros: int = 0  # stages take a step of their own after so many microbatches; 0: they only sum
     damaged: float = 0.0  # share of crossings that the lines damage
+    # Peers, by their place in the order, that are bad neighbours for the rest of the run: see neighbours.py.
+    apart: tuple[tuple[int, int], ...] = ()  # these two can't reach each other
+    mute: tuple[int, ...] = ()  # they answer nothing about microbatches, and get along otherwise
+    damages: tuple[int, ...] = ()  # every crossing of theirs is damaged
+    slanders: tuple[int, ...] = ()  # they complain of neighbours that do nothing wrong
+    bad_from_s: float = 0.0  # all of them from then on
+    deaths_per_s: float = 0.0  # of peers with a seat, in the whole run: see departures.py
     stage_chunks: tuple[int, ...] = ()  # of each stage
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
@@ -125,7 +132,8 @@ class Scenario:
     def is_calm(self) -> bool:
         """No misfortune at all happens."""
         lines = (self.drop, self.duplicate, self.slow, self.damaged, self.cut_per_s)
-        return not any(
+        neighbours = (*self.apart, *self.mute, *self.damages, *self.slanders)
+        return not neighbours and not self.deaths_per_s and not any(
             (*lines, self.kill_per_effect, self.trainer_crash_per_s, self.leave_per_s, self.blackout_at_s)
         )
 
@@ -249,6 +257,52 @@ class Scenario:
         draw = random.Random(f"local stages {seed}")
         step, micros = draw.choice(("nesterov", "mean")), draw.choice((1, 2, 3))
         return replace(Scenario.of_stages(seed), step=step, local_micros=micros)
+
+    @staticmethod
+    def of_neighbours(seed: int) -> Scenario:
+        """Pipelines in which nobody dies and neighbours can't work with each other, for ever, in one of four ways; each
+        stage beside such a one has another seat, so that no batch may be held up for long."""
+        draw = random.Random(f"neighbours {seed}")
+        stages = draw.choice((2, 2, 3))
+        seats = [draw.choice((2, 2, 3)) for _ in range(stages)]
+        offers = [(stage,) for stage, count in enumerate(seats) for _ in range(count)]
+        at = draw.randrange(stages - 1)
+        above, below = ([i for i, each in enumerate(offers) if each == (s,)] for s in (at, at + 1))
+        pairs = [(draw.choice(above), draw.choice(below))]
+        if draw.random() < 0.5:  # and two others
+            left = [i for i in above if i != pairs[0][0]], [i for i in below if i != pairs[0][1]]
+            pairs.append((draw.choice(left[0]), draw.choice(left[1])))
+        bad = draw.choice(above + below)
+        chunks = tuple(draw.choice((1, 2)) for _ in seats)
+        kind = ("apart", "mute", "damages", "slanders")[seed % 4]
+        long = kind in ("apart", "slanders")  # else a batch is over before anybody can say a word
+        noise = draw.choice((0.0, 0.0, 0.02, 0.08))
+        return Scenario(
+            peers=len(offers),
+            stages=stages,
+            stage_chunks=chunks,
+            chunks=sum(chunks),
+            offers=tuple(offers),
+            batch=24 if long else draw.choice((8, 12, 24)),
+            rounds=2,
+            min_peers=1,
+            step="adamw",
+            policy="mean",
+            drop=noise,
+            duplicate=noise,
+            slow=noise / 2,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            faults_until_s=8.0,
+            end_s=400.0,
+            slow_peers=tuple(draw.choice((10.0,) if long else (1.0, 2.0, 5.0)) for _ in offers),
+            apart=tuple(pairs) if kind == "apart" else (),
+            mute=(bad,) if kind == "mute" else (),
+            damages=(bad,) if kind == "damages" else (),
+            slanders=(bad,) if kind == "slanders" else (),
+            bad_from_s=draw.choice((0.0, 4.0, 5.0, 6.0)),
+        )
 
     @staticmethod
     def of_readers_ahead(seed: int) -> Scenario:

@@ -38,10 +38,11 @@ from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk, is_kept
-from farflung.peer.simulator.hostile import LARGEST_BYTES, damaged
+from farflung.peer.simulator.hostile import LARGEST_BYTES
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.last_peer import LastPeer
 from farflung.peer.simulator.liars import League
+from farflung.peer.simulator.neighbours import Neighbours
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
 from farflung.peer.simulator.stage_invariants import StageInvariants
@@ -53,7 +54,6 @@ from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     ALL_KINDS,
-    CROSSING_KINDS,
     ONE_STAGE_KINDS,
     Frame,
     Spoiled,
@@ -135,6 +135,7 @@ class World:
         about_sums = scenario.league + lies_itself
         self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
         by_peer = {_peer_of(key): key for key in self._keys}
+        self.neighbours = Neighbours(scenario, list(by_peer), self.random, self._ledger, lambda: self.now)
         self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
 
     def _ledger(self) -> Ledger | None:
@@ -330,7 +331,7 @@ class World:
         return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
-        told = self.last.says(message, lies=peer in self.invariants.liars)
+        told = self.last.says(self.neighbours.says(peer, message), lies=peer in self.invariants.liars)
         said = self.league.says(self.peers[peer], told) if told and peer in self.league.members else told
         if said is not None:
             self._deliver(peer, COORDINATOR, self.work_league.said(peer, said), _MEMBERS[0], key)
@@ -393,12 +394,12 @@ class World:
             return  # nobody can open a connection between the two
         if self.last.withholds(source, effect, self.peers[source].machine.part):
             return
+        if self.neighbours.holds_back(source, effect):
+            return
         packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         header, payload = self.last.spoils(source, packed, payload, self.now)
-        kind = effect.frame.header.kind
-        if kind in CROSSING_KINDS and not self.calm and self.random.random() < self.scenario.damaged:
-            header, payload = damaged(header, payload, self.random)
-        if self.league.keeps(kind, source, effect.to):
+        header, payload = self.neighbours.spoils(source, effect, header, payload, self.calm)
+        if self.league.keeps(effect.frame.header.kind, source, effect.to):
             return
         if source in self.league.members:
             header, payload = self.league.serves(effect.frame.header.kind, header, payload)

@@ -11,6 +11,11 @@ from mutant import Mutant
 WHOLE = ("tests/whole/test_stages.py",)
 AT_COORDINATOR = ("tests/coordinator/run/test_stages.py", *WHOLE)
 AT_FLOW = ("tests/collectives/flow/test_flow_world.py", *WHOLE)
+OF_NEIGHBOURS = (
+    "tests/coordinator/batches/test_complaints.py",
+    "tests/coordinator/batches/test_stages_of_batches.py",
+    "tests/collectives/flow/test_flow.py",
+)
 
 PIPELINES = (
     Mutant(
@@ -76,5 +81,75 @@ PIPELINES = (
         "            self._local.on_load(load.version)\n",
         "            pass\n",
         ("tests/peer/trainer/test_local_steps.py", *WHOLE),
+    ),
+    Mutant(
+        "P9 neighbours: one word does not unseat whom others get on with",
+        "coordinator/batches/complaints.py",
+        "            return GivesUp(who, about, 0, False)\n        return GivesUp(about, who, 1, False) if",
+        "            return GivesUp(about, who, 1, False)\n        return GivesUp(about, who, 1, False) if",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P9 neighbours: whoever complains of most is not believed",
+        "coordinator/batches/complaints.py",
+        "        if settled and len(complains) >= 2 and 2 * len(complains) > _count(its, seats):\n",
+        "        if False:\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P9 neighbours: one word of damage is no strike",
+        "coordinator/batches/complaints.py",
+        "damaged >= 2 and 2 * damaged > _count(mine, seats))",
+        "damaged >= 1)",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 neighbours: who answers nothing is complained of",
+        "collectives/flow/microbatches.py",
+        "        return nothing | {seat for",
+        "        return {seat for",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 neighbours: so is who keeps one thing to itself",
+        "collectives/flow/microbatches.py",
+        "if ask.in_vain >= ONE_IN_VAIN}",
+        "if False}",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 neighbours: that there is room answers nothing",
+        "collectives/flow/flow.py",
+        "        if header.kind in _ANSWERS:\n",
+        "        if True:\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P9 neighbours: damage that is over is no complaint",
+        "collectives/flow/doubts.py",
+        "        self._damaged.pop(seat, None)\n",
+        "        pass\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 neighbours: a stage that lost a round's member to a complaint begins it again",
+        "coordinator/batches/batches.py",
+        "            if self.house.flying(seat.stage):\n                self.house.abort(seat.stage, why)\n",
+        "            if False:\n                self.house.abort(seat.stage, why)\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P9 neighbours: who gives seats up again and again sits out",
+        "coordinator/batches/batches.py",
+        "        if served and self._complaints.bars(worker.peer):\n",
+        "        if False:\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 neighbours: whoever is of no use gets nothing new",
+        "collectives/flow/wiring.py",
+        " if self._peers[number] not in self._shunned} or here",
+        "} or here",
+        OF_NEIGHBOURS,
     ),
 )

@@ -58,7 +58,7 @@ EXAMPLES: dict[str, m.Message] = {
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
-        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17),
+        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (m.Complaint(5, True),)),
         **TO,
         roster_no=1,
         fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
@@ -124,6 +124,7 @@ EXAMPLES: dict[str, m.Message] = {
             9,
             (m.SeatRow(2, "ann", 1, 0.5, 4, 0),),
             b"\x04",
+            (6,),
         ),
         **TO,
         answers=8,
@@ -226,8 +227,9 @@ FROZEN_PARTS = {
     m.ChunkVerdict: "chunk wrong missing question",
     m.DrawnChunk: "chunk result hashes question",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
-    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made",
-    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped",
+    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains",
+    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped doubted",
+    m.Complaint: "seat damaged",
     m.SeatRow: "number peer stage share since gone",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "

@@ -35,6 +35,7 @@ class Desk:
     finished: bool = False
     written: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    struck: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def clock_s(self) -> float:
@@ -49,3 +50,6 @@ class Desk:
 
     def name(self, peer: str) -> str:
         return peer
+
+    def strike(self, peer: str, reason: str) -> None:
+        self.struck.append((peer, reason))

@@ -320,7 +320,7 @@ class World:
         def name() -> None:
             for one, far in ((host, other), (other, host)):
                 if one.up:
-                    self.carry_out(one, one.machine.on_lines({far.peer}, self.now))
+                    self.carry_out(one, one.machine.on_lines({far.peer}, frozenset(), self.now))
 
         def judge() -> None:
             self.unseat(host.seat.number)

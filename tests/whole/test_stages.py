@@ -11,10 +11,12 @@ import os
 import pytest
 import torch
 
+from farflung.coordinator.ledger.records import Struck, Unseated, from_bytes
 from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.world import Report, Scenario, World
 
 SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
+NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
 SLICES = 3
 
 
@@ -71,3 +73,28 @@ def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> 
         assert isinstance(world.invariants, StageInvariants)
         if not world.scenario.poison_every:  # else another seat tries what one gets no gradient out of
             assert not world.invariants.again
+
+
+@pytest.mark.parametrize("kind", ["apart", "mute", "damages", "slanders"])
+def test_P15_no_batch_is_held_up_for_ever_by_neighbours_that_can_t_work_with_each_other(kind: str) -> None:
+    """For the rest of the run nothing gets better: seats are given up until what is left gets on."""
+    seeds = range(("apart", "mute", "damages", "slanders").index(kind), NEIGHBOUR_SEEDS, 4)
+    given_up = 0
+    for seed in seeds:
+        scenario = Scenario.of_neighbours(seed)
+        assert getattr(scenario, kind), f"seed {seed} has no such neighbour: this shows nothing"
+        world = World(seed, scenario)
+        report = world.run()
+        assert report.outcome == "finished", f"seed {seed}: {report.outcome}"
+        written = [from_bytes(raw) for raw in world.journal]
+        bad = {world.neighbours.peers[at] for at in (*scenario.damages, *scenario.slanders)}
+        struck = {each.peer for each in written if isinstance(each, Struck)}
+        assert struck <= bad, f"seed {seed}: an honest peer gets a strike"
+        seats = [each for each in written if isinstance(each, Unseated)]
+        gone = [each for each in seats if "stage beside its own" in each.reason]
+        given_up += len(gone)
+        if kind == "slanders":
+            assert {each.peer for each in gone} <= bad, (
+                f"seed {seed}: a slanderer cost an honest peer its seat"
+            )
+    assert given_up, "nobody gave a seat up: this shows nothing"

@@ -243,6 +243,94 @@ def test_who_does_not_say_held_is_asked_and_named_in_the_end() -> None:
         asked += [to for to, kind, _ in said(effects) if kind == Kind.WANT_HELD]
         notes += [e for e in effects if isinstance(e, Note)]
     assert set(asked) == {"p5", "p6"} and notes == [Note(Cause.SILENT, 5, 0), Note(Cause.SILENT, 6, 0)]
+    assert flow.complaints == {5: False, 6: False}
+    give(flow, frame_of(Kind.ROOM, 5, 99), now=40.0)
+    assert 5 in silent_at(flow, 40.0), "that there is room answers nothing"
+    give(flow, frame_of(Kind.HELD, 5, payload=b"\0"), now=41.0)
+    assert silent_at(flow, 41.0) == {6}
+
+
+def silent_at(flow: Flow, now: float) -> set[int]:
+    flow.on_timer(now)
+    return {seat for seat, damaged in flow.complaints.items() if not damaged}
+
+
+def test_a_neighbour_that_answers_nothing_is_complained_of_within_ten_seconds() -> None:
+    flow = flow_of()
+    seat = passed_on(flow)
+    for at in range(60):
+        give(flow, frame_of(Kind.ROOM, seat, 10 + at), now=float(at))  # that answers nothing
+        if silent_at(flow, float(at)):
+            break
+    assert 5 <= at <= 10 and flow.complaints == {seat: False}
+    give(flow, frame_of(Kind.LATER, seat, 0, mark=Kind.WANT_GRADIENT), now=at + 1.0)
+    assert silent_at(flow, at + 1.0) == set(), "it is on it: that takes as long as it takes"
+
+
+def test_a_neighbour_that_keeps_one_thing_to_itself_is_complained_of_too() -> None:
+    flow = flow_of()
+    first, second = passed_on(flow, 0, 1), passed_on(flow, 1, 2)
+    give(flow, frame_of(Kind.ROOM, first, 9))
+    others = 2
+    for now in range(1, 60):
+        silent = silent_at(flow, float(now))
+        if silent:
+            break
+        # Of all else it answers at once.
+        give(flow, frame_of(Kind.LATER, first, others, mark=Kind.WANT_GRADIENT), now=float(now))
+        give(flow, frame_of(Kind.LATER, second, 1, mark=Kind.WANT_GRADIENT), now=float(now))
+    assert silent == {first} and now <= 30
+
+
+def test_whether_one_gets_on_with_a_doubted_neighbour_is_found_out_by_asking() -> None:
+    flow = flow_of()
+    flow.on_doubted([1, 4, 5, 77], 0.0)
+    asked = said(flow.on_timer(1.0))
+    assert asked == [("p5", Kind.WANT_HELD, 0)], "of the stage behind mine, and nobody else"
+    assert 5 in silent_at(flow, 3.0) | silent_at(flow, 9.0)
+    give(flow, frame_of(Kind.HELD, 5, payload=b"\0"), now=9.5)
+    assert silent_at(flow, 9.5) == set() and said(flow.on_timer(20.0)) == []
+
+
+def test_two_damaged_crossings_in_a_row_are_a_complaint_until_a_good_one_comes() -> None:
+    flow = flow_of()
+    header = frame_of(Kind.ACTIVATION, 1, 5).header
+    flow.on_spoiled("p1", Spoiled(Verdict.BAD_HASH, header), 0.0)
+    assert flow.complaints == {}
+    give(flow, frame_of(Kind.ACTIVATION, 1, 6, payload=b"bad"))
+    assert flow.complaints == {1: True}, "whether by its hash or by what is in it"
+    give(flow, frame_of(Kind.ACTIVATION, 1, 7))
+    assert flow.complaints == {}
+    for _ in range(2):
+        flow.on_spoiled("p1", Spoiled(Verdict.BAD_HASH, header), 0.0)
+    assert flow.complaints == {1: True}
+    flow.on_version(1, COUNT, 0.0)
+    assert flow.complaints == {}, "of this batch"
+    for _ in range(2):
+        flow.on_spoiled(
+            "p1", Spoiled(Verdict.BAD_HASH, frame_of(Kind.ACTIVATION, 1, 5, version=1).header), 0.0
+        )
+    flow.on_seats(TABLE.unseated(1), 0.0)
+    assert flow.complaints == {}, "and of those who are here"
+
+
+def test_who_is_shunned_gets_nothing_new_and_no_room_as_long_as_there_are_others() -> None:
+    flow = flow_of(version=-1)
+    flow.on_lines(set(), frozenset({"p5", "p1"}), 0.0)
+    told = flow.on_version(0, COUNT, 0.0)
+    rooms = [e.to for e in told if isinstance(e, SendFrame) and e.frame.header.kind == Kind.ROOM]
+    assert set(rooms) == {"p2"}
+    assert {passed_on(flow, micro, 2) for micro in (0, 1)} == {6}
+    flow.on_lines(set(), frozenset({"p5", "p6"}), 0.0)
+    assert 5 in {passed_on(flow, micro, 2) for micro in (2, 3)}, "better than nobody"
+    flow.on_lines({"p6"}, frozenset({"p5"}), 0.0)
+    assert passed_on(flow, 4, 2) == 5
+    flow.on_lines(set(), frozenset({"p2"}), 0.0)
+    assert give(flow, frame_of(Kind.ACTIVATION, 2, 9))[0] == "accepted", "what it was given it keeps"
+    alone = flow_of(version=-1, table=TABLE.unseated(4))
+    alone.on_lines(set(), frozenset({"p1"}), 0.0)
+    told = alone.on_version(0, COUNT, 0.0)
+    assert "p1" in {e.to for e in told if isinstance(e, SendFrame)}, "it has nobody else to send to"
 
 
 def test_r5_who_reads_that_its_seat_is_gone_stops() -> None:
@@ -354,7 +442,7 @@ def test_questions_are_answered_by_what_is_true() -> None:
 
 def test_who_cant_be_reached_gets_nothing_new() -> None:
     flow = flow_of()
-    flow.on_lines({"p5"}, 0.0)
+    flow.on_lines({"p5"}, frozenset(), 0.0)
     assert {passed_on(flow, micro, prev) for micro, prev in ((0, 1), (1, 2))} == {6}
 
 

@@ -16,7 +16,7 @@ from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Seated,
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.limits import SEATS_TOLD
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat
+from farflung.protocol.messages import BatchBeat, BatchTick, Complaint, FragmentBeat
 from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
 
@@ -333,3 +333,73 @@ def test_a_stage_that_costs_more_gets_more_members() -> None:
     assert chosen((0, 1), False, loads(2, 3, cost=(1.0, 2.0)), 1) == 1
     assert [each.cost for each in loads_of([0, 1], {0: [0.5, 0.7, 0.0], 1: [2.0]}, 2)] == [0.6, 2.0]
     assert [each.cost for each in loads_of([0, 1], {0: [0.5]}, 2)] == [1.0, 1.0], "not all are known"
+
+
+# ---- neighbours that can't work with each other ----------------------------------------------------------------------
+
+
+def seat_no(hall: Hall, peer: str) -> int:
+    seat = hall.desk.ledger.batches.seat_of(peer)
+    return seat.number if seat is not None else 0
+
+
+def complain(hall: Hall, of: str, *peers: str, damaged: bool = False, seconds: float = 20.0) -> None:
+    """So long these say with every beat that they can't work with somebody, and the others say that all is well."""
+    until = hall.desk.now + seconds
+    while hall.desk.now < until:
+        hall.desk.now += 1.0
+        for peer in hall.workers:
+            about = (Complaint(seat_no(hall, of), damaged),) if peer in peers and seat_no(hall, of) else ()
+            hall.says(peer, complains=about)
+        hall.turn()
+
+
+def test_a_batch_is_not_held_up_by_a_neighbour_that_most_can_t_work_with() -> None:
+    hall = Hall("Ann", "Bea", "cyd", "dan")
+    complain(hall, "cyd", "Ann", "Bea", damaged=True, seconds=3.0)
+    told = "what 2 of the stage beside its own should get from it is damaged"
+    assert hall.unseated == hall.desk.struck == [("cyd", told)]
+    complain(hall, "cyd", "Ann", "Bea", damaged=True)
+    assert [peer for peer, _ in hall.unseated] == ["cyd", "cyd"], "twice, and it gets no other seat"
+    assert seat_no(hall, "cyd") == 0 and seat_no(hall, "dan")
+
+
+def test_P9_whoever_complains_alone_gives_up_its_own_seat_and_is_soon_left_out() -> None:
+    hall = Hall("Ann", "Bea", "cyd", "dan")
+    complain(hall, "cyd", "Ann", seconds=60.0)
+    assert [peer for peer, _ in hall.unseated] == ["Ann", "Ann"] and not hall.desk.struck
+    assert seat_no(hall, "Ann") == 0 and seat_no(hall, "cyd")
+    del hall.workers["Bea"]
+    complain(hall, "cyd", "Ann", seconds=4.0)
+    assert seat_no(hall, "Ann"), "as long as there is somebody else"
+
+
+def test_others_are_told_whom_somebody_complains_of_and_people_which_pair_is_waited_for() -> None:
+    hall = Hall("Ann", "bob")
+    complain(hall, "bob", "Ann")
+    tick = hall.says("Ann", complains=(Complaint(seat_no(hall, "bob"), False),))
+    assert tick is not None and tick.doubted == (seat_no(hall, "bob"),)
+    assert not hall.unseated
+    told = "; Ann and bob can't work with each other, and no other seat could stand in"
+    assert hall.batches.shares(0)[1].endswith(told)
+    tick = hall.says("Ann")
+    assert tick is not None and tick.doubted == ()
+
+
+def test_what_is_said_of_another_batch_or_seat_is_no_complaint() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    for _ in range(30):
+        hall.desk.now += 1.0
+        hall.says("Ann", complains=(Complaint(seat_no(hall, "bob"), False),), version=7)
+        hall.says("bob")
+        hall.says("cyd")
+        hall.turn()
+    assert not hall.unseated
+
+
+def test_a_round_at_its_end_is_aborted_where_its_member_is_given_up() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    hall.flying.add(1)
+    hall.in_round.add("bob")
+    complain(hall, "bob", "Ann", seconds=3.0)
+    assert hall.aborted == [1] and [peer for peer, _ in hall.unseated] == ["bob"]
