@@ -24,6 +24,7 @@ from farflung.coordinator.batches.complaints import Complaints, GivesUp
 from farflung.coordinator.batches.micros import Pace, first_of, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.rates import news_of_shares
+from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
 from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
 from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
 from farflung.coordinator.batches.words import Desk, Heard, House, NotFinite, Share, Worker
@@ -60,6 +61,7 @@ class Batches:
     _seated_at: dict[str, float] = field(default_factory=dict)  # by peer: when it got its last seat
     _not_finite: NotFinite = field(default_factory=NotFinite)
     _complaints: Complaints = field(init=False)
+    _reach: Reach = field(default_factory=Reach)
     _was: object = None  # what members were told of last
     _times: BatchTimes = field(default_factory=BatchTimes)
 
@@ -143,6 +145,8 @@ class Batches:
         served = self.book.of_stage(worker.stage)
         if served and self._complaints.bars(worker.peer):
             return False
+        if self.stages > 1 and not self._reach.may_sit(worker, bool(served), self.house.living()):
+            return False
         rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
         room = len(served) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
         able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
@@ -225,6 +229,7 @@ class Batches:
         else:
             if self.stages > 1:
                 self._look_at_contested(self.book.batch)
+                self._look_at_reach()
             if not self.complete:
                 self._look_at_unusable(self.book.batch)
                 self._look_at_complaints()
@@ -411,6 +416,15 @@ class Batches:
         if not batch.whole:
             self.desk.note("no microbatch of this batch gave a finite gradient: has the model diverged?")
 
+    def _look_at_reach(self) -> None:
+        """Where nobody of a stage can be dialled its seats can't make a round together."""
+        patience_s = self.desk.manifest.net.dead_after_s
+        for seat in self._reach.too_many(
+            self.book.seats.values(), self.house.living(), self.desk.now, patience_s
+        ):
+            if not self.house.in_round(seat.peer):
+                self._unseat(seat, WHY_GIVEN_UP)
+
     def _look_at_complaints(self) -> None:
         """Neighbours that can't work with each other: what is between them moves when one of them is gone."""
         found = self._complaints.verdict(self.book.seats, self.desk.now)
@@ -438,7 +452,9 @@ class Batches:
             " and ".join(self.desk.name(self.book.seats[number].peer) for number in pair) for pair in pairs
         ]
         told = ", ".join(names[:NAMED_MOST])
-        return f"; {told} can't work with each other, and no other seat could stand in" if names else ""
+        apart = f"; {told} can't work with each other, and no other seat could stand in" if names else ""
+        no_way = self._reach.why_no_way(self.stages, self.house.living())
+        return f"; {no_way}" if no_way else apart
 
     # ---- the round ---------------------------------------------------------------------------------------
 

@@ -351,9 +351,14 @@ class RunMachine:
             here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
             measured = self.batches.units_s
         held = [stage for each, stage in here.items() if each != peer]
+        living = self.core.members.alive
+        # Of those who are not back yet nobody knows: they count as dialable.
+        reached = {
+            at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
+        }
         known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
         newest = self.going_back.newest_held(first) if known else hello.version
-        return held_by_newcomer(pipeline, hello, loads_of(held, measured, pipeline.stages), newest)
+        return held_by_newcomer(pipeline, hello, loads_of(held, reached, measured, pipeline.stages), newest)
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""

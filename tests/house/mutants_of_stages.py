@@ -152,4 +152,25 @@ PIPELINES = (
         "} or here",
         OF_NEIGHBOURS,
     ),
+    Mutant(
+        "P15 where nobody of a stage can be dialled one seat has it for itself",
+        "coordinator/batches/reach.py",
+        "            if now - since >= patience_s\n",
+        "            if False\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 and no second one sits down there",
+        "coordinator/batches/reach.py",
+        "        return not served or _is_reached(worker.stage, workers)\n",
+        "        return True\n",
+        OF_NEIGHBOURS,
+    ),
+    Mutant(
+        "P15 whoever can be dialled goes to those who can't",
+        "coordinator/batches/seating.py",
+        "    if dialable and alone:\n",
+        "    if False:\n",
+        OF_NEIGHBOURS,
+    ),
 )

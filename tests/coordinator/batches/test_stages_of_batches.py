@@ -331,8 +331,8 @@ def test_P17_an_empty_stage_comes_first_then_what_lies_on_the_disk_then_the_empt
 
 def test_a_stage_that_costs_more_gets_more_members() -> None:
     assert chosen((0, 1), False, loads(2, 3, cost=(1.0, 2.0)), 1) == 1
-    assert [each.cost for each in loads_of([0, 1], {0: [0.5, 0.7, 0.0], 1: [2.0]}, 2)] == [0.6, 2.0]
-    assert [each.cost for each in loads_of([0, 1], {0: [0.5]}, 2)] == [1.0, 1.0], "not all are known"
+    assert [each.cost for each in loads_of([0, 1], (), {0: [0.5, 0.7, 0.0], 1: [2.0]}, 2)] == [0.6, 2.0]
+    assert [each.cost for each in loads_of([0, 1], (), {0: [0.5]}, 2)] == [1.0, 1.0], "not all are known"
 
 
 # ---- neighbours that can't work with each other ----------------------------------------------------------------------
@@ -403,3 +403,65 @@ def test_a_round_at_its_end_is_aborted_where_its_member_is_given_up() -> None:
     hall.in_round.add("bob")
     complain(hall, "bob", "Ann", seconds=3.0)
     assert hall.aborted == [1] and [peer for peer, _ in hall.unseated] == ["bob"]
+
+
+# ---- peers that nobody can dial --------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_not_held_up_by_two_peers_of_a_stage_that_both_can_t_be_dialled() -> None:
+    hall = Hall("Ann", "bob", "cyd", "dan")
+    for _ in range(8):
+        hall.says("Ann", *hall.granted("Ann"))
+    counted_by(hall, bob=EVERY[:4], cyd=EVERY[4:])
+    hall.workers["bob"].dialable = hall.workers["cyd"].dialable = False
+    hall.turn()
+    assert hall.batches.complete and not hall.unseated, "both dial dan"
+    del hall.workers["dan"]
+    hall.turn()
+    hall.desk.now += 4.9
+    hall.turn()
+    assert not [peer for peer, _ in hall.unseated if peer != "dan"], "it may come back in a moment"
+    hall.desk.now += 0.2
+    hall.turn()
+    told = "nobody of its stage can be dialled, and an older seat has the stage for itself"
+    assert hall.unseated[-1] == ("cyd", told) and not hall.batches.complete
+    hall.desk.now += 10.0
+    hall.says("cyd")
+    hall.says("bob", *EVERY)
+    hall.turn()
+    assert seat_no(hall, "cyd") == 0 and hall.batches.complete, (
+        "who is alone in its stage needs no line for its round"
+    )
+    hall.workers["dan"] = Worker("dan", stage=1)
+    hall.says("bob", *EVERY[:4])
+    hall.says("cyd")
+    assert seat_no(hall, "cyd"), "they can meet at somebody else's"
+
+
+def test_whoever_can_t_be_dialled_goes_where_somebody_can_and_the_next_one_that_can_to_who_is_alone() -> None:
+    def of(*reached: int, members: tuple[int, ...] = (1, 1, 1)) -> list[Load]:
+        return [Load(count, 1.0, stage in reached) for stage, count in enumerate(members)]
+
+    assert chosen((0, 1, 2), False, of(1, 2), 1, dialable=False) == 1
+    assert chosen((0, 1), True, of(1, 2), 1, dialable=False) == 1, "its state on disk or not"
+    assert chosen((0,), False, of(1, 2), 1, dialable=False) == 0, "it could hold no other"
+    assert chosen((0, 1, 2), False, of(1, members=(0, 1, 1)), 1, dialable=False) == 0, (
+        "nobody is there to be reached"
+    )
+    assert chosen((0, 1, 2), False, of(0, 1), 1) == 2
+    assert chosen((0, 1, 2), True, of(0, 1), 1) == 2 and chosen((0, 1, 2), True, of(1), 1) == 0
+    assert chosen((0, 1, 2), False, of(0, 1, members=(1, 0, 1)), 1) == 1, (
+        "a stage that nobody holds comes first"
+    )
+    assert [each.reached for each in loads_of([0, 1], {1}, {}, 2)] == [False, True]
+
+
+def test_people_are_told_where_two_neighbouring_stages_can_t_reach_each_other() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    hall.workers["Ann"].dialable = hall.workers["bob"].dialable = False
+    assert hall.batches.shares(0)[1] == "waiting for microbatches: 0 of 8 counted in stage 0"
+    hall.workers["cyd"].dialable = False
+    assert hall.batches.shares(0)[1].endswith(
+        "; nobody of stages 0 and 1 can be dialled, so that they can't reach each other: one peer there needs an open "
+        "port (farflung doctor)"
+    )
