@@ -181,9 +181,13 @@ class CatchUp:
         effects: list[DataEffect] = []
         for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
+                commit = self.commits.get(version + 1)
+                if commit is None:
+                    break  # by what the result is multiplied is written there
                 version += 1
                 self._stuck.discard(chunk)  # somebody had it after all
-                effects.append(Roll(chunk, version, self._results.pop((version, chunk))))
+                result = self._results.pop((version, chunk))
+                effects.append(Roll(chunk, version, result, commit.factor))
             self.versions[self.fragment.index(chunk)] = version
         reached = self.lowest
         # Seal only a version that all chunks share, and only once.

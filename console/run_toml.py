@@ -94,6 +94,7 @@ go_back_after_s = 300.0   # nobody here holds the newest version: after so long 
 batch = 0                 # microbatches in one update of the model, up to 4096; 0: every peer takes steps of its own;
                           # else write policy = "mean" in [merge]
 micro = 1                 # samples in a microbatch
+clip = 0.0                # largest norm of the gradient of a whole batch, over all stages; 0: it stays as it is
 stages = 1                # 1: every peer holds the whole model; else it is cut, and a peer holds one stage
 cuts = "auto"             # or the numbers of the parts at which stages 1, 2, ... begin, such as [7, 13, 19]
 codec = "int8"            # of activations between stages: fp32, bf16, int8, int4

@@ -74,8 +74,13 @@ def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterSte
     return PlainMean(numbers.lr)
 
 
-def advance(step: OuterStep, parts: Sequence[Tensor], d_n: Tensor, version: int) -> None:
-    """Take the step that makes this version, in place on the parts of a chunk's state (StateForm), each fp32 [n]."""
+def advance(step: OuterStep, parts: Sequence[Tensor], d_n: Tensor, version: int, factor: float = 1.0) -> None:
+    """Take the step that makes this version, in place on the parts of a chunk's state (StateForm), each fp32 [n].
+
+    `factor`: of the commit, by which d is multiplied in place: less than 1 where the gradient of a batch is clipped.
+    """
+    if factor != 1.0:
+        d_n.mul_(fp32(factor))
     if isinstance(step, AdamW):
         theta_n, m_n, v_n = parts
         step.step(theta_n, m_n, v_n, d_n, version)

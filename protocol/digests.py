@@ -6,11 +6,14 @@ A mask is a Python int: bit c stands for chunk c.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Iterator
 
 from blake3 import blake3
 
 HASH_BYTES = 32
+LENGTH_BYTES = 8
 
 
 def hash_bytes(*parts: bytes | bytearray | memoryview) -> bytes:
@@ -51,6 +54,19 @@ def combined(held: Iterable[tuple[int, bytes]]) -> bytes:
     for chunk, chunk_hash in sorted(held):
         hasher.update(chunk.to_bytes(4, "little") + chunk_hash)
     return hasher.digest()
+
+
+def length_to_bytes(square: float) -> bytes:
+    """How long a result is: the sum of the squares of its values, as members prove to hold it."""
+    return struct.pack("<d", square)
+
+
+def split_lengths(blob: bytes) -> list[float]:
+    """Empty for what is no list of lengths."""
+    if len(blob) % LENGTH_BYTES:
+        return []
+    found = [square for (square,) in struct.iter_unpack("<d", blob)]
+    return found if all(math.isfinite(square) and square >= 0.0 for square in found) else []
 
 
 def split_hashes(blob: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import tomllib
 from itertools import pairwise
@@ -142,6 +143,7 @@ class PipelineSection(_Section):
 
     batch: Annotated[int, Field(ge=0, le=MICROS_PER_BATCH)] = 0  # 0: every peer takes steps of its own
     micro: Annotated[int, Field(ge=1, le=65536)] = 1
+    clip: Annotated[float, Field(ge=0, le=1e9)] = 0.0  # the batch's gradient, over all stages; 0: as it is
     stages: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1  # 1: every peer holds the whole model
     # Numbers of the parts at which stages 1, 2, ... begin.
     cuts: Annotated[
@@ -250,6 +252,11 @@ class Manifest(_Section):
         last_lr = lr if isinstance(outer.last_lr, str) else outer.last_lr
         return AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
 
+    @property
+    def batch_clip(self) -> float:
+        """The largest norm of the gradient of a batch, over the whole model; infinite: it is not clipped."""
+        return self.pipeline.clip if self.pipeline.batch and self.pipeline.clip else math.inf
+
     def state_form(self, chunk_elements: int) -> StateForm:
         """Of each chunk of the outer state of a model that is cut into chunks of so many values."""
         return StateForm(chunk_elements, self.outer_numbers.parts)
@@ -298,6 +305,7 @@ def _cross_checks(m: Manifest) -> list[str]:
             f'[round] fragments: expected at least 2 with schedule = "streaming", found {m.round.fragments}'
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
+    problems += _clip_problems(m) if m.pipeline.clip else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
@@ -397,6 +405,17 @@ def _stage_checks(m: Manifest) -> list[str]:
             due = f"{pipeline.stages - 1} rising part numbers for {pipeline.stages} stages"
             problems.append(f"[pipeline] cuts: expected {due}, found {cuts}")
     return problems
+
+
+def _clip_problems(m: Manifest) -> list[str]:
+    """Only the gradient of a synchronous batch is clipped as a whole."""
+    if m.pipeline.batch and m.pipeline.mode == "sync":
+        return []
+    found = "batch = 0" if not m.pipeline.batch else 'mode = "local"'
+    return [
+        f"[pipeline] clip: expected 0 with {found}, found {m.pipeline.clip:g}: steps of each peer's own are clipped by "
+        "[inner] clip"
+    ]
 
 
 def _local_problems(m: Manifest) -> list[str]:

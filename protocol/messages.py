@@ -12,9 +12,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from farflung.protocol.digests import LENGTH_BYTES
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     AUDITED_AT_ONCE,
+    CHUNKS_PER_FRAGMENT,
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
     MAX_PEERS,
@@ -272,6 +274,11 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     # Of what was merged here: which contributions went in, and my signature of both (signed_words.py).
     inputs: Digest
     signature: Annotated[bytes, Meta(max_length=64)]
+    # Where a batch's gradient is clipped: how long each of the merged results is (digests.py); who holds one proves its
+    # hash and its length.
+    lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)]
+    # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
+    got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
 
 
 class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

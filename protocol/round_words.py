@@ -82,6 +82,8 @@ class Commit(Struct, frozen=True, forbid_unknown_fields=True):
     hashes: HashList  # of the encoded results, chunk by chunk of the fragment
     codec: Annotated[str, Meta(max_length=64)]  # of the results
     fragment: Count = 0
+    # The results are multiplied by it before the step; below 1 where the gradient of a batch is clipped.  In fp32.
+    factor: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
     @property
     def included(self) -> tuple[str, ...]:

@@ -43,6 +43,16 @@ class Weigh:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """The sum of the squares of a result's values."""
+
+    round_no: int
+    chunk: int
+    hash: bytes
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class Install:
     """Replace one chunk of outer state by verified bytes of `version`."""
 
@@ -53,11 +63,12 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Apply the committed result `payload` to one chunk: it then is at `version`."""
+    """Apply the committed result `payload`, times `factor`, to one chunk: it then is at `version`."""
 
     chunk: int
     version: int
     payload: Payload
+    factor: float = 1.0  # of its commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +79,4 @@ class Seal:
     fragment: int = 0
 
 
-DataEffect = SendFrame | Merge | Weigh | Install | Roll | Seal
+DataEffect = SendFrame | Merge | Weigh | Measure | Install | Roll | Seal

@@ -18,20 +18,29 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.collectives.round.asking import Asking
-from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
+from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.weighing import Dots, Weighing
-from farflung.protocol.digests import bits, combined, full_mask, hash_bytes, mask_from_bytes, mask_of
+from farflung.protocol.digests import (
+    bits,
+    combined,
+    full_mask,
+    hash_bytes,
+    length_to_bytes,
+    mask_from_bytes,
+    mask_of,
+)
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
+DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
@@ -45,6 +54,7 @@ class MemberRound:
         now: float,
         first_chunk: int = 0,
         compare: bool = False,
+        measure: bool = False,
     ) -> None:
         self.me = me
         self.first_chunk = first_chunk
@@ -56,6 +66,11 @@ class MemberRound:
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
+        # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
+        self._lengths: dict[int, tuple[bytes, bytes]] = {}
+        self._measures = measure
+        self._whole_since: float | None = None  # every result is here, and no commit comes
+        self._doubted = False
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
@@ -130,11 +145,15 @@ class MemberRound:
             effects += self._deliver(chunk) + self._weigh_ready(chunk)
         return effects + self._merge_ready()
 
-    def on_calculated(self, effect: Merge | Weigh, made: object) -> list[DataEffect]:
+    def on_calculated(self, effect: Merge | Weigh | Measure, made: object) -> list[DataEffect]:
         if isinstance(effect, Weigh):
             assert isinstance(made, tuple)
             self.weighing.on_weighed(effect.chunk - self.first_chunk, effect.members, made)
             return []  # what came of it is told with the progress
+        if isinstance(effect, Measure):
+            assert isinstance(made, float)
+            self._lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
+            return []  # that one is told with the progress, too
         assert isinstance(made, bytes)
         return self.on_merged(effect.decision_no, effect.chunk, made)
 
@@ -252,7 +271,7 @@ class MemberRound:
         if chunk in self.results:
             return Verdict.DUPLICATE, []
         self.results[chunk] = Piece(frame.payload, frame.header.hash)
-        return Verdict.ACCEPTED, []
+        return Verdict.ACCEPTED, self._measure(chunk)
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
@@ -263,6 +282,7 @@ class MemberRound:
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._weigh_ready() if self.weighing.changed else []
+        self._look_whether_whole(now)
         for member in self.plan.members:
             if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
@@ -270,6 +290,14 @@ class MemberRound:
                     self._asking.on_asked(member, now)
                     effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
         return effects
+
+    def _look_whether_whole(self, now: float) -> None:
+        whole = self.decision is not None and len(self._measured) == len(self.plan.owners)
+        if not whole:
+            self._whole_since = None
+        elif self._whole_since is None:
+            self._whole_since = now
+        self._doubted = self._whole_since is not None and now - self._whole_since >= DOUBTED_S
 
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
@@ -297,23 +325,46 @@ class MemberRound:
             }
             if pieces:
                 held[member] = (mask_of(pieces), combined(pieces.items()))
-        got = {chunk: piece.hash for chunk, piece in self.results.items()}
+        got = {chunk: piece.hash + self._length_of(chunk) for chunk, piece in self._measured.items()}
+        merged = {chunk: digest for chunk, digest in self.merged.items() if chunk in got}
         return Progress(
             held,
             dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
-            dict(self.merged),
-            self._inputs(),
+            merged,
+            self._inputs(merged),
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
+            b"".join(self._length_of(chunk) for chunk in sorted(merged)),
+            self._got_by(got) if self._doubted else {},
         )
 
-    def _inputs(self) -> bytes:
+    def _got_by(self, got: Mapping[int, bytes]) -> dict[str, bytes]:
+        """The same proof, owner by owner: one of them that tells other hashes than its results have spoils the whole
+        one, and it must show which."""
+        by: dict[str, dict[int, bytes]] = {}
+        for chunk, named in got.items():
+            by.setdefault(self.plan.owner_of(chunk), {})[chunk] = named
+        return {owner: combined(named.items()) for owner, named in by.items()}
+
+    @property
+    def _measured(self) -> dict[int, Piece]:
+        """Results that I can prove to hold: where the gradient is clipped, by their length too."""
+        if not self._measures:
+            return self.results
+        return {
+            c: piece for c, piece in self.results.items() if self._lengths.get(c, (b"",))[0] == piece.hash
+        }
+
+    def _length_of(self, chunk: int) -> bytes:
+        return self._lengths[chunk][1] if self._measures else b""
+
+    def _inputs(self, merged: Collection[int]) -> bytes:
         """Which contributions went into what I merged; empty if that is nothing."""
-        if self.decision is None or not self.merged:
+        if self.decision is None or not merged:
             return b""
         counted = self.decision.included(self.plan.members)
-        return inputs_of(self.held[chunk][member].hash for chunk in sorted(self.merged) for member in counted)
+        return inputs_of(self.held[chunk][member].hash for chunk in sorted(merged) for member in counted)
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
@@ -324,7 +375,7 @@ class MemberRound:
         """(every contribution I own is here, they are compared, every result is here): worth telling at once."""
         held, due, got, chunks = self.counts
         weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
-        return held >= due, weighed, got == chunks
+        return held >= due, weighed, got == chunks and len(self._measured) == got
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -368,7 +419,14 @@ class MemberRound:
     def _publish(self, chunk: int, piece: Piece) -> list[DataEffect]:
         self.results[chunk] = piece
         self.merged[chunk] = piece.hash
-        return self._spread(chunk, piece)
+        return [*self._spread(chunk, piece), *self._measure(chunk)]
+
+    def _measure(self, chunk: int) -> list[DataEffect]:
+        """A result is here: how long it is has to be known before I can say so."""
+        if not self._measures:
+            return []
+        piece = self.results[chunk]
+        return [Measure(self.plan.round_no, self.first_chunk + chunk, piece.hash, piece.payload)]
 
     def _spread(self, chunk: int, piece: Piece) -> list[DataEffect]:
         effects: list[DataEffect] = []
@@ -430,3 +488,5 @@ class Progress:
     inputs: bytes  # one name for all contributions that went into these
     got: tuple[int, bytes]  # (mask, combined hash) of results
     dots: Dots | None  # of all my chunks, before the decision
+    lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
+    got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come

@@ -243,7 +243,7 @@ class _Replay:
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
             try:
-                state = rules.after(self._state[chunk], payload, chunk, version)
+                state = rules.after(self._state[chunk], payload, chunk, version, head.commit.factor)
             except FrameError as error:
                 raise Differs(f"{where}: its result is none: {error}") from None
             if chunk_hash(state) != told.hex():

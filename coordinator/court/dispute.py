@@ -32,8 +32,9 @@ VERSION_BYTES = 8
 ASKED_AT_ONCE = 16  # of a side, for its list: a league of many that show nothing must not take turns at it
 TRIED_AT_ONCE = 4  # of a side, for what the chunk was: that is many more bytes
 
-# (state of a chunk, the payload of a committed result, which chunk of the model, the version made) -> its next state.
-NextState = Callable[[bytes, bytes, int, int], bytes]
+# (state of a chunk, the payload of a committed result, which chunk of the model, the version made, the commit's factor)
+# -> its next state.
+NextState = Callable[[bytes, bytes, int, int, float], bytes]
 IsSigned = Callable[[str, bytes, bytes], bool]  # (peer, the digest that it claims, signature)
 
 
@@ -72,6 +73,7 @@ class Refuted:
     base_hashes: tuple[bytes, ...]
     before: bytes
     results: tuple[bytes, ...]  # of the versions after it
+    factors: tuple[float, ...]  # of the commits of these
 
 
 @dataclass
@@ -95,6 +97,7 @@ class _Step:
     base_hashes: tuple[bytes, ...]
     before: bytes
     results: tuple[bytes, ...]
+    factors: tuple[float, ...]
 
 
 class Dispute:
@@ -266,12 +269,15 @@ class Dispute:
         state = attempt.before
         base_hashes = self._base_lists[attempt.base]  # or no result had been asked for
         results = tuple(attempt.results[version] for version in sorted(attempt.results))
+        factors = tuple(self.case.commits[version].factor for version in sorted(attempt.results))
         try:
-            for version, payload in enumerate(results, attempt.base + 1):
-                state = self.case.next_state(state, payload, attempt.chunk, version)
+            multiplied = zip(results, factors, strict=True)
+            for version, (payload, factor) in enumerate(multiplied, attempt.base + 1):
+                state = self.case.next_state(state, payload, attempt.chunk, version, factor)
         except FrameError as error:
             return self._has_no_ground(attempt.by, f"nothing follows from what it shows: {error}")
-        step = _Step(attempt.chunk, hash_bytes(state), attempt.base, base_hashes, attempt.before, results)
+        truth, base = hash_bytes(state), attempt.base
+        step = _Step(attempt.chunk, truth, base, base_hashes, attempt.before, results, factors)
         self._looked_at[attempt.chunk] = step
         return self._refute_by(step)
 
@@ -279,9 +285,8 @@ class Dispute:
         index = step.chunk - self.case.fragment.first
         for digest, claim in self._lists.items():
             if claim.hashes[index] != step.truth and digest not in self.refuted:
-                self.refuted[digest] = Refuted(
-                    digest, claim, step.chunk, step.base, step.base_hashes, step.before, step.results
-                )
+                shown = step.base, step.base_hashes, step.before, step.results, step.factors
+                self.refuted[digest] = Refuted(digest, claim, step.chunk, *shown)
 
 
 _NAMES = {

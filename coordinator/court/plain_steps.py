@@ -83,11 +83,13 @@ class ChunkRules:
     def outer_of(self, chunk: int) -> StepNumbers:
         return _BUFFERS if self.is_plain(chunk) else self.outer
 
-    def after(self, old: Bytes, payload: Bytes, chunk: int, version: int) -> bytes:
-        """The chunk's state at this version, from that at the one before.  `chunk` is its number in the whole model.
-        FrameError for what is no state, and for what is no result of this run.
+    def after(self, old: Bytes, payload: Bytes, chunk: int, version: int, factor: float = 1.0) -> bytes:
+        """The chunk's state at this version, from that at the one before.  `chunk` is its number in the whole model,
+        `factor` that of the commit.  FrameError for what is no state, and for what is no result of this run.
         """
         delta_n = codec_named(self.gather_codec).decode(payload, self.form.elements)
+        if factor != 1.0 and not self.is_plain(chunk):
+            delta_n = delta_n * f32(factor)
         parts = tuple(np.frombuffer(self.form.whole(old), "<f4").astype(f32).reshape(self.form.parts, -1))
         numbers = self.outer_of(chunk)
         with np.errstate(all="ignore"):

@@ -61,6 +61,11 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return self.adamw or OuterNumbers(self.nesterov, self.lr, self.momentum)
 
 
+def step_factors(rules: ChunkRules, chunk: int, factors: tuple[float, ...]) -> tuple[float, ...]:
+    """Those of the commits, as a claim about this chunk has them: none where nothing is multiplied."""
+    return () if rules.is_plain(chunk) or set(factors) <= {1.0} else factors
+
+
 def step_rules(rules: ChunkRules, chunk: int) -> StepRules:
     """Of this chunk of the model."""
     outer, form = rules.outer_of(chunk), rules.form
@@ -167,6 +172,7 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
     rules: StepRules
     key: Annotated[bytes, Meta(max_length=32)] = b""  # the run's, ed25519
     signature: Signature = b""  # of the run: these were its state, its results and its rules
+    factors: tuple[float, ...] = ()  # of each result's commit, where a gradient was clipped
 
     @property
     def guilty(self) -> str:
@@ -196,7 +202,8 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
         said = (*(number.to_bytes(8, "big") for number in numbers), root_of(split_hashes(self.base_hashes)))
         results = (hash_bytes(payload) for payload in self.results)
         rules = hash_bytes(msgspec.msgpack.encode(self.rules))
-        return b"farflung/false-claim/1\0" + self.run_id + b"".join((*said, *results, rules))
+        factors = hash_bytes(msgspec.msgpack.encode(self.factors)) if self.factors else b""
+        return b"farflung/false-claim/1\0" + self.run_id + b"".join((*said, *results, rules, factors))
 
     def problem(self) -> str:
         """Why this proves nothing, or empty."""
@@ -213,14 +220,17 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
             return f"this is not what the chunk was at version {self.base}"
         if self.base + len(self.results) != self.version:
             return "there is not one result for each version"
+        if len(self.factors) not in (0, len(self.results)):
+            return "there is not one factor for each result"
         if self.rules.outer.parts > self.rules.parts:
             return "its step needs a larger state than it has"
         form = StateForm(self.rules.elements, self.rules.parts)
         rules = ChunkRules(self.rules.outer, self.rules.codec, form, is_plain=lambda chunk: False)
-        state = self.before
+        state, factors = self.before, self.factors or (1.0,) * len(self.results)
         try:
-            for version, payload in enumerate(self.results, self.base + 1):
-                state = rules.after(state, payload, chunk=0, version=version)
+            multiplied = zip(self.results, factors, strict=True)
+            for version, (payload, factor) in enumerate(multiplied, self.base + 1):
+                state = rules.after(state, payload, 0, version, factor)
         except FrameError as error:
             return f"nothing follows from these results: {error}"
         return "the claim is right" if hash_bytes(state) == claimed[self.chunk] else ""

@@ -168,6 +168,7 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "loss": record.loss,
         "seconds": round(record.seconds, 4),
         "tx_bytes": record.tx_bytes,
+        **({"factor": commit.factor} if commit.factor != 1.0 else {}),
         **({"counted": {p: mask.hex() for p, mask in record.counted.items()}} if record.counted else {}),
     }
 

@@ -42,10 +42,12 @@ from farflung.protocol.digests import (
     bits,
     combined,
     full_mask,
+    length_to_bytes,
     mask_from_bytes,
     mask_of,
     mask_to_bytes,
     split_hashes,
+    split_lengths,
 )
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
@@ -85,6 +87,8 @@ class InFlight:
     accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
+    lengths: dict[int, float] = field(default_factory=dict)
     makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     reports: dict[str, ProgressReport] = field(default_factory=dict)
     comparing: Comparing = field(init=False)
@@ -153,12 +157,14 @@ class InFlight:
             self.comparing.on_report(peer, report.dots)
         if self.decision is not None and report.decision_no == self.decision.decision_no:
             mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
-            if len(report.merged_hashes) != 32 * mask.bit_count():
+            squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
+            if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
                 return  # a report that contradicts itself says nothing
-            for chunk, digest in zip(bits(mask), hashes, strict=True):
+            for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
                 if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
                     if chunk not in self.merged:
                         self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
+                        self.lengths[chunk] = square
 
     def on_found_out(self, peer: str, why: Excluded) -> None:
         """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
@@ -462,6 +468,7 @@ class InFlight:
             ),
             self.norm,
             self._late(alive) if thin else frozenset(),
+            tuple(self.lengths[chunk] for chunk in range(chunks)) if self.rules.measures else (),
         )
 
     def _may_go_without(self, now: float, alive: set[str]) -> bool:
@@ -517,9 +524,22 @@ class InFlight:
         if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
             return 0
         mask = mask_from_bytes(report.got) & self._every_chunk
+        if self._is_proven(mask, report.got_hash):
+            return mask
+        if not report.got_by:
+            return 0
+        # Of some owner it has other bytes than that one answers for: the others' results are here all the same.
+        parts = {owner: mask & share for owner, share in self._shares.items() if owner in report.got_by}
+        proven = [part for owner, part in parts.items() if self._is_proven(part, report.got_by[owner])]
+        return sum(proven)  # no two owners have a chunk
+
+    def _is_proven(self, mask: int, digest: bytes) -> bool:
         if mask & ~mask_of(self.merged):
-            return 0  # its proof speaks of chunks that nobody answers for yet
-        return mask if combined((c, self.merged[c]) for c in bits(mask)) == report.got_hash else 0
+            return False  # the proof speaks of chunks that nobody answers for yet
+        return combined((c, self.merged[c] + self._length_of(c)) for c in bits(mask)) == digest
+
+    def _length_of(self, chunk: int) -> bytes:
+        return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""
 
     def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> Excluded:
         if self.screening is not None and member in self.screening.out:

@@ -6,6 +6,7 @@ flight: it is given the peers, their last beats, and what the books know of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
@@ -38,6 +39,7 @@ class RoundRules:
     whole: frozenset[str] = frozenset()
     # Holders of a result that are enough when others have been waited for; None: as many as the round needs.
     most_of_run: int | None = None
+    measures: bool = False  # how long the results are decides by what they are multiplied
 
     @property
     def chunk_patience_s(self) -> float:
@@ -82,6 +84,7 @@ def rules_for(manifest: Manifest, book: Book, peers: Sequence[str]) -> RoundRule
         manifest.round.weight_cap,
         manifest.round.gather_codec,
         merge,
+        measures=manifest.batch_clip < math.inf,
     )
 
 

@@ -33,6 +33,8 @@ class Done:
     commit: Commit
     norm: float | None = None  # of the merged update, where it is known
     late: frozenset[str] = frozenset()  # they lack results, and the round would have needed them too
+    # Where the gradient of a batch is clipped: of each chunk's result, the sum of the squares of its values.
+    lengths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

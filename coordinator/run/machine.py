@@ -27,6 +27,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.coordinator.rounds.clipping import clipped
 from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
@@ -454,7 +455,11 @@ class RunMachine:
         ]
         if len(found) < len(ends):
             return False
-        rounds = tuple(each.record(flight, done) for each, flight, done in found)
+        # One factor for all of them: the gradient is that of the whole model.
+        dones = clipped([done for _, _, done in found], self.core.manifest.batch_clip)
+        rounds = tuple(
+            each.record(flight, done) for (each, flight, _), done in zip(found, dones, strict=True)
+        )
         self.core.write(CommittedBatch(rounds=rounds))
         for (each, flight, done), record in zip(found, rounds, strict=True):
             each.on_committed(flight, record, done.late)

@@ -19,7 +19,7 @@ from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
 from farflung.coordinator.court.questions import Answer
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.proofs import FalseClaim, step_rules
+from farflung.coordinator.ledger.proofs import FalseClaim, step_factors, step_rules
 from farflung.coordinator.ledger.records import (
     DigestFixed,
     DigestRefuted,
@@ -319,6 +319,7 @@ class Settling:
             before=proof.before,
             results=proof.results,
             rules=step_rules(rules, proof.chunk),
+            factors=step_factors(rules, proof.chunk, proof.factors),
         )
         core.do(KeepProof(claim, peers))
 

@@ -68,7 +68,7 @@ class Witness:
         if problem:
             told = f"results of {member.contact.name} in round {report.round_no} do not count: {problem}"
             self._core.log(told)
-            return replace(report, merged=b"", merged_hashes=b"")
+            return replace(report, merged=b"", merged_hashes=b"", lengths=b"")
         self._proven[member.peer], self._identities[member.peer] = statement, member.identity
         return report
 

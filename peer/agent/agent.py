@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from farflung.checkpoints.arrivals import Arrived
 from farflung.checkpoints.store import Store
-from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
@@ -386,6 +386,7 @@ class Agent:
         | Seal
         | Merge
         | Weigh
+        | Measure
         | do.Encode
         | do.Resolve
         | do.ServeState
@@ -420,7 +421,7 @@ class Agent:
                 )
             case do.Recall():
                 hands.arriving.recall(effect, state, machine, time.monotonic)
-            case Merge() | Weigh():
+            case Merge() | Weigh() | Measure():
                 submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
                 self._encode(hands, effect)
@@ -493,7 +494,7 @@ class Agent:
         assert isinstance(value, bytes)
         self._carry_out(self._machine.on_holding_proven(effect, value, time.monotonic()))
 
-    def _calculated(self, effect: Merge | Weigh, made: object) -> None:
+    def _calculated(self, effect: Merge | Weigh | Measure, made: object) -> None:
         self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
 
     def _encoded(self, round_no: int, made: object) -> None:

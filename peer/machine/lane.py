@@ -88,6 +88,7 @@ class Lane:
         compare: bool = False,
         rounds_kept: int = 0,
         state_parts: int = MOMENTUM_PARTS,
+        measure: bool = False,
     ) -> None:
         self.fragment = fragment
         self.catch = CatchUp(fragment, run_tag, FETCH_RETRY_S, state_parts)
@@ -97,6 +98,7 @@ class Lane:
         self._me = me
         self._run_tag = run_tag
         self._compare = compare  # owners compare contributions before the decision
+        self._measure = measure  # how long results are decides by what they are multiplied
         self._stand: Stand = Empty()
         self._role: Role = Idle()
         self._last_round_no = 0
@@ -230,7 +232,7 @@ class Lane:
         self._last_round_no, self._planned_at = plan.round_no, plan.version
         self._end()  # a new round from the same version: the one before was aborted
         first = self.fragment.first
-        flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare)
+        flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare, self._measure)
         self._plays(RoleEvent.OPENED, Owning(flight))
         if frozen is None:
             # Dropped since I said that I was ready.  What was resolved waits for the next event, as ever.

@@ -6,6 +6,7 @@ plan or decision that explains them wait here for a moment.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -43,10 +44,10 @@ class Participation:
     ) -> None:
         """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8)."""
         manifest, tag = attached.known.manifest, attached.known.tag
-        compare = manifest.merge.policy == "robust"
+        compare, measure = manifest.merge.policy == "robust", manifest.batch_clip < math.inf
         kept = ROUNDS_KEPT if manifest.merge.audit else 0
         self.lanes = {
-            each.number: Lane(me, tag, each, log, compare, kept, attached.form.parts)
+            each.number: Lane(me, tag, each, log, compare, kept, attached.form.parts, measure)
             for each in attached.held
         }  # by fragment
         self.counters = Counters() if counters is None else counters

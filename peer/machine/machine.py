@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.collectives.round.effects import Merge, MergeAgain, Weigh
+from farflung.collectives.round.effects import Measure, Merge, MergeAgain, Weigh
 from farflung.peer.local.words import (
     Anew,
     Attach,
@@ -356,7 +356,7 @@ class PeerMachine:
         told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
         return [*told, *moved, *self._move_on(lane)]
 
-    def on_calculated(self, effect: Merge | Weigh, made: object, now: float) -> list[do.Effect]:
+    def on_calculated(self, effect: Merge | Weigh | Measure, made: object, now: float) -> list[do.Effect]:
         self._now = now
         if isinstance(effect, MergeAgain):
             return self.joined.auditing.on_merged(effect, made, now) if self.joined is not None else []

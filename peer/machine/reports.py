@@ -156,6 +156,8 @@ class Reporter:
             dots=_told(progress.dots),
             inputs=progress.inputs,
             signature=b"",
+            lengths=progress.lengths,
+            got_by=progress.got_by,
         )
         if flight.decision is None or not progress.merged:
             return report

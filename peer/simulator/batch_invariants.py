@@ -6,6 +6,8 @@ a slot say how many microbatches are in them and which (batch_trainer.py), whate
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from farflung.coordinator.ledger.ledger import Ledger
@@ -17,14 +19,21 @@ from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import Commit
 
 
 class BatchInvariants(Invariants):
-    def __init__(self, *args: Any, samples: int, micro: int) -> None:
-        """`samples`: of an epoch; `micro`: of a microbatch."""
+    def __init__(self, of: tuple[int, Manifest], *args: Any) -> None:
+        """`of`: samples of an epoch, and the run's rules."""
         super().__init__(*args)
-        self._epoch_samples, self._micro = samples, micro
+        samples, manifest = of
+        self._epoch_samples, self._micro = samples, manifest.pipeline.micro
+        self._clip = manifest.batch_clip
+        self.together: Sequence[
+            Commit
+        ] = ()  # of all stages of a batch; of a model in one piece its commit alone
+        self.clipped = 0  # rounds
         self._begun: BatchBegun | None = None
         self._skipped: set[int] = set()
         # version -> (epoch, where its batch ended), in any era; and where one ended of which nothing was left
@@ -40,6 +49,7 @@ class BatchInvariants(Invariants):
                 self._on_skipped(micro)
             case CommittedRound(commit=commit):
                 self._once_each(record, commit)
+                self._is_clipped(commit, self.together or [commit])
         super().on_record(record)
 
     def _on_begun(self, begun: BatchBegun) -> None:
@@ -77,6 +87,19 @@ class BatchInvariants(Invariants):
         missing = set(commit.included) - set(record.counted)
         self._require("P11", not missing, f"{sorted(missing)} are in the commit and counted nothing")
         self._ends.setdefault(commit.version, set()).add((begun.epoch, begun.stop))
+
+    def _is_clipped(self, commit: Commit, together: Sequence[Commit]) -> None:
+        """All stages of a batch are multiplied by one factor, which bounds the length of the whole."""
+        values = [
+            self.gather.decode(result, self.elements) for each in together for result in self.results_of(each)
+        ]
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in values))
+        due = min(1.0, self._clip / (norm + 1e-6))
+        told = f"a gradient of length {norm} is multiplied by {commit.factor}, not by {due}"
+        self._require("P1", math.isclose(commit.factor, due, rel_tol=1e-6), told)
+        alike = {each.factor for each in together} == {commit.factor}
+        self._require("P1", alike, f"stages of version {commit.version} are multiplied by different factors")
+        self.clipped += due < 1.0
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details

@@ -92,8 +92,8 @@ class Invariants:
         self.host_says = False  # what happens now, the host has ordered
         # Of each fragment: how many tokens commits took from each peer, as far as the weights tell.
         self.brought: list[Counter[str]] = [Counter() for _ in range(fragments)]
-        self._elements = model.chunk_elements
-        self._gather = gather
+        self.elements = model.chunk_elements
+        self.gather = gather
         self._fragments = model.fragments(fragments)
         self.eras = [Era()]
         self.used: dict[int, set[Sample]] = {}  # samples, by round
@@ -245,17 +245,23 @@ class Invariants:
 
     def _is_the_weighted_mean(self, commit: Commit) -> None:
         """Whichever owner merged, and however often owners changed: the result is the sum that was decided."""
-        parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
-        weights = [weight for weight in commit.weights if weight > 0.0]
-        for index, expected in enumerate(split_hashes(commit.hashes)):
-            payloads = [payload[index] for payload in parts]
-            result = merged_chunk(self._gather, self._elements, payloads, weights)
+        for index, (expected, result) in enumerate(
+            zip(split_hashes(commit.hashes), self.results_of(commit), strict=True)
+        ):
             told = f"chunk {index} of version {commit.version} of {commit.fragment} is not the decided mean"
             if hash_bytes(result) != expected:
                 # What a cheating owner made is committed, where nobody knows yet: that it is found out is P19.
                 honest = bool(set(commit.members) - self.liars)
                 self.wrong_committed += honest
                 self._require("P9", expected in self.cheated and not (self.nothing_wrong and honest), told)
+
+    def results_of(self, commit: Commit) -> list[bytes]:
+        """As they should be, chunk by chunk."""
+        parts = [self.contributions[peer, commit.round_no].payloads for peer in commit.included]
+        weights = [weight for weight in commit.weights if weight > 0.0]
+        chunks = range(len(split_hashes(commit.hashes)))
+        payloads = ([payload[index] for payload in parts] for index in chunks)
+        return [merged_chunk(self.gather, self.elements, each, weights) for each in payloads]
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 
@@ -325,6 +331,8 @@ class Invariants:
         self._require(
             "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
         )
+        told = f"{peer.peer} multiplied by {roll.factor}, where the commit says {commit.factor}"
+        self._require("P2", roll.factor == commit.factor, told)
 
     def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
         peer, seal, digest, era = details
@@ -350,7 +358,7 @@ class Invariants:
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
-        first = self._fragments[encode.fragment].first * self._elements
+        first = self._fragments[encode.fragment].first * self.elements
         work, mixed = peer.kept_work(encode.slot, encode.fragment)
         steps = round(float(peer.slots[encode.slot][first]) - mixed)
         samples = tuple(sample for step in work for sample in step)

@@ -21,6 +21,8 @@ Others tell the truth about their state, and lie about something else:
     keep     what they merge, and all that follows from it, they give to nobody but to each other
     refuse   each says of as many others as it may be believed about that their frames are of no use
     deny     they say that no result has come to them
+    misname  as owners they name other hashes of what they merged than it has, and sign that
+    length   as owners they say that what they merged is longer than it is
     deaf     no lie at all: no result comes to them, neither from owners nor from whom they ask instead
 """
 
@@ -30,8 +32,16 @@ from msgspec.structs import replace
 
 from farflung.peer.simulator.hostile import other_values
 from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_THEMSELVES
-from farflung.protocol.digests import HASH_BYTES, combined, hash_bytes, root_of, split_hashes
+from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, ABOUT_THEMSELVES
+from farflung.protocol.digests import (
+    HASH_BYTES,
+    LENGTH_BYTES,
+    combined,
+    hash_bytes,
+    length_to_bytes,
+    root_of,
+    split_hashes,
+)
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import (
     TAG_BYTES,
@@ -44,7 +54,7 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.signed_words import claim_part
+from farflung.protocol.signed_words import Results, claim_part, results_part
 from farflung.protocol.verdicts import Verdict
 
 SERVED = (Kind.STATE, Kind.MANIFEST, Kind.LOGGED)
@@ -62,6 +72,8 @@ class League:
         match message:
             case ProgressReport() if self.way == "deny":
                 return replace(message, got=b"", got_hash=combined(()))
+            case ProgressReport() if self.way in ABOUT_RESULTS:
+                return self._results(peer, message)
             case ProgressReport() if self.way in ABOUT_OTHERS and self.way != "keep":
                 return self._report(peer, message)
             case _ if self.is_true_to_its_state:
@@ -76,7 +88,7 @@ class League:
 
     @property
     def is_true_to_its_state(self) -> bool:
-        return self.way == "serve" or self.way in (*ABOUT_OTHERS, *ABOUT_THEMSELVES)
+        return self.way == "serve" or self.way in (*ABOUT_OTHERS, *ABOUT_THEMSELVES, *ABOUT_RESULTS)
 
     def keeps(self, kind: Kind, source: str, target: str) -> bool:
         """That does not go from the one to the other."""
@@ -143,6 +155,20 @@ class League:
         if self.way == "pick":
             return replace(said, held={m: shown for m, shown in said.held.items() if m not in few})
         return replace(said, refused=dict.fromkeys(few, Verdict.BAD_HASH))
+
+    def _results(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
+        """What it says of what it merged itself."""
+        if self.way == "length":
+            return replace(said, lengths=length_to_bytes(1e9) * (len(said.lengths) // LENGTH_BYTES))
+        part = peer.machine.part
+        lane = part.lane_of_round(said.round_no) if part is not None else None
+        if not said.merged or lane is None or lane.round is None or lane.round.decision is None:
+            return said
+        false = b"".join(hash_bytes(b"another", each) for each in split_hashes(said.merged_hashes))
+        lie = replace(said, merged_hashes=false)
+        codec = peer.manifest.round.gather_codec
+        results = Results.of(lane.round.plan, lane.round.decision, codec, lie)
+        return replace(lie, signature=peer.me.sign(results_part(self._run_id, results)))
 
     # ---- what it shows --------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from farflung.collectives.flow.effects import Piece, micro_of
-from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
@@ -189,6 +189,7 @@ class VirtualPeer:
                 | Seal()
                 | Merge()
                 | Weigh()
+                | Measure()
                 | do.Encode()
                 | do.Resolve()
                 | do.ServeState()
@@ -307,7 +308,7 @@ class VirtualPeer:
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
-            case Merge() | Weigh():
+            case Merge() | Weigh() | Measure():
                 result = self.state.calculate(effect)
                 if type(effect) is Merge and isinstance(result, bytes):  # and not an auditor's
                     result = self.world.forge_sum(self.peer, effect, result)

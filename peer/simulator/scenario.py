@@ -30,6 +30,8 @@ LIES = (
 ABOUT_OTHERS = ("censor", "pick", "keep", "slander", "refuse")
 # What one member may do to a run that needs everybody: of_one_that_holds_up draws these.
 ABOUT_THEMSELVES = ("deny", "deaf")
+# What an owner may say of its results that nobody can prove: of_misnamed_results draws these.
+ABOUT_RESULTS = ("misname", "length")
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Scenario:
     )
     micro: int = 2  # samples in a microbatch
     poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
+    clip: float = 0.0  # the longest gradient of a batch; 0: it is not clipped
     stages: int = 1  # the model is cut into so many
     local_micros: int = 0  # stages take a step of their own after so many microbatches; 0: they only sum
     damaged: float = 0.0  # share of crossings that the lines damage
@@ -180,6 +183,7 @@ class Scenario:
             batch=draw.choice((1, 4, 12, 24, 40)),
             micro=draw.choice((1, 2, 3)),
             poison_every=draw.choice((0, 0, 7, 20)),
+            clip=(0.0, 1.0, 0.0, 0.0, 1e6)[seed % 5],
             rounds=draw.choice((3, 6, 10)),
             fragments=1,
             schedule="blocking",
@@ -357,6 +361,32 @@ class Scenario:
         )
 
     @staticmethod
+    def of_misnamed_results(seed: int) -> Scenario:
+        """Nothing else happens but that one of the owners says of its results what is not so."""
+        draw = random.Random(f"misnamed {seed}")
+        peers, lies = draw.choice((3, 4, 6)), ABOUT_RESULTS[seed % 2]
+        batches = (
+            {"batch": 12, "policy": "mean", "clip": 1.0} if lies == "length" or draw.random() < 0.5 else {}
+        )
+        return replace(
+            Scenario(**batches),  # type: ignore[arg-type]
+            peers=peers,
+            min_peers=draw.choice((1, 2)),
+            liars=1,
+            lies=lies,
+            chunks=2 * peers,
+            rounds=4,
+            drop=0.0,
+            duplicate=0.0,
+            slow=0.0,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+            faults_until_s=4.0,
+            end_s=400.0,
+        )
+
+    @staticmethod
     def cut_off_from_all(seed: int) -> Scenario:
         """The coordinator loses all its peers for ten times the time after which a run may go back, while a stranger
         gets through."""
@@ -458,6 +488,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [pipeline]
         batch = {scenario.batch}
         micro = {scenario.micro}
+        clip = {scenario.clip}
         stages = {scenario.stages}
         rebalance_s = {scenario.rebalance_s}
         rebalance_gain = {scenario.rebalance_gain}

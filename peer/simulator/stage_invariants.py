@@ -42,14 +42,15 @@ from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
+from farflung.protocol.manifest import Manifest
 
 Work = tuple[int, int, int]  # (seat, version, microbatch)
 
 
 class StageInvariants(BatchInvariants):
-    def __init__(self, *args: Any, calm: bool, **batch: int) -> None:
-        """`calm`: no misfortune at all happens in this run."""
-        super().__init__(*args, **batch)
+    def __init__(self, calm: bool, of: tuple[int, Manifest], *args: Any) -> None:
+        """`calm`: no misfortune at all happens in this run.  `of`: as in `BatchInvariants`."""
+        super().__init__(of, *args)
         self._calm = calm
         self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
         self._paths: dict[tuple[str, int], dict[int, Passed]] = {}  # (peer, round) -> what is in its sums
@@ -123,6 +124,7 @@ class StageInvariants(BatchInvariants):
             self._at_one_state(each)
         for stage in due:
             self._no_more_than_its_share(stage)
+        self.together = [each.commit for each in rounds]
         for each in rounds:
             super().on_record(each)
 

@@ -101,13 +101,11 @@ class World:
         gather = codec_named(self.manifest.round.gather_codec)
         seen = (self.model, gather, self.manifest.fragments, lambda: self._living)
         self.invariants = Invariants(*seen)
-        batches = {"samples": self.trainer_class.dataset_samples, "micro": scenario.micro}
+        batches = self.trainer_class.dataset_samples, self.manifest
         if scenario.stages > 1:
-            self.invariants = StageInvariants(
-                *seen, calm=scenario.is_calm and not scenario.poison_every, **batches
-            )
+            self.invariants = StageInvariants(scenario.is_calm and not scenario.poison_every, batches, *seen)
         elif scenario.batch:
-            self.invariants = BatchInvariants(*seen, **batches)
+            self.invariants = BatchInvariants(batches, *seen)
         self._kinds = ALL_KINDS if scenario.stages > 1 else ONE_STAGE_KINDS
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from farflung.collectives.arithmetic.gram import dot_products
-from farflung.collectives.arithmetic.merge import merged_chunk
-from farflung.collectives.round.effects import Install, Merge, Roll, Weigh
+from farflung.collectives.arithmetic.merge import merged_chunk, square_length
+from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
 from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.optim.outer import OuterStep, PlainMean, advance
@@ -101,8 +101,10 @@ class OuterState:
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
-        step: OuterStep = PlainMean() if self._model.is_plain(effect.chunk) else self._outer
-        advance(step, self._values_of(effect.chunk), delta_n, effect.version)
+        plain = self._model.is_plain(effect.chunk)  # buffers are no gradient
+        step: OuterStep = PlainMean() if plain else self._outer
+        factor = 1.0 if plain else effect.factor
+        advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor)
 
     def _tear(self, chunk: int) -> None:
         number = next(each.number for each in self._fragments.values() if chunk in each.chunks)
@@ -239,10 +241,13 @@ class OuterState:
         else:
             feedback.withdraw(self.part(slot, fragment))
 
-    def calculate(self, effect: Merge | Weigh) -> bytes | tuple[float, ...]:
-        """What an owner is asked for: the merged chunk, or the dot products of its contributions."""
+    def calculate(self, effect: Merge | Weigh | Measure) -> bytes | tuple[float, ...] | float:
+        """The merged chunk or the dot products of its contributions, of an owner; the length of a result, of all."""
         if isinstance(effect, Weigh):
             return dot_products(self._model.chunk_elements, effect.payloads)
+        if isinstance(effect, Measure):
+            plain = self._model.is_plain(effect.chunk)
+            return 0.0 if plain else square_length(self._model.chunk_elements, effect.payload)
         return self.merge(effect)
 
     def merge(self, effect: Merge) -> bytes:

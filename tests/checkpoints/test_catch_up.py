@@ -479,12 +479,13 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
     assert catch.roll() == [Seal(4, fragment=2)]
 
     results = b"".join(hash_bytes(result(5, chunk)) for chunk in here.chunks)
-    catch.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2))
+    catch.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2, factor=0.5))
     catch.on_run_state(5, {}, ("ann",), KEEP)
     wanted = [e.frame.header.chunk for e in catch.ask(1.0) if isinstance(e, SendFrame)]
     assert wanted == [10, 11, 12]
     assert all(catch.offer(5, chunk, result(5, chunk), hash_bytes(result(5, chunk))) for chunk in here.chunks)
-    assert catch.roll() == [*(Roll(chunk, 5, result(5, chunk)) for chunk in here.chunks), Seal(5, fragment=2)]
+    rolls = [Roll(chunk, 5, result(5, chunk), 0.5) for chunk in here.chunks]
+    assert catch.roll() == [*rolls, Seal(5, fragment=2)], "by what it is multiplied says the commit"
 
 
 # ---- version 0 ---------------------------------------------------------------------------------------------

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.arithmetic.merge import merged_chunk, square_length
 from farflung.collectives.round.asking import ARRIVING_PATIENCE
-from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
+from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
 from farflung.compression.codec import Fp32Codec
 from farflung.peer.simulator import peer as virtual_peer
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import combined, hash_bytes, length_to_bytes, mask_of, mask_to_bytes
 from farflung.protocol.frames import WANTS, Frame, Header, Kind, with_payload
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
@@ -45,9 +45,13 @@ def contribution(member: str, chunks: int) -> dict[int, bytes]:
 
 
 class Network:
-    def __init__(self, plan: Plan, lost: Lost = lambda *_: False, seed: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, lost: Lost = lambda *_: False, seed: int = 0, measure: bool = False
+    ) -> None:
         self.plan, self.lost, self.now = plan, lost, 0.0
-        self.members = {name: MemberRound(name, plan, TAG, QUIET_S, 0.0) for name in plan.members}
+        self.members = {
+            name: MemberRound(name, plan, TAG, QUIET_S, 0.0, measure=measure) for name in plan.members
+        }
         self.waiting: list[tuple[str, DataEffect]] = []
         self.sent: list[tuple[str, SendFrame]] = []
         self.verdicts: list[Verdict] = []
@@ -67,6 +71,9 @@ class Network:
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
                     if name in self.members:
                         self.do(name, self.members[name].on_merged(effect.decision_no, effect.chunk, payload))
+                case Measure() if name in self.members:
+                    square = square_length(ELEMENTS, effect.payload)
+                    self.do(name, self.members[name].on_calculated(effect, square))
                 case SendFrame(to=to, frame=frame):
                     self.sent.append((name, effect))
                     if to in self.members and not self.lost(name, to, frame.header.kind):
@@ -225,8 +232,8 @@ def test_a_new_decision_makes_every_result_again() -> None:
 # ---- frames one by one -----------------------------------------------------------------------------------------
 
 
-def alone(me: str = "ann", owners: Sequence[int] = (0, 1)) -> MemberRound:
-    member = MemberRound(me, plan_of(("ann", "bob"), owners), TAG, QUIET_S, 0.0)
+def alone(me: str = "ann", owners: Sequence[int] = (0, 1), measure: bool = False) -> MemberRound:
+    member = MemberRound(me, plan_of(("ann", "bob"), owners), TAG, QUIET_S, 0.0, measure=measure)
     member.on_encoded(contribution(me, len(owners)))
     return member
 
@@ -294,6 +301,38 @@ def test_progress_shows_what_is_held_of_my_own_chunks_and_proves_it() -> None:
     mine = {c: hash_bytes(p) for c, p in contribution("ann", 3).items() if c in (0, 1)}
     assert held["ann"] == (0b011, combined(mine.items()))
     assert held["bob"] == (mask_of([1]), combined([(1, sent.header.hash)]))
+
+
+def test_where_the_gradient_is_clipped_all_prove_the_lengths_of_results_too() -> None:
+    net = Network(plan_of(NAMES[:3], (0, 1, 2)), measure=True)
+    net.scatter()
+    net.deliver()
+    net.decide(decision_of(NAMES[:3]))
+    net.deliver()
+    results = net.results()["ann"]
+    lengths = [length_to_bytes(square_length(ELEMENTS, result)) for result in results]
+    named = [(chunk, hash_bytes(results[chunk]) + lengths[chunk]) for chunk in range(3)]
+    for index, name in enumerate(NAMES[:3]):
+        told = net.members[name].progress()
+        assert told.got == (0b111, combined(named)) and told.lengths == lengths[index]
+        assert net.members[name].complete == (True, True, True)
+
+
+def test_a_result_that_is_not_measured_yet_is_not_told() -> None:
+    member = alone(owners=(0, 0, 1), measure=True)
+    decision = decision_of(("ann", "bob"))
+    member.on_frame("bob", frame(Kind.CONTRIBUTION, 0), 0.0)
+    merges = [each for each in member.on_decision(decision, 0.0) if isinstance(each, Merge)]
+    result = CODEC.encode(torch.ones(ELEMENTS))
+    [measure] = [each for each in member.on_merged(1, merges[0].chunk, result) if isinstance(each, Measure)]
+    told = member.progress()
+    assert told.got == (0, combined(())) and not told.merged and not told.lengths and not told.inputs
+    member.on_calculated(measure, 4.0)
+    told = member.progress()
+    assert told.merged == {0: hash_bytes(result)} and told.lengths == length_to_bytes(4.0) and told.inputs
+    member.on_decision(decision_of(("ann", "bob"), number=2), 0.0)
+    member.on_calculated(measure, 4.0)
+    assert not member.progress().merged, "it was of another decision"
 
 
 # ---- repair ----------------------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ ARITHMETIC = (
     Mutant(
         "P1 AdamW corrects for the version that it makes",
         "peer/state/outer_state.py",
-        "self._values_of(effect.chunk), delta_n, effect.version)",
-        "self._values_of(effect.chunk), delta_n, effect.version + 1)",
+        "self._values_of(effect.chunk), delta_n, effect.version, factor)",
+        "self._values_of(effect.chunk), delta_n, effect.version + 1, factor)",
         ("tests/coordinator/court/test_plain_steps.py",),
     ),
     Mutant(
@@ -99,15 +99,15 @@ ARITHMETIC = (
     Mutant(
         "P18 the court counts the versions since what a chunk was",
         "coordinator/court/dispute.py",
-        "enumerate(results, attempt.base + 1)",
-        "enumerate(results, attempt.base)",
+        "enumerate(multiplied, attempt.base + 1)",
+        "enumerate(multiplied, attempt.base)",
         ("tests/coordinator/court/test_dispute.py",),
     ),
     Mutant(
         "P18 a proof counts the versions since what the chunk was",
         "coordinator/ledger/proofs.py",
-        "enumerate(self.results, self.base + 1)",
-        "enumerate(self.results, self.base)",
+        "enumerate(multiplied, self.base + 1)",
+        "enumerate(multiplied, self.base)",
         ("tests/coordinator/ledger/test_proofs.py",),
     ),
     Mutant(

@@ -46,7 +46,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("63d6c6ac")
+    assert Manifest().digest.hex().startswith("c1e229fe")
 
 
 _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
@@ -105,6 +105,15 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         (
             f'{_STAGED}mode = "local"\nlocal_micros = 9',
             "[pipeline] batch: expected at least local_micros (9), found 8",
+        ),
+        (
+            "[pipeline]\nclip = 0.5",
+            "[pipeline] clip: expected 0 with batch = 0, found 0.5: steps of each peer's own are clipped by [inner] clip",
+        ),
+        (
+            f'{_STAGED}mode = "local"\nclip = 0.5\n[outer]\nstep = "mean"',
+            '[pipeline] clip: expected 0 with mode = "local", found 0.5: steps of each peer\'s own are clipped by '
+            "[inner] clip",
         ),
         (
             '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nmode = "local"',

@@ -6,6 +6,7 @@ samples and its outer step.
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import signal
@@ -24,10 +25,11 @@ from farflung.optim.recipes import outer_of
 from farflung.peer.data.sampling import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.outer_numbers import fp32
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
-BATCH, MICRO, ROUNDS, SAMPLES = 8, 2, 5, 512
+BATCH, MICRO, ROUNDS, SAMPLES, CLIP = 8, 2, 5, 512, 0.5
 RUN = """
 [run]
 name = "staged"
@@ -54,6 +56,7 @@ dead_after_s = {dead_after_s}
 [pipeline]
 batch = 8
 micro = 2
+clip = 0.5
 stages = 3
 cuts = [2, 4]
 codec = "{codec}"
@@ -117,11 +120,26 @@ def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
                 assert parameter.grad is not None
                 sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
                 parameter.grad = None
+        means = {name: sums[name] / (BATCH * MICRO) for name in parameters}
+        factor = clip_factor(list(means.values()))
         with torch.no_grad():
             for name, parameter in parameters.items():
-                (m_n, v_n), d_n = moments[name], (sums[name] / (BATCH * MICRO)).flatten()
-                exact.step(parameter.view(-1), m_n, v_n, d_n, version + 1)
+                (m_n, v_n), d_n = moments[name], means[name].flatten()
+                exact.step(parameter.view(-1), m_n, v_n, d_n * factor, version + 1)
     return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def clip_factor(gradients: list[Tensor]) -> float:
+    """In fp64, then rounded; torch's own differs by what its norm in fp32 is off."""
+    norm = math.sqrt(math.fsum(float(each.double().square().sum()) for each in gradients))
+    factor = fp32(min(1.0, CLIP / (norm + 1e-6)))
+    before, copies = gradients[0], [nn.Parameter(each.clone()) for each in gradients]
+    for copy, gradient in zip(copies, gradients, strict=True):
+        copy.grad = gradient.clone()
+    nn.utils.clip_grad_norm_(copies, CLIP)
+    assert copies[0].grad is not None
+    assert factor < 1.0 and torch.allclose(copies[0].grad, before * factor, rtol=1e-6, atol=0.0)
+    return factor
 
 
 def start(stage: Any, codec: str) -> Path:
@@ -153,7 +171,9 @@ def stages_of(script: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.forked_peers
-def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process(stage: Any) -> None:
+def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clips_its_gradient(
+    stage: Any,
+) -> None:
     script = start(stage, "fp32")
     finish(stage)
     found, expected = stages_of(script), by_one_process(script)

@@ -32,6 +32,7 @@ MODEL = ModelSchema(
 MANIFEST = Manifest(outer=OuterSection(step="adamw"), round=RoundSection(fragments=2))
 FRAGMENT = fragments_of(CHUNKS, 2)[1]
 RULES = ChunkRules.of(MANIFEST, MODEL)
+FACTORS = {1: 1.0, 2: 0.5, 3: 0.125}  # of the commits, as where gradients are clipped
 
 
 def _payload(chance: np.random.Generator) -> bytes:
@@ -51,7 +52,7 @@ class Truth:
         for version in range(1, VERSIONS + 1):
             payloads = [_payload(chance) for _ in FRAGMENT.chunks]
             after = [
-                RULES.after(old, payload, chunk, version)
+                RULES.after(old, payload, chunk, version, FACTORS[version])
                 for old, payload, chunk in zip(self.states[-1], payloads, FRAGMENT.chunks, strict=True)
             ]
             self.results.append(payloads)
@@ -65,9 +66,8 @@ class Truth:
 
     def commit(self, version: int) -> Commit:
         hashes = b"".join(map(hash_bytes, self.results[version]))
-        return Commit(
-            version, version, ("ann",), (1.0,), hashes, MANIFEST.round.gather_codec, FRAGMENT.number
-        )
+        codec, number, factor = MANIFEST.round.gather_codec, FRAGMENT.number, FACTORS[version]
+        return Commit(version, version, ("ann",), (1.0,), hashes, codec, number, factor)
 
 
 TRUTH = Truth()

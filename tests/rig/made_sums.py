@@ -79,6 +79,7 @@ class MadeSums:
         """The owner's signed word of its one chunk."""
         inputs = inputs_of(hash_bytes(payload) for payload in self.of_chunk(chunk))
         bare = ProgressReport(
+lengths=b"", got_by={},
             session=bytes(16), seq=1, round_no=self.round_no, decision_no=1, held={}, refused={}, cut_off=(),
             merged=mask_to_bytes(1 << chunk), merged_hashes=hash_bytes(self.results[chunk]), got=b"",
             got_hash=bytes(32), dots=None, inputs=inputs, signature=b"",

@@ -379,6 +379,8 @@ class Sham:
         self.seq += 1
         self.last_progress = self.seq
         report = ProgressReport(
+            lengths=b"",
+            got_by={},
             session=self.session,
             seq=self.seq,
             round_no=plan.round_no,

@@ -271,6 +271,7 @@ class StageHall:
         results = [hash_bytes(b"result", bytes([plan.fragment, chunk])) for chunk in range(CHUNKS)]
         merged, got = (mask_of(share), (1 << CHUNKS) - 1) if decision is not None else (0, 0)
         report = m.ProgressReport(
+lengths=b"", got_by={},
             session=peer.guest.session, seq=peer.guest.seq + 1, round_no=plan.round_no,
             decision_no=decision.decision_no if decision is not None else 0,
             held=held, refused={}, cut_off=(), merged=mask_to_bytes(merged),

@@ -160,6 +160,7 @@ def test_P8_frames_that_cannot_be_read_at_all_count_against_their_sender() -> No
 
 def said(refused: dict[str, Verdict], cut_off: tuple[str, ...] = ()) -> ProgressReport:
     return ProgressReport(
+lengths=b"", got_by={},
         session=b"", seq=1, round_no=1, decision_no=0, held={}, refused=refused, cut_off=cut_off, merged=b"",
         merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None, inputs=b"", signature=b"",
     )  # fmt: skip

@@ -321,6 +321,7 @@ def proof_of(hashes: dict[int, bytes]) -> tuple[bytes, bytes]:
 
 def report_of(held: dict[str, tuple[bytes, bytes]]) -> ProgressReport:
     return ProgressReport(
+lengths=b"", got_by={},
         session=b"", seq=1, round_no=ROUND, decision_no=0, held=held, refused={}, cut_off=(), merged=b"",
         merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None, inputs=b"", signature=b"",
     )  # fmt: skip

@@ -12,13 +12,13 @@ from statistics import mean
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
+from farflung.coordinator.ledger.records import Banned, CommittedRound, Opened, from_bytes
 from farflung.coordinator.rounds import in_flight
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run import conductor
 from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import ABOUT_OTHERS, LIES, Scenario
+from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
 from farflung.peer.simulator.world import AMONG_LIARS, World
 
 SEEDS = 40
@@ -144,3 +144,21 @@ def test_without_the_bound_one_member_would_hold_up_a_run_for_good(monkeypatch: 
     seed = next(s for s in range(20) if Scenario.of_one_that_holds_up(s).lies == "deny")
     with pytest.raises(Broken, match="P3"):
         World(seed, Scenario.of_one_that_holds_up(seed)).run()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_P9_an_owner_that_says_of_its_results_what_nobody_can_prove_loses_its_chunks_and_stops_nobody(
+    seed: int,
+) -> None:
+    """Other hashes than they have, or other lengths where the gradient is clipped."""
+    drawn = Scenario.of_misnamed_results(seed)
+    world = World(seed, drawn)
+    assert world.run().outcome == "finished" and drawn.lies in ABOUT_RESULTS
+    moved = [
+        each.plan
+        for each in map(from_bytes, world.journal)
+        if isinstance(each, Opened) and each.plan.epoch > 1
+    ]
+    assert moved, "nobody saw the lie: this shows nothing"
+    liars = world.league.members
+    assert not [plan for plan in moved if liars & {plan.members[owner] for owner in plan.owners}]

@@ -23,6 +23,7 @@ TAG = bytes(8)
 
 def complaint(about: tuple[str, ...]) -> ProgressReport:
     return ProgressReport(
+lengths=b"", got_by={},
         session=bytes(16), seq=1, round_no=1, decision_no=0, held={}, refused={}, cut_off=about,
         merged=b"", merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None, inputs=b"", signature=b"",
     )  # fmt: skip

@@ -54,6 +54,7 @@ def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int)
     assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"
     seen = [world.invariants for world, _ in runs]
     assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
+    assert sum(each.clipped for each in seen if isinstance(each, StageInvariants)), "no gradient was clipped"
 
 
 def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies() -> None:

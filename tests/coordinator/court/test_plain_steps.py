@@ -114,8 +114,9 @@ def test_P1_a_chunk_after_each_of_some_results_is_what_every_peer_holds(
         peer.install(Install(chunk, 0, old))
         for version in range(1, 5):
             payload = encode(codec, noise(ELEMENTS, scale * float(chance.choice([1.0, 1e-3])), chance))
-            peer.roll(Roll(chunk, version, payload))
-            old = rules.after(old, payload, chunk, version)
+            factor = float(np.float32(chance.choice([1.0, chance.random(), 0.0])))  # of its commit
+            peer.roll(Roll(chunk, version, payload, factor))
+            old = rules.after(old, payload, chunk, version, factor)
             assert old == peer.chunk_bytes(chunk)
     peer.seal()
     assert chunk_hash(old) == peer.hash_of(CHUNKS - 1)
@@ -142,6 +143,17 @@ def test_P1_any_numbers_step_alike(seed: int, outer: OuterSection) -> None:
         assert (np.isnan(numbers) == np.isnan(theirs)).all()
         same = numbers.view(np.uint32) == theirs.view(np.uint32)
         assert (same | np.isnan(numbers)).all()
+
+
+def test_a_factor_shortens_a_gradient_and_leaves_buffers_alone() -> None:
+    manifest = run(OuterSection(step="mean", lr=1.0))
+    rules, peer = ChunkRules.of(manifest, MODEL), peer_state(manifest)
+    payload = encode("fp32", np.ones(ELEMENTS, np.float32))
+    for chunk, moved in ((0, -0.25), (FIRST_PLAIN, -1.0)):
+        peer.roll(Roll(chunk, 1, payload, 0.25))
+        state = np.frombuffer(peer.chunk_bytes(chunk), np.float32)
+        assert (state[:ELEMENTS] == moved).all()
+        assert rules.after(bytes(rules.form.size_bytes), payload, chunk, 1, 0.25) == state.tobytes()
 
 
 @pytest.mark.parametrize("outer", [OuterSection(), OuterSection(step="adamw")])

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from farflung.console.history.audit_evidence import OLDER, check_proofs
 from farflung.console.history.history import History, Process
 from farflung.console.main import app
+from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.proofs import (
@@ -21,6 +22,7 @@ from farflung.coordinator.ledger.proofs import (
     WrongSum,
     proof_from_bytes,
     proof_to_bytes,
+    step_factors,
     step_rules,
 )
 from farflung.coordinator.run.effects import KeepProof
@@ -152,6 +154,7 @@ def claim_of(court: Court) -> FalseClaim:
         base_hashes=b"".join(found.base_hashes),
         before=found.before,
         results=found.results,
+        factors=step_factors(RULES, found.chunk, found.factors),
         rules=step_rules(RULES, found.chunk),
         key=host.public,
     )
@@ -176,8 +179,19 @@ def test_a_true_state_convicts_nobody() -> None:
         claim, maker=maker.public, claimed=b"".join(true), claim=maker.sign(part), key=host.public
     )
     assert replace(honest, signature=host.sign(honest.signed_part())).problem() == "the claim is right"
+    other = replace(honest, factors=(1.0,) * len(honest.results))
+    assert "signature does not fit its state" in other.problem(), "the run signs by what it multiplied"
+    assert replace(other, signature=host.sign(other.signed_part())).problem() == "", "and that decides"
+    fewer = replace(honest, factors=honest.factors[1:] + (1.0, 1.0))
+    assert "one factor for each" in replace(fewer, signature=host.sign(fewer.signed_part())).problem()
     short = replace(honest, rules=replace(honest.rules, parts=2))
     assert "needs a larger state" in replace(short, signature=host.sign(short.signed_part())).problem()
+
+
+def test_a_claim_has_factors_only_of_chunks_that_are_multiplied() -> None:
+    plain = ChunkRules(RULES.outer, RULES.gather_codec, RULES.form, is_plain=lambda chunk: chunk == 3)
+    assert step_factors(plain, 2, (1.0, 0.5)) == (1.0, 0.5)
+    assert step_factors(plain, 3, (1.0, 0.5)) == step_factors(plain, 2, (1.0, 1.0)) == ()
 
 
 def test_what_runs_signed_of_steps_without_a_second_moment_is_the_same_bytes_as_ever() -> None:

@@ -6,6 +6,7 @@ The bytes are stand-ins: `h(member, chunk)` names a contribution, `h("result", c
 from __future__ import annotations
 
 import struct
+from dataclasses import replace as replace_rules
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,14 @@ from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step
 from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
-from farflung.protocol.digests import combined, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import (
+    combined,
+    hash_bytes,
+    length_to_bytes,
+    mask_from_bytes,
+    mask_of,
+    mask_to_bytes,
+)
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
@@ -48,6 +56,8 @@ def progress(
 ) -> ProgressReport:
     mask, got_hash = proof(got)
     return ProgressReport(
+        lengths=b"",
+        got_by={},
         session=SESSION,
         seq=1,
         round_no=1,
@@ -126,6 +136,65 @@ class Room:
         self.scatter()
         assert isinstance(self.step(), Settled)
         return self
+
+
+# ---- where the gradient of a batch is clipped -------------------------------------------------------------------
+
+
+class MeasuringRoom(Room):
+    """Each says of chunk c that its result is c + 1 long; `says`: who says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(replace_rules(RULES, measures=True))
+        self.says: dict[str, float] = {}
+
+    def _report(self, member: str, held: dict[str, dict[int, bytes]]) -> None:
+        got = self.got[member]
+        merged = {chunk: got[chunk] for chunk in self.chunks_of(member) if chunk in got}
+        number = self.flight.decision.decision_no if self.flight.decision else 0
+        lengths = {chunk: length_to_bytes(self.says.get(member, chunk + 1.0)) for chunk in got}
+        report = progress(number, {m: proof(chunks) for m, chunks in held.items()}, merged, got)
+        named = combined((chunk, hashed + lengths[chunk]) for chunk, hashed in got.items())
+        told = b"".join(lengths[chunk] for chunk in sorted(merged))
+        by = {owner: [c for c in got if self.flight.plan.owner_of(c) == owner] for owner in ALL}
+        got_by = {owner: combined((c, got[c] + lengths[c]) for c in share) for owner, share in by.items()}
+        self.flight.on_progress(member, replace(report, got_hash=named, lengths=told, got_by=got_by))
+
+
+def test_lengths_that_all_prove_are_those_of_the_round() -> None:
+    room = MeasuringRoom()
+    room.decided()
+    for member in ALL:
+        room.has_results(member, 0, 1, 2)
+    step = room.step()
+    assert isinstance(step, Done) and step.lengths == (1.0, 2.0, 3.0)
+
+
+def test_P9_an_owner_that_lies_about_a_length_is_one_whose_result_nobody_holds_and_another_merges() -> None:
+    room = MeasuringRoom()
+    room.says[ANN] = 0.5
+    room.decided()
+    for member in ALL:
+        room.has_results(member, 0, 1, 2)
+    step = room.step()
+    assert isinstance(step, Waiting) and "1 of 3 results not yet held by 2 peers" in step.reason
+    moved = room.step(after_s=RULES.round_timeout_s / 2)
+    assert isinstance(moved, Moved) and moved.unfit == {ANN}
+    assert ANN not in {moved.plan.owner_of(chunk) for chunk in range(3)}
+    for member in (BOB, CYD):
+        room.has_results(member, 0, 1, 2)
+    step = room.step(after_s=RULES.round_timeout_s / 2)
+    assert isinstance(step, Done) and step.lengths == (1.0, 2.0, 3.0)
+
+
+def test_P9_results_without_lengths_are_not_heard_where_they_are_needed() -> None:
+    room = MeasuringRoom()
+    room.decided()
+    room.got[ANN] = {0: h("result", 0)}
+    Room._report(room, ANN, {})
+    assert not room.flight.merged
+    room.has_results(ANN, 0)
+    assert room.flight.merged and room.flight.lengths == {0: 1.0}
 
 
 # ---- the plain path ----------------------------------------------------------------------------------------

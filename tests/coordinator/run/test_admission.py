@@ -456,6 +456,7 @@ def in_flight(*members: str) -> InFlight:
 def test_the_word_of_one_member_strikes_nobody() -> None:
     flight, of_two = in_flight("ann", "bob", "cyd", "dan"), in_flight("ann", "dan")
     report = m.ProgressReport(
+lengths=b"", got_by={},
         session=bytes(16), seq=1, round_no=1, decision_no=0, held={}, refused={"dan": Verdict.BAD_HASH}, cut_off=(),
         merged=b"", merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None, inputs=b"", signature=b"",
     )  # fmt: skip

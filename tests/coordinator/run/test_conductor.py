@@ -167,6 +167,7 @@ class Stage:
         }
         results = [hash_bytes(b"result", bytes([chunk])) for chunk in range(2)]
         report = ProgressReport(
+lengths=b"", got_by={},
                 session=self.member(name).session, seq=2, round_no=flight.plan.round_no, decision_no=decision_no,
                 held=held, refused={}, cut_off=(), merged=mask_to_bytes(merged),
                 merged_hashes=b"".join(results[chunk] for chunk in range(2) if merged >> chunk & 1),

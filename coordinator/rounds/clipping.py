@@ -1,0 +1,56 @@
+"""By what the results of a batch are multiplied, so that its gradient is no longer than `[pipeline] clip`.  Pure.
+
+Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the record.  How
+long each chunk's result is, its maker said and whoever holds it has proven (in_flight.py), to the bit; here they are
+added up, in one place, and what follows is recorded: all peers multiply by the same number.
+
+    norm    the root of the sum of squares over every chunk of every stage, without buffers: fsum, so in any order
+    factor  min(1, clip / (norm + 1e-6)), rounded once to fp32: what torch.nn.utils.clip_grad_norm_ multiplies by
+
+What a liar could gain.  The length of a result can be told falsely only where nobody else holds it, or all who do lie
+alike: in a round of one, or among liars.  Those make up their part of the gradient anyway.  With a length that is too
+large they shorten the batch's step, as they can by a gradient of that length; with one that is too small their own
+gradient counts unclipped, as it does in a run without `clip`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from farflung.coordinator.rounds.steps import Done
+from farflung.protocol.outer_numbers import fp32
+
+SMALL = 1e-6  # as torch has it
+
+
+def factor_of(squares: Sequence[float], clip: float) -> float:
+    """`squares`: of the lengths of all parts of one gradient."""
+    norm = math.sqrt(_sum(squares))
+    return min(1.0, fp32(clip / (norm + SMALL))) if math.isfinite(norm) else 0.0
+
+
+def clipped(stages: Sequence[Done], clip: float) -> list[Done]:
+    """The ends of the rounds that one record commits; as they are where nothing is to be clipped."""
+    if math.isinf(clip):
+        return list(stages)
+    squares = [_sum(done.lengths) for done in stages]
+    factor = factor_of(squares, clip)
+    return [
+        replace(
+            done,
+            commit=structs.replace(done.commit, factor=factor),
+            norm=math.sqrt(square) if math.isfinite(square) else None,
+        )
+        for done, square in zip(stages, squares, strict=True)
+    ]
+
+
+def _sum(squares: Sequence[float]) -> float:
+    try:
+        return math.fsum(squares)
+    except OverflowError:  # of lengths that nobody else holds: no result is so long
+        return math.inf
