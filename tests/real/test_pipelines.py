@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.optim.adamw import AdamW
+from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import outer_of
 from farflung.peer.data.sampling import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
@@ -96,6 +97,17 @@ PEERS = ("ann", "bob", "cid")
 CUTS = (0, 2, 4)
 
 
+def add_gradients(script: dict[str, Any], modules: list[nn.Module], version: int, micro: int) -> None:
+    """Of one microbatch, with a graph through all parts."""
+    first = (version * BATCH + micro) * MICRO
+    items = [script["DATA"][place] for place in permuted_range(0, 0, SAMPLES, first, first + MICRO)]
+    x = torch.stack([item[0] for item in items])
+    for number, module in enumerate(modules):
+        torch.manual_seed(seed_of_chance(0, version, micro, number))
+        x = module(x)
+    (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
+
+
 def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
     """One microbatch after the other, with a graph through all parts."""
     torch.set_num_threads(1)
@@ -109,13 +121,7 @@ def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
     for version in range(rounds):
         sums: dict[str, Tensor] = {}
         for micro in range(BATCH):
-            first = (version * BATCH + micro) * MICRO
-            items = [script["DATA"][place] for place in permuted_range(0, 0, SAMPLES, first, first + MICRO)]
-            x = torch.stack([item[0] for item in items])
-            for number, module in enumerate(modules):
-                torch.manual_seed(seed_of_chance(0, version, micro, number))
-                x = module(x)
-            (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
+            add_gradients(script, modules, version, micro)
             for name, parameter in parameters.items():
                 assert parameter.grad is not None
                 sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
@@ -142,10 +148,10 @@ def clip_factor(gradients: list[Tensor]) -> float:
     return factor
 
 
-def start(stage: Any, codec: str) -> Path:
+def start(stage: Any, codec: str, run: str = RUN) -> Path:
     script: Path = stage.folder / "train.py"
     script.write_text(SCRIPT)
-    stage.write_run(RUN, rounds=ROUNDS, min_peers=3, codec=codec)
+    stage.write_run(run, rounds=ROUNDS, min_peers=3, codec=codec)
     stage.coordinate()
     for name in PEERS:
         stage.join(name, "--script", str(script))
@@ -221,6 +227,59 @@ def test_a_trainer_that_is_killed_in_mid_batch_costs_its_share_and_changes_nothi
     assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4
 
 
+# ---- steps of each stage's own ------------------------------------------------------------------------------------
+
+LOCAL = RUN.replace(
+    'step = "adamw"\nlr = 4e-3', 'step = "nesterov"\nlr = 0.6\nmomentum = 0.7\n[inner]\nlr = 4e-3\nclip = 0.5'
+)
+LOCAL += 'mode = "local"\nlocal_micros = {local_micros}\n'
+
+
+def local_run(local_micros: int) -> str:
+    return LOCAL.replace("{local_micros}", str(local_micros))
+
+
+def by_one_process_alone(path: Path) -> dict[str, Tensor]:
+    """Each stage takes one step of torch's AdamW in a batch, and Nesterov's of what that moved."""
+    torch.set_num_threads(1)
+    script = runpy.run_path(str(path), run_name="script")
+    text = local_run(BATCH).format(rounds=ROUNDS, min_peers=1, dead_after_s=9, codec="fp32")
+    exact = outer_of(Manifest.from_toml(text, "run.toml"))
+    assert isinstance(exact, Nesterov)
+    modules = [build(part, number, 0) for number, part in enumerate(script["PARTS"])]
+    stages = [nn.ModuleList(modules[first : first + 2]) for first in CUTS]
+    inner = [torch.optim.AdamW(s.parameters(), 4e-3, (0.9, 0.95), weight_decay=0.1) for s in stages]
+    parameters = dict(nn.ModuleList(modules).named_parameters())
+    moments = {name: torch.zeros(p.numel()) for name, p in parameters.items()}
+    for version in range(ROUNDS):
+        anchor = {name: p.detach().clone() for name, p in parameters.items()}
+        for micro in range(BATCH):
+            add_gradients(script, modules, version, micro)
+        for stage, optimizer in zip(stages, inner, strict=True):
+            for p in stage.parameters():
+                assert p.grad is not None
+                p.grad /= BATCH * MICRO
+            nn.utils.clip_grad_norm_(list(stage.parameters()), 0.5 / math.sqrt(3))
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for name, p in parameters.items():
+                moved_n = (anchor[name] - p).flatten()
+                p.copy_(anchor[name])
+                exact.step(p.view(-1), moments[name], moved_n)
+    return {name: p.detach() for name, p in parameters.items()}
+
+
+@pytest.mark.forked_peers
+def test_three_peers_that_step_by_themselves_have_the_bits_of_one_process(stage: Any) -> None:
+    """One step of each peer in a batch: with more, what is on its way when one is taken is a matter of time."""
+    script = start(stage, "fp32", local_run(BATCH))
+    finish(stage)
+    found, expected = stages_of(script), by_one_process_alone(script)
+    apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
+    assert all(torch.equal(found[name], expected[name]) for name in expected), apart
+
+
 TWO_EACH = ("ann", "bob", "cid", "dan", "eve", "fay")  # as they come: stages 0, 1, 2, and the same again
 
 
@@ -243,6 +302,30 @@ def join_in_turn(stage: Any, script: Path, *names: str) -> None:
 def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts_twice(
     stage: Any, lost: str
 ) -> None:
+    script = run_and_lose(stage, lost, RUN)
+    expected, seen = by_one_process(script), set()
+    for path in script.parent.glob("train.*.*.safetensors"):
+        for name, tensor in load_file(path).items():
+            # Two peers' sums are added in another order than one's: last bits of fp32, no sample.
+            assert float((tensor - expected[name]).abs().max()) < 1e-4, f"{name} of {path.name}"
+            seen.add(name)
+    assert seen == expected.keys()
+
+
+@pytest.mark.forked_peers
+@LONG
+def test_P11_so_it_is_where_peers_step_by_themselves_and_each_stage_is_one_again(stage: Any) -> None:
+    """The audit says that every microbatch counts once; whoever holds a stage at the end holds the same bits."""
+    script = run_and_lose(stage, "bob", local_run(2))
+    due, held = by_one_process(script).keys(), dict[str, Tensor]()
+    for path in script.parent.glob("train.*.*.safetensors"):
+        for name, tensor in load_file(path).items():
+            assert torch.equal(held.setdefault(name, tensor), tensor), f"{name} of {path.name}"
+            assert tensor.isfinite().all()
+    assert held.keys() == due
+
+
+def run_and_lose(stage: Any, lost: str, run: str) -> Path:
     """Two peers a stage.  One stops in the first batch, with microbatches in its sums and others in hand, and is
     killed, agent and trainer; somebody else comes in its place and fetches the state of the stage that it gets."""
     script: Path = stage.folder / "train.py"
@@ -251,7 +334,7 @@ def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts
             "from", "import os\nfrom", 1
         )
     )
-    stage.write_run(RUN, rounds=ROUNDS, min_peers=6, codec="fp32")
+    stage.write_run(run, rounds=ROUNDS, min_peers=6, codec="fp32")
     stage.coordinate()
     for name in TWO_EACH:
         stage.environ = {"FARFLUNG_FAILPOINTS": "trainer.step=stop@7"} if name == lost else {}
@@ -264,13 +347,7 @@ def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts
     stage.processes[lost].kill()
     join_in_turn(stage, script, "gus")  # batches begin with six
     finish(stage, *(name for name in (*TWO_EACH, "gus") if name != lost))
-    expected, seen = by_one_process(script), set()
-    for path in script.parent.glob("train.*.*.safetensors"):
-        for name, tensor in load_file(path).items():
-            # Two peers' sums are added in another order than one's: last bits of fp32, no sample.
-            assert float((tensor - expected[name]).abs().max()) < 1e-4, f"{name} of {path.name}"
-            seen.add(name)
-    assert seen == expected.keys()
+    return script
 
 
 def is_stopped(stage: Any, name: str) -> bool:
