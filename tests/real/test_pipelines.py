@@ -313,7 +313,7 @@ def test_P11_what_a_killed_peer_had_counted_is_computed_again_and_nothing_counts
 
 
 @pytest.mark.forked_peers
-@LONG
+@pytest.mark.hard
 def test_P11_so_it_is_where_peers_step_by_themselves_and_each_stage_is_one_again(stage: Any) -> None:
     """The audit says that every microbatch counts once; whoever holds a stage at the end holds the same bits."""
     script = run_and_lose(stage, "bob", local_run(2))
@@ -362,7 +362,7 @@ MOVED_ROUNDS = 30
 
 
 @pytest.mark.forked_peers
-@LONG
+@pytest.mark.hard
 def test_P17_a_peer_moves_to_a_stage_that_is_left_with_a_single_seat_and_nothing_is_computed_twice(
     stage: Any,
 ) -> None:
