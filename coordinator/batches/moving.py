@@ -39,7 +39,7 @@ class Move:
     of: int
     to: int
     why: str
-    at_once: bool  # the batch can't be committed before it
+    fills: bool  # a stage with too few peers for a batch
     version: int  # of the run, when it was chosen
     keeps: int  # seats, of the stage that it leaves
     gone_at: float | None = None  # it was told to go
@@ -53,6 +53,7 @@ class Wish:
     to: int
     why: str
     keeps: int
+    fills: bool = False  # a stage with too few peers for a batch
     now: bool = False  # at the first look
 
 
@@ -105,7 +106,8 @@ class Moves:
     def _is_over(self, move: Move) -> bool:
         """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""
         batch = self._book.batch
-        return move.at_once or batch is None or batch.version > move.version
+        stuck = move.fills and not self._book.of_stage(move.to)
+        return stuck or batch is None or batch.version > move.version
 
     def _works(self, worker: Worker) -> bool:
         said = worker.beat.batch if worker.beat is not None else None
@@ -128,16 +130,15 @@ class Moves:
         self._look_at = desk.now + self._every_s
         wish = self._wish()
         before = self._wished
-        self._wished = (wish.to, wish.keeps < KEEPS_LEAST) if wish is not None else None
+        self._wished = (wish.to, wish.fills) if wish is not None else None
         if wish is not None and (wish.now or before == self._wished):
             self._begin(wish)
 
     def _begin(self, wish: Wish) -> None:
         worker = self._house.living()[wish.peer]
-        empty = not self._book.of_stage(wish.to)
         version, name = self._desk.ledger.version, self._desk.name(wish.peer)
         self._wished = None
-        self.under_way = Move(wish.peer, worker.stage, wish.to, wish.why, empty, version, wish.keeps)
+        self.under_way = Move(wish.peer, worker.stage, wish.to, wish.why, wish.fills, version, wish.keeps)
         self._desk.note(f"{name} is to move from stage {worker.stage} to stage {wish.to}: {wish.why}")
 
     def _follow(self, move: Move) -> None:
@@ -162,7 +163,7 @@ class Moves:
             return
         desk, why = self._desk, f"it moves to stage {move.to}, which is short"
         self._unseat(move.peer, why)
-        others = [each for each in self._others(move) if self._works(each)]
+        others = [each for each in self._here(move.of, move.peer) if self._works(each)]
         if len(others) < move.keeps and desk.ledger.learned:
             return
         at_s = desk.clock_s
@@ -170,13 +171,15 @@ class Moves:
         desk.note(f"{desk.name(move.peer)} moves from stage {move.of} to stage {move.to}: {move.why}")
         move.gone_at = desk.now
 
-    def _others(self, move: Move) -> list[Worker]:
+    def _here(self, stage: int, without: str = "") -> list[Worker]:
+        """Who serves it, or is about to."""
         living = self._house.living().items()
-        return [each for peer, each in living if peer != move.peer and each.stage == move.of]
+        return [each for peer, each in living if peer != without and each.stage == stage and not each.leaving]
 
     def _can_spare(self, move: Move) -> bool:
-        if move.at_once:
-            return len(self._others(move)) >= move.keeps
+        if move.fills:
+            still = len(self._here(move.to)) < self._desk.manifest.pipeline.min_per_stage
+            return still and len(self._here(move.of, move.peer)) >= move.keeps
         seated = {seat.peer for seat in self._book.of_stage(move.of)} - {move.peer}
         return len(seated) >= move.keeps
 
@@ -193,8 +196,7 @@ class Moves:
     def _to_the_short(self) -> Wish | None:
         """A stage with too few peers for a batch; among them those count that are still coming in."""
         stages, least = self._desk.manifest.pipeline.stages, self._desk.manifest.pipeline.min_per_stage
-        here = [worker.stage for worker in self._house.living().values() if not worker.leaving]
-        held = [here.count(stage) for stage in range(stages)]
+        held = [len(self._here(stage)) for stage in range(stages)]
         short = [stage for stage in range(stages) if held[stage] < least]
         if not short:
             return None
@@ -213,7 +215,7 @@ class Moves:
 
         best = min(able, key=worth, default=None)
         why = f"stage {to} has {held[to]} of at least {least} peers"
-        return Wish(best.peer, to, why, least) if best is not None else None
+        return Wish(best.peer, to, why, least, fills=True) if best is not None else None
 
     def _may(self, worker: Worker, to: int, works: bool) -> bool:
         """`works`: or nothing was learned yet, so that whoever is here is as good as any."""

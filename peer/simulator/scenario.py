@@ -136,8 +136,12 @@ class Scenario:
         """No misfortune at all happens."""
         lines = (self.drop, self.duplicate, self.slow, self.damaged, self.cut_per_s)
         neighbours = (*self.apart, *self.mute, *self.damages, *self.slanders)
-        return not neighbours and not self.deaths_per_s and not any(
-            (*lines, self.kill_per_effect, self.trainer_crash_per_s, self.leave_per_s, self.blackout_at_s)
+        return (
+            not neighbours
+            and not self.deaths_per_s
+            and not any(
+                (*lines, self.kill_per_effect, self.trainer_crash_per_s, self.leave_per_s, self.blackout_at_s)
+            )
         )
 
     @staticmethod
@@ -306,6 +310,25 @@ class Scenario:
             damages=(bad,) if kind == "damages" else (),
             slanders=(bad,) if kind == "slanders" else (),
             bad_from_s=draw.choice((0.0, 4.0, 5.0, 6.0)),
+        )
+
+    @staticmethod
+    def of_moves(seed: int) -> Scenario:
+        """Stages whose peers are told to move again and again: all could hold everything, some are slow, and any gain
+        will do."""
+        draw, staged = random.Random(f"moves {seed}"), Scenario.of_stages(seed)
+        stages, peers = staged.stages, staged.stages * 2 + draw.choice((1, 2, 3))
+        return replace(
+            staged,
+            peers=peers,
+            offers=(tuple(range(stages)),) * peers,
+            slow_peers=tuple(draw.choice((1.0, 1.0, 2.0, 6.0)) for _ in range(peers)),
+            undialable=min(staged.undialable, 1),
+            batch=draw.choice((8, 12)),
+            rounds=draw.choice((8, 12)),
+            poison_every=0,
+            rebalance_s=draw.choice((0.5, 1.0)),
+            rebalance_gain=1.01,
         )
 
     @staticmethod

@@ -9,7 +9,8 @@ P12      what stands behind a commit was made at one version of the run's state 
 P14      nothing is computed again but for a seat that is gone; in calm, nothing
 P15      what waits at a seat never exceeds the room that was given, and no honest frame is refused for room
 P16      what crosses is kept until its batch is committed
-P17      a seat is given once, to one peer that holds its stage, and a peer has one seat
+P17      a seat is given once, to one peer that holds its stage, and a peer has one seat; who moves has none, leaves
+         enough seats behind it, and is the only one within three looks
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
     Genesis,
+    Moving,
     Record,
     RolledBack,
     Seated,
@@ -51,7 +53,8 @@ class StageInvariants(BatchInvariants):
     def __init__(self, calm: bool, of: tuple[int, Manifest], *args: Any) -> None:
         """`calm`: no misfortune at all happens in this run.  `of`: as in `BatchInvariants`."""
         super().__init__(of, *args)
-        self._calm = calm
+        self._calm, self._rules = calm, of[1].pipeline
+        self.moves: list[Moving] = []
         self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
         self._paths: dict[tuple[str, int], dict[int, Passed]] = {}  # (peer, round) -> what is in its sums
         self._seats: dict[int, Seated] = {}  # the living ones
@@ -79,6 +82,8 @@ class StageInvariants(BatchInvariants):
                 self._require("P14", not contested, f"two seats have one microbatch: {record}")
                 self._require("P17", number in self._seats, f"seat {number} was given up and is nobody's")
                 self._seats.pop(number, None)
+            case Moving():
+                self._on_moving(record)
             case RolledBack(versions=versions) if len(set(versions)) > 1:
                 self._require(
                     "P13", False, f"the run goes back to other versions in other stages: {versions}"
@@ -113,6 +118,23 @@ class StageInvariants(BatchInvariants):
                 holds = set(peer.machine.part.lanes)
                 told = f"{seat.peer} has a seat in stage {seat.stage}, and holds {sorted(holds)}"
                 self._require("P17", holds == {seat.stage}, told)
+
+    def _on_moving(self, move: Moving) -> None:
+        left, due = self._seats_in(move.stage), max(2, self._rules.min_per_stage)
+        self._require("P17", move.to != move.stage, f"{move} leads nowhere")
+        self._require(
+            "P17", all(each.peer != move.peer for each in self._seats.values()), f"{move} has a seat"
+        )
+        if self._seats_in(move.to):
+            self._require("P17", left >= due, f"{move} leaves {left} seats in stage {move.stage}")
+        if self.moves:
+            apart_s = move.at_s - self.moves[-1].at_s
+            told = f"{move} comes {apart_s} s after {self.moves[-1]}"
+            self._require("P17", apart_s >= 3 * self._rules.rebalance_s, told)
+        self.moves.append(move)
+
+    def _seats_in(self, stage: int) -> int:
+        return sum(each.stage == stage for each in self._seats.values())
 
     def _on_batch(self, rounds: tuple[CommittedRound, ...]) -> None:
         stages = [each.commit.fragment for each in rounds]
@@ -195,6 +217,8 @@ class StageInvariants(BatchInvariants):
         super()._saw_moved(details)
         [peer] = details
         joined = peer.machine.joined
+        if joined is None:  # before it holds a stage, and when it was told to serve another one
+            self._held = {key: held for key, held in self._held.items() if key[0] != peer.me.process}
         flow = joined.crossings.flow if joined is not None and joined.crossings is not None else None
         if flow is not None:
             told = f"{peer.peer}: {len(flow.waiting)} wait, in room for {flow.room_limit}"
