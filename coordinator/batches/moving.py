@@ -221,13 +221,15 @@ class Moves:
         """`works`: or nothing was learned yet, so that whoever is here is as good as any."""
         if not (works or not self._desk.ledger.learned) or worker.leaving or to not in worker.fits:
             return False
-        return self._is_not_the_only_door(worker)
+        if worker.dialable:
+            return self._doors(worker.stage) != [worker.peer]
+        beside = [stage for stage in (to - 1, to + 1) if 0 <= stage < len(self._seats())]
+        return all(map(self._doors, [to] if self._here(to) else beside))
 
-    def _is_not_the_only_door(self, worker: Worker) -> bool:
-        """Two peers that nobody can dial can't talk: a stage that has somebody to dial keeps one."""
-        living = self._house.living().values()
-        doors = [each.peer for each in living if each.stage == worker.stage and each.dialable]
-        return doors != [worker.peer]
+    def _doors(self, stage: int) -> list[str]:
+        """Two peers that nobody can dial can't talk: whoever can be dialled stays where it is the only one, and whoever
+        can't goes where one is."""
+        return [worker.peer for worker in self._here(stage) if worker.dialable]
 
     def _to_a_single(self) -> Wish | None:
         rates, seats = self.rates(), self._seats()

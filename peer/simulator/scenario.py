@@ -224,8 +224,8 @@ class Scenario:
     def of_stages(seed: int) -> Scenario:
         """Pipelines in the same bad worlds: each peer could hold one stage, some or all; one of four of them is calm.
 
-        Every stage has somebody who can hold nothing else, or everybody can hold everything: nobody is moved to another
-        stage yet, so that a run in which the last one that could hold a stage sits elsewhere would rightly wait.
+        Every stage has somebody who can hold nothing else, or everybody can hold everything: where nobody is moved, a
+        run in which the last one that could hold a stage sits elsewhere would rightly wait.
         """
         draw, batched = random.Random(f"stages {seed}"), Scenario.of_batches(seed)
         stages = draw.choice((2, 2, 3, 3, 4))

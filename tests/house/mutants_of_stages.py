@@ -10,6 +10,7 @@ from mutant import Mutant
 
 WHOLE = ("tests/whole/test_stages.py",)
 AT_COORDINATOR = ("tests/coordinator/run/test_stages.py", *WHOLE)
+AT_MOVES = ("tests/coordinator/batches/test_moving.py", *WHOLE)
 AT_FLOW = ("tests/collectives/flow/test_flow_world.py", *WHOLE)
 OF_NEIGHBOURS = (
     "tests/coordinator/batches/test_complaints.py",
@@ -18,6 +19,84 @@ OF_NEIGHBOURS = (
 )
 
 PIPELINES = (
+    Mutant(
+        "P17 nobody moves for three looks after a move",
+        "coordinator/batches/moving.py",
+        "        if desk.now < self._look_at or rested_s < QUIET_LOOKS * self._every_s or desk.held:\n",
+        "        if desk.now < self._look_at or desk.held:\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P17 a stage that gives somebody away for a gain keeps two seats",
+        "coordinator/batches/moving.py",
+        "        return max(KEEPS_LEAST, self._desk.manifest.pipeline.min_per_stage)\n",
+        "        return self._desk.manifest.pipeline.min_per_stage\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P17 the last one of a stage does not leave it for an empty one",
+        "coordinator/batches/moving.py",
+        "            if held[worker.stage] > least and self._may(",
+        "            if held[worker.stage] >= least and self._may(",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P14 who moves has counted nothing that is computed again",
+        "coordinator/batches/moving.py",
+        "        return stuck or batch is None or batch.version > move.version\n",
+        "        return True\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P16 who moves goes when others of its stage hold what was committed",
+        "coordinator/batches/moving.py",
+        "        if len(others) < move.keeps and desk.ledger.learned:\n",
+        "        if False:\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P17 who is on its way out of a stage gets no seat there",
+        "coordinator/batches/batches.py",
+        "        able = able and not self.moves.is_due(worker.peer)\n",
+        "",
+        AT_MOVES,
+    ),
+    Mutant(
+        "a stage with too few peers is filled when two looks have found it so",
+        "coordinator/batches/moving.py",
+        "        if wish is not None and (wish.now or before == self._wished):\n",
+        "        if wish is not None:\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "a liar counts for four of the usual at most",
+        "coordinator/batches/rates.py",
+        "        unit_s = max(unit_s, here / BELIEVED, UNIT_LEAST_S)",
+        "        unit_s = max(unit_s, UNIT_LEAST_S)",
+        AT_MOVES,
+    ),
+    Mutant(
+        "a peer that moves gets the stage that it was promised",
+        "coordinator/run/machine.py",
+        "        if due is not None and due in hello.fragments:\n",
+        "        if False:\n",
+        WHOLE,
+    ),
+    Mutant(
+        "what the trainer says of a stage that was given up is not heard",
+        "peer/machine/machine.py",
+        "        if self._vacant and not isinstance(message, Attach | Bye):\n",
+        "        if False:\n",
+        WHOLE,
+    ),
+    Mutant(
+        "checkpoints that a peer wrote of its former stage are not of its new one",
+        "coordinator/run/going_back.py",
+        "        return {version for place, those in self._saved.items() if place in here for version in those}\n",
+        "        peers = {peer for peer, _ in here}\n"
+        "        return {v for place, those in self._saved.items() if place[0] in peers for v in those}\n",
+        ("tests/coordinator/run/test_stages_go_back.py",),
+    ),
     Mutant(
         "R2 what came back from a seat that is gone now is sent again",
         "collectives/flow/flow.py",

@@ -99,3 +99,26 @@ def test_P15_no_batch_is_held_up_for_ever_by_neighbours_that_can_t_work_with_eac
                 f"seed {seed}: a slanderer cost an honest peer its seat"
             )
     assert given_up, "nobody gave a seat up: this shows nothing"
+
+
+def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch_counts_once() -> None:
+    moves = 0
+    for seed in (1, 2, 3, 8, 9, 15):
+        world = World(seed, Scenario.of_moves(seed))
+        try:
+            report = world.run()
+        except Exception as error:
+            error.add_note(f"moves of seed {seed}")
+            raise
+        assert report.outcome == "finished" and isinstance(world.invariants, StageInvariants)
+        moves += len(world.invariants.moves)
+        if world.scenario.is_calm:
+            assert not world.invariants.again, "who moves has nothing in its sums"
+    assert moves >= 15
+
+
+def test_a_stage_that_is_left_empty_is_filled_by_a_peer_of_another_one() -> None:
+    """Its only peer comes back to the stage that had nobody just then."""
+    world, report = run_seed(34)
+    assert isinstance(world.invariants, StageInvariants) and world.scenario.rebalance_s
+    assert report.outcome == "finished" and world.invariants.moves

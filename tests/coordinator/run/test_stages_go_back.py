@@ -126,3 +126,17 @@ def test_P4_whoever_brings_the_newest_state_of_a_stage_serves_it_though_another_
     hall.leaves("fay")
     made_up = hall.hello("gil", (1, 0), 7, bytes(32))
     assert isinstance(made_up, Welcome) and made_up.fragments == (0,)
+
+
+def test_what_a_peer_has_a_checkpoint_of_is_of_the_stage_in_which_it_wrote_it() -> None:
+    hall = with_versions(3)
+    hall.peers["bob"].saved = 2
+    hall.settle(1)
+    back, [first, second] = hall.machine.going_back, hall.machine.conductors
+    assert back.saved_of(second) == {2} and not back.saved_of(first)
+    bob = hall.peers["bob"].guest.peer
+    hall.leaves("bob")
+    hall.hello("bob", (0,))
+    hall.settle(1)
+    assert not back.saved_of(first) and not back.saved_of(second)
+    assert back.saved_by(1) == {bob}, "it may read it there again"

@@ -1,0 +1,301 @@
+"""Seats that follow the work: which peer moves to which stage, when it goes, and what a liar gains by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from farflung.collectives.flow.stage_rates import Traffic
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.moving import ARRIVES_WITHIN_S, PAYS_WITHIN_S
+from farflung.coordinator.batches.rates import Mate, Rates, news_of_shares
+from farflung.coordinator.batches.words import House
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import BatchBegun, DataFixed, Moving, Unseated
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import BatchBeat, FragmentBeat
+from rig.batch_desk import Desk, Worker
+from rig.made_run import BARE_BEAT
+
+LOOK_S = 5.0
+RUN = (
+    "[run]\nmin_peers = 1\n[pipeline]\nbatch = 8\nstages = 2\nrebalance_s = 5.0\nmin_per_stage = {least}\n[merge]\n"
+    'policy = "mean"\n[outer]\nstep = "adamw"\n[round]\ndeadline_s = 1000.0\n'
+)
+
+
+@dataclass
+class Hall:
+    """A run whose peers are simply there: a's serve stage 0, b's stage 1, and all could hold either."""
+
+    least: int = 1
+    workers: dict[str, Worker] = field(default_factory=dict)
+    units: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(Ledger(8, 3, 2), Manifest.from_toml(RUN.format(least=self.least), "run.toml"))
+        self.desk.ledger.apply(DataFixed(samples=1000, peer="a1"))
+        self.saved: set[str] = set()
+        house = House(
+            lambda: self.workers,
+            lambda peer: True,
+            lambda peer: False,
+            lambda stage: False,
+            lambda stage, why: None,
+            lambda stage: self.saved,
+        )
+        self.batches = Batches(self.desk, house)
+
+    @staticmethod
+    def of(first: int, second: int, least: int = 1) -> Hall:
+        hall = Hall(least)
+        for stage, count in enumerate((first, second)):
+            for number in range(count):
+                hall.comes(f"{'ab'[stage]}{number + 1}", stage)
+        hall.says()
+        hall.turn()
+        hall.says()
+        return hall
+
+    def comes(self, peer: str, stage: int) -> None:
+        self.workers[peer] = Worker(peer, stage=stage, fits=(0, 1))
+
+    def says(self) -> None:
+        for peer, worker in self.workers.items():
+            seat = self.desk.ledger.batches.seat_of(peer)
+            version = self.desk.ledger.version
+            number, unit_s = seat.number if seat is not None else 0, self.units.get(peer, 1.0)
+            said = BatchBeat(version, number, 0, b"", b"", True, unit_s)
+            at = FragmentBeat(worker.stage, version, bytes(32), 0, 0, 0, False, ())
+            worker.beat = replace(BARE_BEAT, fragments=(at,), batch=said)
+            self.batches.on_beat(worker, worker.beat)
+
+    def turn(self) -> None:
+        self.batches.advance()
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.desk.now += LOOK_S
+            self.says()
+            self.turn()
+        self.turn()
+
+    def next_batch(self) -> None:
+        """The one that is under way is committed, and the next one begins."""
+        book = self.desk.ledger.batches
+        for each in self.desk.ledger.books:
+            each.version += 1
+        book.batch = None
+        self.turn()
+        self.says()
+
+    def arrives(self, peer: str, stage: int) -> None:
+        self.comes(peer, stage)
+        self.says()
+        self.turn()
+
+    @property
+    def moved(self) -> list[tuple[str, int, int]]:
+        return [(each.peer, each.stage, each.to) for each in self.desk.written if isinstance(each, Moving)]
+
+    @property
+    def unseated(self) -> list[str]:
+        return [each.peer for each in self.desk.written if isinstance(each, Unseated)]
+
+
+def test_an_empty_stage_is_filled_at_once_when_two_looks_have_found_it_empty() -> None:
+    hall = Hall.of(2, 1)
+    del hall.workers["b1"]
+    hall.turn()
+    hall.look()
+    assert not hall.moved, "whoever was there may come back"
+    hall.look()
+    assert hall.moved == [("a1", 0, 1)] and hall.batches.book.seat_of("a1") is None
+    assert hall.batches.moves.goes_to("a1") == 1 and hall.batches.moves.goes_to("a2") is None
+
+
+def test_who_wrote_a_checkpoint_of_the_empty_stage_fills_it() -> None:
+    hall = Hall.of(3, 1)
+    hall.saved = {"a3"}
+    del hall.workers["b1"]
+    hall.look(3)
+    assert hall.moved == [("a3", 0, 1)]
+
+
+def test_P17_the_last_one_of_a_stage_does_not_leave_it_for_an_empty_one() -> None:
+    hall = Hall.of(1, 1)
+    del hall.workers["b1"]
+    hall.look(6)
+    assert not hall.moved and hall.batches.moves.under_way is None
+    hall = Hall.of(2, 2, least=2)
+    del hall.workers["b1"]
+    hall.look(6)
+    assert not hall.moved
+
+
+def test_nobody_moves_to_a_stage_that_somebody_came_to_meanwhile() -> None:
+    hall = Hall.of(2, 2, least=1)
+    for peer in ("b1", "b2"):
+        del hall.workers[peer]
+    hall.look()
+    hall.arrives("b3", 1)
+    hall.look(2)
+    assert not hall.moved
+
+
+def test_P14_who_moves_works_on_until_its_batch_is_committed_and_others_hold_the_next_version() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    assert hall.batches.moves.under_way is not None, "a stage with a single seat is helped at the first look"
+    hall.look(3)
+    assert not hall.moved and not hall.unseated
+    for peer in ("a2", "a3"):
+        hall.workers[peer].verified = False  # they are just applying it
+    hall.next_batch()
+    assert hall.unseated == ["a1"] and not hall.moved
+    hall.look()
+    assert not hall.moved
+    for peer in ("a2", "a3"):
+        hall.workers[peer].verified = True
+    hall.turn()
+    assert hall.moved == [("a1", 0, 1)]
+    assert hall.batches.book.seat_of("a1") is None, "it gets no other seat in its old stage"
+
+
+def test_P17_one_at_a_time_and_nobody_for_three_looks_after_it() -> None:
+    hall = Hall.of(5, 1)
+    hall.look()
+    hall.next_batch()
+    assert hall.moved == [("a1", 0, 1)]
+    went_at = hall.desk.now
+    hall.units |= {"a2": 0.1, "a3": 0.1}  # others are wanted in stage 1 the more
+    hall.look()
+    hall.arrives("a1", 1)
+    hall.turn()
+    assert hall.desk.notes[-1] == "a1 serves stage 1 now" and hall.batches.moves.under_way is None
+    while len(hall.moved) < 2:
+        hall.look()
+        hall.next_batch()
+    assert hall.desk.now - went_at >= 3 * LOOK_S
+    again = Batches(hall.desk, hall.batches.house)  # after a restart: when somebody went is durable
+    again.advance()
+    hall.desk.now += LOOK_S
+    again.advance()
+    assert again.moves.under_way is None
+
+
+def test_the_slowest_stage_gets_a_peer_if_that_gains_enough_at_two_looks() -> None:
+    hall = Hall.of(4, 2)
+    hall.units = {"b1": 1.0, "b2": 1.0}
+    hall.look()
+    assert hall.batches.moves.under_way is None, "at one look"
+    hall.look()
+    assert hall.batches.moves.under_way is not None
+    hall.next_batch()
+    assert hall.moved == [("a1", 0, 1)]
+    [record] = [each for each in hall.desk.written if isinstance(each, Moving)]
+    assert record.reason == "it is the slowest, and does 3.00 instead of 2.00 microbatches/s then"
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 3), (4, 3), (2, 2)])
+def test_a_run_that_is_in_balance_stays_as_it_is(first: int, second: int) -> None:
+    hall = Hall.of(first, second)
+    hall.look(6)
+    assert hall.batches.moves.under_way is None
+
+
+def test_P17_a_stage_of_two_gives_nobody_away_for_a_gain() -> None:
+    hall = Hall.of(2, 3)
+    hall.units = {f"b{number}": 20.0 for number in (1, 2, 3)}
+    hall.look(4)
+    assert hall.batches.moves.under_way is None
+
+
+def test_only_who_said_that_the_stage_fits_it_moves_and_not_the_only_one_that_can_be_dialled() -> None:
+    hall = Hall.of(4, 2)
+    hall.workers["a1"].fits = (0,)
+    for peer in ("a3", "a4"):
+        hall.workers[peer].dialable = False
+    hall.workers["b1"].dialable = hall.workers["b2"].dialable = False
+    hall.workers["a2"].fits = (0,)
+    hall.look(3)
+    assert hall.batches.moves.under_way is None, "a3 and a4 would reach nobody there"
+    hall.workers["a2"].fits = (0, 1)
+    hall.look(2)
+    assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.peer == "a2"
+
+
+def test_a_move_that_fails_is_over_and_leaves_the_run_as_if_the_peer_had_left() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.next_batch()
+    assert hall.moved == [("a1", 0, 1)]
+    del hall.workers["a1"]
+    hall.desk.now += ARRIVES_WITHIN_S + 1
+    hall.turn()
+    assert hall.batches.moves.under_way is None
+    assert hall.desk.notes[-1] == "a1 has not come to serve stage 1"
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.next_batch()
+    hall.comes("a1", 1)
+    hall.workers["a1"].verified = False  # its fetch does not end
+    hall.desk.now += ARRIVES_WITHIN_S + 1
+    hall.turn()
+    assert hall.batches.moves.under_way is not None
+    hall.desk.now += PAYS_WITHIN_S
+    hall.turn()
+    assert hall.batches.moves.under_way is None
+
+
+def test_who_leaves_before_it_goes_moves_nowhere() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.workers["a1"].leaving = True
+    hall.next_batch()
+    assert not hall.moved and hall.batches.moves.under_way is None
+
+
+# ---- rates and shares --------------------------------------------------------------------------------------
+
+NO_LINES = [Traffic(0, 0), Traffic(0, 0)]
+
+
+def test_a_liar_counts_for_four_of_the_usual_at_most() -> None:
+    crew = [Mate("a", 0, 1.0), Mate("b", 0, 1.0), Mate("liar", 0, 1e-9), Mate("c", 1, 1.0)]
+    rates = Rates(crew, NO_LINES)
+    assert rates.sums == [1.0 + 1.0 + 4.0, 1.0]
+    assert rates.shares() == {"a": 1.0, "b": 1.0, "liar": 4.0, "c": 1.0}
+    lines = [Mate("a", 0, 1.0, 10.0, 10.0), Mate("b", 0, 1.0, 10.0, 10.0), Mate("liar", 0, 1.0, 1e12, 1e12)]
+    rates = Rates(lines, [Traffic(100, 100)])
+    assert [rates.of(mate, 0) for mate in lines] == [0.1, 0.1, pytest.approx(0.4)]
+
+
+def test_a_slow_peer_stays_slow_in_another_stage_and_costs_differ_by_stage() -> None:
+    crew = [Mate("a", 0, 1.0), Mate("b", 0, 2.0), Mate("c", 0, 1.0), Mate("d", 1, 3.0)]
+    rates = Rates(crew, NO_LINES)
+    assert rates.of(crew[0], 1) == pytest.approx(1 / 3) and rates.of(crew[1], 1) == pytest.approx(1 / 6)
+    assert rates.after(crew[0], 1) == pytest.approx(min(1.5, 2 / 3))
+
+
+def test_before_every_stage_has_measured_something_peers_count_alike() -> None:
+    rates = Rates([Mate("a", 0, 5.0), Mate("b", 0, 1.0), Mate("c", 1)], NO_LINES)
+    assert not rates.measured and rates.sums == [2.0, 1.0]
+
+
+def test_shares_are_told_with_the_next_batch_and_only_when_they_have_changed_by_much() -> None:
+    assert news_of_shares({"a": 1.0, "b": 1.0}, {"a": 1.2, "b": 0.9, "new": 4.0}) == {}
+    assert news_of_shares({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.5}) == {"a": 1.0, "b": 0.5}
+    hall = Hall.of(2, 3)
+    hall.units = {"b3": 4.0}
+    hall.says()
+    number = hall.batches.book.table_no
+    hall.next_batch()
+    begun = [each for each in hall.desk.written if isinstance(each, BatchBegun)][-1]
+    rows = {row.peer: row.share for row in hall.batches.book.rows}
+    assert rows == {"a1": 1.0, "a2": 1.0, "b1": 1.0, "b2": 1.0, "b3": 0.25} and begun.shares
+    assert hall.batches.book.table_no == number + 1, "one table for both"
+    hall.next_batch()
+    assert not [each for each in hall.desk.written if isinstance(each, BatchBegun)][-1].shares
