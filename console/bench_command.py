@@ -85,6 +85,12 @@ class PipelineOptions:
     memory: Annotated[
         str, typer.Option(help="How much of the crossings each agent keeps in memory, such as 64MB.")
     ] = ""
+    rebalance_s: Annotated[
+        float,
+        typer.Option(
+            help="Every peer could hold any stage, and the coordinator looks at seats so often; 0: never."
+        ),
+    ] = 0.0
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for scripts.")] = False
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.console.bench.deaths import Death, Deaths, Plan
+from farflung.console.bench.deaths import Deaths, Plan
 from farflung.console.bench.forked import Forked, forked
 from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.agent.main import main as agent_main
@@ -62,7 +62,7 @@ class Crowd:
         self.here: dict[str, ShamTrainer] = {}
         self._stages: dict[str, tuple[int, ...]] = {}
         self._done: list[ShamTrainer] = []
-        self.deaths: list[Death] = []
+        self.deaths: Deaths | None = None
         self.cpu: list[dict[str, float]] = []  # at each version that somebody loaded first
 
     @property
@@ -74,12 +74,12 @@ class Crowd:
         return max((each.machine.version for each in self.here.values()), default=-1)
 
     def start(self) -> None:
-        """The seats of each stage; with peers that could hold any, the coordinator seats the others by itself."""
-        stages = len(self._asked.seats)
-        for stage, seats in enumerate(self._asked.seats):
-            for number in range(seats):
-                movable = tuple(sorted(range(stages), key=lambda each: (each != stage, each)))
-                self.bring(f"peer-{stage}-{number}", movable if self._asked.movable else (stage,))
+        """The seats of each stage.  Peers that could hold any are seated evenly: then there are as many in each stage as
+        in the fullest one, and those beyond the seats go once it has begun (deaths.py)."""
+        stages = range(len(self.seats))
+        for stage in stages:
+            for number in range(max(self.seats) if self._asked.movable else self.seats[stage]):
+                self.bring(f"peer-{stage}-{number}", tuple(stages) if self._asked.movable else (stage,))
 
     def bring(self, name: str, stages: tuple[int, ...] = ()) -> None:
         """A peer, or one that was here before, with the same key."""
@@ -97,8 +97,7 @@ class Crowd:
         gone.close()
 
     def run(self) -> None:
-        deaths = Deaths(self._asked.deaths, self)
-        self.deaths = deaths.all
+        deaths = self.deaths = Deaths(self._asked.deaths, self, self._asked.movable)
         looked_at = 0.0
         while self.here:
             now = time.monotonic()
@@ -139,8 +138,9 @@ class Crowd:
             {"stage": stage, "version": version} | dataclasses.asdict(done)
             for (stage, version), done in sorted(self.shape.works.items())
         ]
-        deaths = [dataclasses.asdict(death) for death in self.deaths]
-        return {"works": works, "cpu": self.cpu, "deaths": deaths}
+        deaths = [dataclasses.asdict(death) for death in self.deaths.all] if self.deaths is not None else []
+        thinned_at = self.deaths.thinned_at if self.deaths is not None else None
+        return {"works": works, "cpu": self.cpu, "deaths": deaths, "thinned_at": thinned_at}
 
 
 def forked_agent(words: list[str]) -> Forked:

@@ -63,8 +63,10 @@ class Death:
 
 
 class Deaths:
-    def __init__(self, plan: Plan, crowd: Crowd) -> None:
-        self._plan, self._crowd = plan, crowd
+    def __init__(self, plan: Plan, crowd: Crowd, too_many: bool = False) -> None:
+        """`too_many`: stages have more peers than seats, and those beyond go when the first batch is committed."""
+        self._plan, self._crowd, self._too_many = plan, crowd, too_many
+        self.thinned_at: float | None = None
         self._dice = random.Random(plan.seed)
         self._next_at = 0.0
         self._coming: list[tuple[float, str]] = []  # who is back when
@@ -83,10 +85,19 @@ class Deaths:
             self._crowd.bring(due[1])
         if self._crowd.version < 1 or self._crowd.version >= self._crowd.shape.manifest.run.rounds:
             return
-        if self._plan.every_s:
+        if self._too_many:
+            self._thin_out(now)
+        elif self._plan.every_s:
             self._by_clock(now)
         elif self._left:
             self._by_moment(now)
+
+    def _thin_out(self, now: float) -> None:
+        self._too_many, self.thinned_at = False, now
+        for stage, seats in enumerate(self._crowd.seats):
+            held = sorted(name for name, each in self._crowd.here.items() if each.stage == stage)
+            for name in held[seats:]:
+                self._crowd.kill(name)
 
     def _by_clock(self, now: float) -> None:
         if not self._next_at:

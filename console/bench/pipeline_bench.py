@@ -77,6 +77,7 @@ class PipelineOptions:
     return_after: float = 3.0
     kill_at: str = ""
     memory: str = ""
+    rebalance_s: float = 0.0
     json: bool = False
 
 
@@ -114,6 +115,13 @@ def check(asked: PipelineOptions) -> Checked:
     expect(0 <= asked.kill_every <= 36000, "kill-every", f"0 to 36000, found {asked.kill_every:g}")
     expect(0 <= asked.return_after <= 36000, "return-after", f"0 to 36000, found {asked.return_after:g}")
     own_config({"crossings_limit": asked.memory} if asked.memory else {})
+    expect(0 <= asked.rebalance_s <= 86400, "rebalance-s", f"0 to 86400, found {asked.rebalance_s:g}")
+    dies = bool(asked.kill_every or asked.kill_at)
+    expect(not (asked.rebalance_s and dies), "rebalance-s", "to be given without --kill-every and --kill-at")
+    held = max(seats) * len(seats) if asked.rebalance_s else sum(seats)
+    expect(
+        held <= PEERS_MOST, "seats", f"with --rebalance-s at most {PEERS_MOST // len(seats)} each, {found}"
+    )
     moments = tuple(_moment(word) for word in asked.kill_at.split(",") if word)
     expect(not (moments and asked.kill_every), "kill-at", "to be given without --kill-every")
     least = 2 if moments or asked.kill_every else 1
@@ -127,7 +135,7 @@ def check(asked: PipelineOptions) -> Checked:
         seats,
         tuple(each / 1000 for each in unit_ms),
         Plan(asked.kill_every, asked.return_after, moments),
-        _manifest(asked, sum(seats)),
+        _manifest(asked, held),
     )
 
 
@@ -154,12 +162,12 @@ def _moment(word: str) -> Moment:
 def _manifest(asked: PipelineOptions, peers: int) -> Manifest:
     text = RUN_TOML.format(
         rounds=asked.batches + 1,
-        min_peers=peers if not asked.kill_every and not asked.kill_at else asked.stages,
+        min_peers=asked.stages if asked.kill_every or asked.kill_at or asked.rebalance_s else peers,
         chunk_kb=-(-MICROS_PER_BATCH * 4 // (1024 * CHUNKS)),
         batch=asked.batch,
         stages=asked.stages,
         min_per_stage=1,
-        rebalance_s=0.0,
+        rebalance_s=asked.rebalance_s,
     )
     return Manifest.from_toml(text, "bench")
 
@@ -180,7 +188,7 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
                 asked.crossing_kb,
                 stage.coordinator_pid,
                 asked.memory,
-                False,
+                bool(asked.rebalance_s),
                 checked.plan,
             )
             party = stage.start("crowd", "farflung.console.bench.crowd", ["--asked", _as_json(told)])

@@ -39,6 +39,15 @@ class Setting:
         """Microbatches a second."""
         return min(seats / unit for seats, unit in zip(self.seats, self.unit_s, strict=True))
 
+    @property
+    def best(self) -> float:
+        """The same, if the same peers sat where they are needed most."""
+        seats = [1] * len(self.seats)
+        for _ in range(sum(self.seats) - len(seats)):
+            slowest = min(range(len(seats)), key=lambda stage: seats[stage] / self.unit_s[stage])
+            seats[slowest] += 1
+        return min(count / unit for count, unit in zip(seats, self.unit_s, strict=True))
+
     def borders_of(self, stage: int) -> int:
         return (stage > 0) + (stage < len(self.seats) - 1)
 
@@ -139,7 +148,29 @@ def result_of(
         "failed_rounds": sum(1 for event in events if event["event"] == "aborted"),
         "deaths": deaths_of(setting, events, crowd["deaths"], batches),
     }
+    if crowd["thinned_at"] is not None:
+        result["moved"] = moved_of(setting, events, crowd["thinned_at"], batches)
     return result | used_of(setting, batches, peers, crowd["cpu"])
+
+
+def moved_of(
+    setting: Setting, events: Sequence[Event], thinned_at: float, batches: Sequence[Batch]
+) -> dict[str, Any]:
+    """Who moved to where when, and how near the best the run was in each batch."""
+    moves = [event for event in events if event["event"] == "moving" and event["at"] > thinned_at]
+    seats: dict[int, int] = {}
+    until = max(event["at"] for event in events if event["event"] == "committed_batch")
+    for event in events:
+        if event["event"] == "seated" and event["at"] <= until:
+            seats[event["number"]] = event["stage"]
+        elif event["event"] == "unseated" and event["at"] <= until:
+            seats.pop(event["number"], None)
+    return {
+        "best_per_s": round(setting.best, 3),
+        "of_best": [round(setting.batch / batch.seconds / setting.best, 4) for batch in batches],
+        "moves": [[move["stage"], move["to"], round(move["at"] - thinned_at, 2)] for move in moves],
+        "seats": [list(seats.values()).count(stage) for stage in range(len(setting.seats))],
+    }
 
 
 def deaths_of(
@@ -233,15 +264,16 @@ def used_of(
 
 def table(result: Mapping[str, Any]) -> list[str]:
     """For people."""
-    used = result["cores_used"]
+    used, moved = result["cores_used"], result.get("moved")
+    busy = ", ".join(f"{100 * share:.0f} %" for share in result["busy"])
     rows = [
         (
-            "rate over the ideal",
+            "rate over the ideal" if moved is None else "rate over that of the first seats",
             f"{100 * result['of_ideal']:.1f} %  ({result['rate_per_s']} of {result['ideal_per_s']}/s)",
         ),
         ("seconds a batch", f"{result['seconds']}"),
         ("  of which", ", ".join(f"{name} {value}" for name, value in result["phases"].items())),
-        ("trainers busy, by stage", ", ".join(f"{100 * share:.0f} %" for share in result["busy"])),
+        ("trainers busy, by stage", busy if moved is None else "not told: seats moved"),
         ("work done twice", f"{100 * (result['extra_work'] or 0.0):.2f} %"),
         ("every microbatch counts once", "yes" if result["counted_once"] else "NO"),
         ("rounds that failed", f"{result['failed_rounds']}"),
@@ -256,6 +288,10 @@ def table(result: Mapping[str, Any]) -> list[str]:
             ", ".join(f"{who} {share:.2f}" for who, share in used.items()),
         ),
     ]
+    if moved is not None:
+        rows.append(("rate over the best, by batch", f"{moved['of_best']}; best {moved['best_per_s']}/s"))
+        moves = ", ".join(f"{of} to {to} after {at} s" for of, to, at in moved["moves"])
+        rows.append(("moves from stage to stage", f"{moves or 'none'}; seats at the end {moved['seats']}"))
     for death in result["deaths"]:
         what = f"death in stage {death['stage']}" + (f", {death['moment']}" if death["moment"] else "")
         rows.append(

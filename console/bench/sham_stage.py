@@ -23,7 +23,7 @@ from farflung.collectives.flow.crossing import Border, border_after, pack
 from farflung.compression.codec import codec_named, payload_bytes
 from farflung.peer.local.belt import MADE, PLACES, Belt, slot_of
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Begin, Frozen, Hand, Need, Shared
+from farflung.peer.local.words import Anew, Begin, Frozen, Hand, Need, Shared
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.stage_machine import StageMachine
@@ -151,6 +151,9 @@ class ShamTrainer:
         while not self.machine.finished and (word := channel.recv(0.0)) is not None:
             if isinstance(word, Begin):
                 self.peer = word.peer
+                self._carry_out(self._attach())
+            elif isinstance(word, Anew):
+                self.machine, self._shared, self._belt, self._momentum = StageMachine(), None, None, None
                 self._carry_out(self._attach())
             else:
                 self._carry_out(self.machine.on_message(word))

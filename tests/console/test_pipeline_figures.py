@@ -53,7 +53,7 @@ def crowd(more: int = 0, deaths: tuple[dict[str, Any], ...] = ()) -> dict[str, A
         for stage in (0, 1)
         for version in range(3)
     ]
-    return {"works": works, "cpu": CPU, "deaths": list(deaths)}
+    return {"works": works, "cpu": CPU, "deaths": list(deaths), "thinned_at": None}
 
 
 EVENTS = [*one_batch(0, 1.0), *one_batch(1, 2.0), *one_batch(2, 3.0)]
@@ -90,6 +90,17 @@ def test_what_a_death_costs_is_told_with_what_it_may_cost() -> None:
     expected = {"moment": "counting", "stage": 1, "share": 2, "seconds": 0.5, "allowed_s": 1.8}
     assert found["deaths"] == [expected | {"twice": 2, "twice_elsewhere": 0}]
     assert any("counting" in line for line in table(found))
+
+
+def test_moves_are_told_with_the_rate_over_the_best_that_the_same_peers_could_have() -> None:
+    moving = {"event": "moving", "peer": "ann", "stage": 0, "to": 1, "at": 2.1}
+    seats = [{"event": "seated", "number": n, "peer": "x", "stage": n % 2, "at": 0.0} for n in range(5)]
+    gone = {"event": "unseated", "number": 0, "at": 2.1}
+    found = result_of(SETTING, [*seats, *EVENTS, moving, gone], crowd() | {"thinned_at": 1.1}, {})
+    expected = {"best_per_s": 10.0, "of_best": [0.4, 0.4], "moves": [[0, 1, 1.0]], "seats": [2, 2]}
+    assert found["moved"] == expected
+    assert Setting((5, 1), (0.1, 0.2), 4, 200, 2).best == 20.0
+    assert any("0 to 1 after 1.0 s" in line for line in table(found))
 
 
 def agent(peer: str, stage: int, kept: int) -> list[dict[str, Any]]:
@@ -165,6 +176,9 @@ WRONG = [
     (["--kill-at", "frozen", "--kill-every", "9"], "--kill-at: expected to be given without --kill-every"),
     (["--kill-at", "frozen", "--seats", "1"], "--seats: expected at least 2 in each stage where peers die"),
     (["--kill-at", "frozen,frozen", "--batches", "1"], "--kill-at: expected at most 1 moments"),
+    (["--rebalance-s", "-1"], "--rebalance-s: expected 0 to 86400, found -1"),
+    (["--rebalance-s", "5", "--kill-every", "9"], "--rebalance-s: expected to be given without"),
+    (["--rebalance-s", "5", "--seats", "20,1,1,1"], "--seats: expected with --rebalance-s at most 16 each"),
     (["--memory", "much"], "crossings_limit"),
 ]
 
