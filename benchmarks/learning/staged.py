@@ -1,15 +1,16 @@
 """What local steps within a batch cost in loss and save in bytes, beside synchronous batches and plain DiLoCo.
 
-    python benchmarks/learning/staged.py [--steps 600] [--period 20] [--seeds 3] [--only 0 1] [--plot FILE] [--write]
+    python benchmarks/learning/staged.py [--steps 600] [--period 20] [--seeds 3] [--only 0 1] [--jobs 2]
+        [--plot FILE] [--write]
 
-A TinyGPT in 2 stages of 4 peers each learns in one process from the same samples in the same order, four ways:
-synchronous batches of as many microbatches as a stage has peers; local steps of one microbatch, merged every
-`--period`; the same with crossings of fp32; and the same 8 peers as plain DiLoCo, each with the whole model.  The
-stages' work, what crosses a border, when a step is due and the steps are the program's own (peer/pipeline,
-peer/trainer, optim); only the way of a microbatch through the seats is made here: at each stage a seat drawn by chance,
-16 microbatches on their way.
-Bytes: crossings as their codec has them, and rounds in fp32, of which a peer sends 2 (n - 1) / n values of its stage.
-`--write` puts the table into docs/pipelines.md, and `--plot` draws the curves of the first seed.
+A TinyGPT in 2 stages of 4 peers each learns in one process from the same samples in the same order: by synchronous
+batches of as many microbatches as a stage has peers; by local steps of one microbatch, merged every `--period`, with 4
+or 16 microbatches on their way, so that one step or four lie between the two ways of one; and the same 8 peers as
+plain DiLoCo, each with the whole model.  The stages' work, what crosses a border, when a step is due and the steps are
+the program's own (peer/pipeline, peer/trainer, optim); only the way of a microbatch through the seats is made here: at
+each stage a seat drawn by chance, or the one with the number that it had before.
+Bytes: crossings in int8 as their codec has them, and rounds in fp32, of which a peer sends 2 (n - 1) / n values of its
+stage.  `--write` puts the table into docs/pipelines.md, and `--plot` draws the curves of the first seed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,8 @@ class Setting:
     stages: int
     local: bool
     codec: str = "int8"
+    in_flight: int = 4  # microbatches on their way
+    fixed: bool = False  # paths: the seats with one number work on the same microbatches
 
     @property
     def seats(self) -> int:
@@ -71,8 +75,9 @@ class Setting:
 
 SETTINGS = (
     Setting("synchronous, 2 stages of 4", 2, local=False),
-    Setting('mode = "local", 2 stages of 4', 2, local=True),
-    Setting("the same, crossings in fp32", 2, local=True, codec="fp32"),
+    Setting('mode = "local", 2 stages of 4, 4 microbatches on their way', 2, local=True),
+    Setting("the same, 16 on their way", 2, local=True, in_flight=16),
+    Setting("the same, 4 on their way, each on a path of its own", 2, local=True, fixed=True),
     Setting("plain DiLoCo, 8 peers with the whole model", 1, local=True),
 )
 
@@ -110,7 +115,7 @@ def manifest_of(setting: Setting, seed: int, micros: int, period: int) -> Manife
         "outer": outer,
         "merge": {"policy": "mean"},
         "round": {"sync_every": period},
-        "pipeline": staged | mode if setting.stages > 1 else {},
+        "pipeline": staged | mode if setting.stages > 1 else {"local_micros": 1},
     }
     return Manifest.model_validate(content)
 
@@ -121,7 +126,7 @@ class Seat:
     def __init__(self, stage: Stage, manifest: Manifest, is_last: bool, local: bool) -> None:
         self.loop = StageLoop(stage, manifest.run.seed, next_byte_loss if is_last else None)
         self.replica = Replica(self.loop, manifest, is_last) if local else None
-        self.steps = LocalSteps(1, rules_of(manifest))
+        self.steps = LocalSteps(manifest.pipeline.local_micros, rules_of(manifest))
         self.tokens = 0
 
     @torch.no_grad()
@@ -176,7 +181,7 @@ class Crew:
         ]
         self.crossing = Crossing(setting.codec)
         self._chance = random.Random(f"seats {manifest.run.seed}")
-        self._in_flight = 2 * PEERS if setting.stages > 1 else 1
+        self._in_flight = setting.in_flight if setting.stages > 1 else 1
 
     @property
     def round_bytes(self) -> float:
@@ -191,6 +196,7 @@ class Crew:
                 seat.load(anchor, version)
         under_way: deque[Item] = deque()
         ways = [self._shares(len(micros)) for _ in self.stages]
+        ways = [ways[0]] * len(ways) if self.setting.fixed else ways
         for number, (micro, given) in enumerate(micros):
             under_way.append(self._there(micro, given, [way[number] for way in ways]))
             if len(under_way) == self._in_flight:
@@ -261,6 +267,7 @@ def samples(seed: int, first: int, version: int, count: int) -> Iterator[tuple[M
 
 
 def learn(setting: Setting, seed: int, micros: int, period: int) -> Row:
+    torch.set_num_threads(1)
     manifest = manifest_of(setting, seed, micros, period)
     crew, row = Crew(setting, manifest), Row(setting, seed)
     in_batch = micros // manifest.run.rounds
@@ -304,16 +311,21 @@ def main() -> None:
     parser.add_argument("--period", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", type=int, nargs="*", default=range(len(SETTINGS)))
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     micros = options.steps * PEERS // 2
-    rows = [
-        learn(SETTINGS[number], seed, micros, options.period)
+    due = [
+        (SETTINGS[number], seed, micros, options.period)
         for seed in range(options.seeds)
         for number in options.only
     ]
+    if options.jobs > 1:
+        with Pool(options.jobs) as pool:
+            rows = pool.starmap(learn, due, chunksize=1)
+    else:
+        rows = [learn(*each) for each in due]
     text = table(rows)
     print(text)
     if options.plot is not None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from farflung.collectives.flow.doubts import Doubts
 from farflung.collectives.flow.effects import (
@@ -49,7 +48,7 @@ from farflung.collectives.flow.effects import (
 from farflung.collectives.flow.gate import Early, is_early, refusal
 from farflung.collectives.flow.microbatches import Asks, Micro, Queue
 from farflung.collectives.flow.room import Giving, Spending, Window
-from farflung.collectives.flow.seats import Seat, Table
+from farflung.collectives.flow.seats import Place, Seat, Table
 from farflung.collectives.flow.wiring import Wiring
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.errors import FrameError
@@ -66,20 +65,6 @@ _ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING})
 Check = Callable[[Kind, Payload], None]  # FrameError unless this is a crossing of that border (crossing.py)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What stays for the life of a machine."""
-
-    run_tag: bytes
-    seat: Seat
-    stages: int
-    hands_most: int = 2  # works that the trainer has at once
-
-    @property
-    def is_last(self) -> bool:
-        return self.seat.stage == self.stages - 1
-
-
 class Flow:
     def __init__(self, place: Place, table: Table, check: Check, chance: Callable[[], float]) -> None:
         self.place, self.table = place, table
@@ -91,7 +76,7 @@ class Flow:
         self._me, self._stage = place.seat.number, place.seat.stage
         self._wiring = Wiring(chance)
         self._asks, self._early, self._queue = Asks(), Early(), Queue(place.hands_most)
-        self._window = Window(place.stages)
+        self._window = Window(place.stages, place.open_most)
         self._shunned: frozenset[str] = frozenset()
         self._doubts = Doubts()
         self._forward = Way.BOTH if place.is_last else Way.FORWARD

@@ -129,10 +129,14 @@ _TIMES_KEPT = 16
 
 
 class Window:
-    """How many microbatches of its own a source has open: as many as keep the line full and no queue long."""
+    """How many microbatches of its own a source has open: as many as keep the line full and no queue long.
 
-    def __init__(self, stages: int) -> None:
+    `most`: it grows no further than to this, or to what every stage can have in hand; 0: as far as it likes.
+    """
+
+    def __init__(self, stages: int, most: int = 0) -> None:
         self.size = max(WINDOW_LEAST, 2 * stages)
+        self._most = max(self.size, most) if most else None
         self._best_s = 0.0
         self._times_s: deque[float] = deque(maxlen=_TIMES_KEPT)
         self._since = 0  # gradients since the size changed
@@ -145,7 +149,7 @@ class Window:
         if self._since < self.size or usual <= 0:
             return  # what came back was not sent with this window
         queued = self.size * (1.0 - self._best_s / usual)
-        step = 1 if queued < QUEUED_LEAST else -1 if queued > QUEUED_MOST else 0
+        step = 1 if queued < QUEUED_LEAST and self.size != self._most else -1 if queued > QUEUED_MOST else 0
         self.size = max(WINDOW_LEAST, self.size + step)
         self._since = 0
 

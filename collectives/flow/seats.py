@@ -98,3 +98,18 @@ class Table:
         living = (seat for seat in self.seats.values() if seat.lives)
         seats = (replace(seat, share=shares.get(seat.number, seat.share)) for seat in living)
         return Table(self.number + 1, tuple(seats))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of one member's machine (flow.py): what stays for its life."""
+
+    run_tag: bytes
+    seat: Seat
+    stages: int
+    hands_most: int = 2  # works that the trainer has at once
+    open_most: int = 0  # of a source: microbatches on their way; 0: as many as keep the line full
+
+    @property
+    def is_last(self) -> bool:
+        return self.seat.stage == self.stages - 1

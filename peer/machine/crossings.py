@@ -19,8 +19,8 @@ import msgspec
 from farflung.collectives.flow import effects as flow_says
 from farflung.collectives.flow.doubts import Shunned
 from farflung.collectives.flow.effects import Cause, Piece, Way, seat_of
-from farflung.collectives.flow.flow import Flow, Place
-from farflung.collectives.flow.seats import Seat, Table
+from farflung.collectives.flow.flow import Flow
+from farflung.collectives.flow.seats import Place, Seat, Table
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen, Hand, Made
 from farflung.peer.machine import effects as do
@@ -51,6 +51,9 @@ class MyStage:
     stage: int
     stages: int
     micro: int  # samples in a microbatch
+    # Of one that takes steps of its own: microbatches in a step.  With more on their way than that, more than one step
+    # lies between the two ways of a microbatch.
+    local_micros: int = 0
 
 
 def is_crossing(header: Header) -> bool:
@@ -238,7 +241,7 @@ class Crossings(Sums):
         """The machine of my seat; None: the table that shows the seat has not come yet."""
         seat, mine = self._table.seats.get(number), self._mine
         if self._flow is None and seat is not None and (seat.peer, seat.stage) == (mine.peer, mine.stage):
-            place = Place(mine.run_tag, seat, mine.stages, PLACES)
+            place = Place(mine.run_tag, seat, mine.stages, PLACES, open_most=mine.local_micros)
             self._flow = Flow(place, self._table, self._borders.check_given, self._chance)
             self._flow.counters = self._counters
             self._flow.on_unit(self._unit_s)

@@ -194,6 +194,7 @@ def _crossings(
 ) -> Crossings:
     known, [stage] = offer.attached.known, offer.attached.stages
     rules = known.manifest.pipeline
-    mine = MyStage(known.tag, config.me.peer, stage, rules.stages, rules.micro)
+    local_micros = rules.local_micros if rules.mode == "local" else 0
+    mine = MyStage(known.tag, config.me.peer, stage, rules.stages, rules.micro, local_micros)
     borders = Borders(stage, offer.attached.model, rules, config.payload_bytes, config.check)
     return Crossings(mine, borders, part.counters, chance)

@@ -65,6 +65,14 @@ def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoe
     assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"
     seen = [world.invariants for world, _ in runs]
     assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
+    bounds = {(world.scenario.local_micros, most) for world, _ in runs for most in bounds_of(world)}
+    assert bounds and all(micros == most for micros, most in bounds), "more is on its way than in a step"
+
+
+def bounds_of(world: World) -> set[int]:
+    joined = [peer.machine.joined for peer in world.peers.values()]
+    crossings = [each.crossings for each in joined if each is not None and each.crossings is not None]
+    return {each.flow.place.open_most for each in crossings if each.flow is not None}
 
 
 def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> None:

@@ -27,9 +27,9 @@ from farflung.collectives.flow.effects import (
     seat_of,
     table_of,
 )
-from farflung.collectives.flow.flow import Flow, Place
+from farflung.collectives.flow.flow import Flow
 from farflung.collectives.flow.gate import Early
-from farflung.collectives.flow.seats import Table
+from farflung.collectives.flow.seats import Place, Table
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Spoiled, with_payload

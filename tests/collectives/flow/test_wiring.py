@@ -128,3 +128,16 @@ def test_a_window_grows_while_nothing_queues_and_shrinks_when_much_does() -> Non
     assert QUEUED_MOST <= window.size < grown
     window.on_loss()
     assert 2 <= window.size <= grown // 2
+
+
+def test_a_window_with_a_bound_grows_to_it_and_never_below_what_every_stage_can_have_in_hand() -> None:
+    for most, due in ((8, 8), (2, 6), (6, 6)):
+        window = Window(stages=3, most=most)
+        for _ in range(200):
+            window.on_back(1.0)
+            assert window.size <= due
+        assert window.size == due
+        window.on_loss()
+        for _ in range(200):
+            window.on_back(1.0)
+        assert window.size == due

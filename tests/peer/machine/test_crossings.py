@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farflung.collectives.flow.effects import header_of
-from farflung.collectives.flow.flow import Place
+from farflung.collectives.flow.seats import Place
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.belt import PLACES as BELT_PLACES
 from farflung.peer.local.words import Made
