@@ -385,14 +385,14 @@ def _stage_checks(m: Manifest) -> list[str]:
         )
     if 0 < pipeline.batch < pipeline.min_per_stage:
         problems.append(
-            f"[pipeline] batch: expected at least min_per_stage ({pipeline.min_per_stage}), found {pipeline.batch}: some "
-            "peers of a stage would have nothing to do"
+            f"[pipeline] batch: expected at least min_per_stage ({pipeline.min_per_stage}), found {pipeline.batch}: "
+            "some peers of a stage would have nothing to do"
         )
     parts = m.model.layers + 2  # of the built-in model: embedding, layers, head
     if m.model.builtin and pipeline.stages > parts:
         problems.append(
-            f'[pipeline] stages: expected at most {parts} for builtin = "{m.model.builtin}" with {m.model.layers} layers, '
-            f"found {pipeline.stages}"
+            f'[pipeline] stages: expected at most {parts} for builtin = "{m.model.builtin}" with {m.model.layers} '
+            f"layers, found {pipeline.stages}"
         )
     if not pipeline.batch:
         problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")

@@ -62,6 +62,12 @@ def health(status: Record) -> Health:
         return Health("✖", "BROKEN", "bold white on red", bad)
     if not alive:
         return Health("…", "WAITING", "bold yellow", "nobody is here; the first peer to join starts the run")
+    batch = status.get("batch")
+    if isinstance(batch, Mapping) and number(batch, "passed_over"):
+        lost = f"{count(batch, 'passed_over')} batches in a row gave no finite gradient, in no microbatch"
+        return Health(
+            "▲", "LOOK", "bold yellow", f"{lost}: has the model diverged, or is the loss no number?"
+        )
     if status.get("phase") == RunPhase.WAITING:
         return Health("…", "WAITING", "bold yellow", clean(status.get("reason")) or "for peers")
     found = _with_members(members, alive)

@@ -21,6 +21,7 @@ _SMOOTHED = 0.5  # of the newest batch in what is told
 class BatchTimes:
     since: float = -1.0  # the first look
     lost: int = 0  # seats that took counted microbatches with them
+    passed_over: int = 0  # batches in a row of which nothing was left
     counting_s: float = 0.0  # 0: no batch was seen from its begin to its end
     round_s: float = 0.0
     _version: int = -1  # of the batch that is open
@@ -32,6 +33,7 @@ class BatchTimes:
         if self.since < 0:
             self.since = now
         if version is not None and version != self._version:
+            self.passed_over = 0
             if self._begun_at >= 0 and self._full_at >= 0 and version == self._version + 1:
                 self.counting_s = _smooth(self.counting_s, self._full_at - self._begun_at)
                 self.round_s = _smooth(self.round_s, now - self._full_at)

@@ -414,6 +414,7 @@ class Batches:
         self.desk.write(MicroSkipped(version=batch.version, micro=micro, samples=samples, reason=why))
         self.desk.note(f"microbatch {micro} of the batch from version {batch.version} is skipped: {why}")
         if not batch.whole:
+            self._times.passed_over += 1
             self.desk.note("no microbatch of this batch gave a finite gradient: has the model diverged?")
 
     def _look_at_reach(self) -> None:
@@ -523,7 +524,8 @@ class Batches:
         seats = min(len(self.book.of_stage(stage)) for stage in range(self.stages))
         costs = self._times.told(self.desk.manifest.pipeline.batch, seats, self.desk.now)
         row = row_of(self.book, self.desk.ledger.leases.samples, self.counted, costs)
-        return row | {"moving": self.moves.told or None}  # who goes from which stage to which
+        # Who goes from which stage to which, and how many batches in a row nothing was left of.
+        return row | {"moving": self.moves.told or None, "passed_over": self._times.passed_over}
 
     def told_of_stages(self) -> list[Row]:
         """For the status: how far each is, and which one holds the run up."""

@@ -363,8 +363,8 @@ class Agent:
                 self._hold(attached)
             case do.Vacate():
                 self._vacate()
-            case do.Note(text=text):
-                self._say(text)
+            case do.Note(text=text, routine=routine):
+                self._say(text, routine=routine)
             case do.Exit():
                 self._exit = effect
             case do.KeepContribution():

@@ -189,7 +189,7 @@ class Crossings(Sums):
         made = flow_says.Made(way, word.version, word.micro, payload, problem)
         effects = self._turned(flow.on_made(made, now), now)
         if problem:
-            told = do.Note(f"microbatch {word.micro} gives nothing to go on with: {problem}")
+            told = do.Note(f"microbatch {word.micro} gives nothing to go on with: {problem}", routine=True)
             return [told, *effects]
         if way is not Way.FORWARD:
             self._counted |= 1 << word.micro

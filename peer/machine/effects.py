@@ -222,6 +222,7 @@ class Recall:
 @dataclass(frozen=True, slots=True)
 class Note:
     text: str
+    routine: bool = False  # it comes again and again: people hear of it now and then
 
 
 @dataclass(frozen=True, slots=True)

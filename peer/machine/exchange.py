@@ -125,7 +125,8 @@ class Exchange:
     def _drop_sums(self, batch: Sums) -> list[Effect]:
         """The coordinator has given my seat up: somebody else computes what I had counted."""
         batch.forget()
-        effects: list[Effect] = [Note("my place in the batch was given up: I begin with other microbatches")]
+        told = "my place in the batch was given up: I begin with other microbatches"
+        effects: list[Effect] = [Note(told, routine=True)]
         for lane in self._part.lanes.values():
             lane.disown()
             number = lane.fragment.number

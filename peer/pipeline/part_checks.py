@@ -38,6 +38,7 @@ Loss = Callable[..., Tensor]
 _SAMPLES = (2, 3)
 _CROSSING_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _GRADIENT_BYTES = 4  # sums are fp32
+_TRIED_BYTES = 64 << 20  # what the last part gives is made up for one trial of the loss, if it is no larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def survey_parts(
     parts = checked_parts(parts)
     modules, held = _meta_modules(parts)
     small, large = (_dry_run(modules, _repeated(item, count), inputs, loss) for count in _SAMPLES)
+    _check_loss_on_values(loss, small[-1].gives, item, inputs)
     facts = []
     for number, (module, few, more, holds) in enumerate(zip(modules, small, large, held, strict=True)):
         at_border = number < len(modules) - 1
@@ -233,6 +235,37 @@ def _check_loss(loss: Loss, given: Tensors, riders: Riders) -> None:
             "the loss has no gradient: it must be computed from what the last part gives, by what torch can go back "
             "through (no argmax, .item() or .detach())"
         )
+
+
+def _check_loss_on_values(
+    loss: Loss, gives: Tensors, item: Mapping[str, Tensor], inputs: Sequence[str]
+) -> None:
+    """With a sample's own labels: one that is out of range shows itself before anything trains.
+
+    What the last part gives is made up, between 0 and 1, as it may be logits or shares.  A loss of made-up values may
+    be anything, so what comes out is not looked at.
+    """
+    if sum(t.numel() * t.itemsize for t in gives) > _TRIED_BYTES:
+        return
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        made = tuple(
+            torch.rand((1, *t.shape[1:])).to(t.dtype)
+            if t.is_floating_point()
+            else torch.zeros((1, *t.shape[1:]), dtype=t.dtype)
+            for t in gives
+        )
+        riders = {
+            name: tensor[None] for name, tensor in item.items() if name not in inputs and not tensor.is_meta
+        }
+        try:
+            loss(as_output(made), riders)
+        except UserError:
+            raise
+        except Exception as error:  # whatever somebody's loss does
+            raise UserError(
+                f"the loss fails on the labels of a sample of the data set: {first_line(error)}; do the data and the "
+                "shape that the last part gives belong together?"
+            ) from error
 
 
 def check_scalar(found: object) -> None:

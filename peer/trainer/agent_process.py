@@ -73,6 +73,7 @@ class AgentProcess:
     ) -> AgentProcess:
         """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
         _refuse_ranks()
+        _refuse_worker()
         if found := os.environ.get(AGENT_VARIABLE):
             if is_abandoned(Path(found)):
                 raise UserError(
@@ -170,6 +171,16 @@ def _refuse_ranks() -> None:
             f"this is one of {ranks} processes that train together (torchrun, accelerate launch), and "
             "several GPUs as one peer are not supported yet: start one process for each GPU without them, each with "
             "CUDA_VISIBLE_DEVICES and an --identity of its own; unset WORLD_SIZE if it is left over from something else"
+        )
+
+
+def _refuse_worker() -> None:
+    """It would be a peer whose parent waits for samples, and one more for each worker."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        raise UserError(
+            "a run can't be joined from a DataLoader's worker: call farflung.join or farflung.pipeline in the script's "
+            "main process, not in the data set"
         )
 
 

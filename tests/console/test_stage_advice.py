@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +124,16 @@ def test_stages_are_read_from_a_status_that_nobody_promised_to_be_right() -> Non
     assert stages_in({}) == () == stages_in({"stages": [{"seats": 1}]})
     odd = {"state_bytes": 1, "unit_s": "x", "gives": [7], "seats": None}
     assert stages_in({"stages": [odd]}) == (Stage(0, 1, None, 0, Crossed(0, 0)),)
+
+
+def test_the_table_of_models_and_lines_is_what_the_doctor_computes() -> None:
+    """docs/pipelines.md; `python benchmarks/pipeline_lines.py --write` puts it there."""
+    folder = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(
+        [sys.executable, str(folder / "benchmarks" / "pipeline_lines.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = (folder / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert ran.stdout.strip() in page and "| 40%, 77% |" in ran.stdout

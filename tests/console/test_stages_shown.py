@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from console.test_dashboard import SAMPLE, screen
 
-from farflung.console.screen.health import plain_line, plain_text
+from farflung.console.screen.health import health, plain_line, plain_text
 from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
 from farflung.console.screen.view import View
 
@@ -69,6 +69,17 @@ def test_any_terminal_has_room(width: int, height: int, count: int) -> None:
         assert "▼" in shown and "narrow: compute" in shown, "however many there are"
     screen(run(*[{} for _ in range(count)]), width, height)
     screen(run(*[stage(narrow="x" * 500, micros_per_s=10**300, seats="q" * 90)] * count), width, height)
+
+
+def test_a_run_that_gets_no_gradient_any_more_does_not_go_well() -> None:
+    status = run(stage(), stage())
+    for member in status["members"]:
+        member |= {"alive": True, "why": "", "state": "inner", "out": ""}
+    assert health(status).word == "GOING WELL"
+    status["batch"]["passed_over"] = 3
+    assert health(status).word == "LOOK" and "3 batches in a row gave no finite gradient" in plain_line(
+        status
+    )
 
 
 def test_stages_that_have_no_room_are_counted() -> None:

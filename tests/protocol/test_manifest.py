@@ -201,22 +201,33 @@ def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
         Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")
 
 
-IN_STAGES = '[outer]\nstep = "adamw"\n[merge]\npolicy = "mean"\n[model]\nbuiltin = ""\n[pipeline]\nstages = 3\nbatch = 8\n'
+IN_STAGES = (
+    '[outer]\nstep = "adamw"\n[merge]\npolicy = "mean"\n[model]\nbuiltin = ""\n[pipeline]\nstages = 3\n'
+)
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (
-            "min_per_stage = 30",
+            "batch = 40\nmin_per_stage = 30",
             "[run] max_peers: expected at least 90, for 3 stages with min_per_stage = 30, found 64",
         ),
-        ("min_per_stage = 9", "[pipeline] batch: expected at least min_per_stage (9), found 8"),
-        ("min_per_stage = 0", "[pipeline] min_per_stage: expected an integer >= 1 and <= 64, found 0"),
-        ("cuts = [3, 2]", "[pipeline] cuts: expected 2 rising part numbers for 3 stages, found [3, 2]"),
-        ("cuts = [3]", "[pipeline] cuts: expected 2 rising part numbers for 3 stages, found [3]"),
-        ('codec = "int5"', '[pipeline] codec: expected "fp32" or "bf16" or "int8" or "int4", found "int5"'),
-        ("batch_size = 3", "[pipeline] batch_size: unknown key; did you mean"),
+        ("batch = 8\nmin_per_stage = 9", "[pipeline] batch: expected at least min_per_stage (9), found 8"),
+        (
+            "batch = 8\nmin_per_stage = 0",
+            "[pipeline] min_per_stage: expected an integer >= 1 and <= 64, found 0",
+        ),
+        (
+            "batch = 8\ncuts = [3, 2]",
+            "[pipeline] cuts: expected 2 rising part numbers for 3 stages, found [3, 2]",
+        ),
+        ("batch = 8\ncuts = [3]", "[pipeline] cuts: expected 2 rising part numbers for 3 stages, found [3]"),
+        (
+            'batch = 8\ncodec = "int5"',
+            '[pipeline] codec: expected "fp32" or "bf16" or "int8" or "int4", found "int5"',
+        ),
+        ("batch = 8\nbatch_size = 3", "[pipeline] batch_size: unknown key; did you mean"),
     ],
 )
 def test_what_no_run_in_stages_could_do_is_refused_before_anybody_joins(more: str, says: str) -> None:
@@ -228,7 +239,7 @@ def test_what_no_run_in_stages_could_do_is_refused_before_anybody_joins(more: st
 
 
 def test_more_stages_than_the_model_that_is_built_in_has_parts_are_refused() -> None:
-    built_in = IN_STAGES.replace('builtin = ""', "layers = 2").replace("stages = 3", "stages = 5")
+    built_in = IN_STAGES.replace('builtin = ""', "layers = 2").replace("stages = 3", "batch = 8\nstages = 5")
     with pytest.raises(
         UserError, match=r"stages: expected at most 4 for builtin = .tiny-gpt. with 2 layers, found 5"
     ):
@@ -238,4 +249,4 @@ def test_more_stages_than_the_model_that_is_built_in_has_parts_are_refused() -> 
 
 def test_cuts_of_a_model_in_one_stage_are_not_passed_over() -> None:
     with pytest.raises(UserError, match=r"cuts: a model in one stage has none, found \[2\]; set stages"):
-        Manifest.from_toml(IN_STAGES.replace("stages = 3", "cuts = [2]"), "run.toml")
+        Manifest.from_toml(IN_STAGES.replace("stages = 3", "batch = 8\ncuts = [2]"), "run.toml")

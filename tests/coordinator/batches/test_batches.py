@@ -224,6 +224,19 @@ def test_a_microbatch_without_a_gradient_is_tried_by_another_and_then_left_out()
     assert "ann, bob got no finite gradient" in skipped[0].reason
 
 
+def test_batches_of_which_nothing_is_left_are_told_until_one_is_learned_from() -> None:
+    hall = Hall("ann")
+    batch = hall.batches.book.batch
+    assert batch is not None and hall.batches.told()["passed_over"] == 0
+    while hall.batches.book.batch is batch:
+        bad = sum(1 << micro for micro in hall.granted("ann"))
+        hall.says("ann", unusable=mask_to_bytes(bad))
+        hall.batches.advance()
+    assert hall.batches.told()["passed_over"] == 1
+    hall.batches._times.look(batch.version + 1, False, hall.desk.now)
+    assert hall.batches.told()["passed_over"] == 0
+
+
 def test_who_is_not_at_the_runs_state_or_leaves_gets_no_work() -> None:
     hall = Hall("ann", "bob")
     hall.workers["bob"].verified = False

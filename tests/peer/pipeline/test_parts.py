@@ -154,7 +154,7 @@ REFUSED = {
     "no builder": ([3, HEAD], "part 0 is int, which builds no module"),
     "no parts": ([], "a model is a list of parts, found an empty list"),
     "a model": (nn.Sequential(SHARED), "a model is a list of parts, found Sequential"),
-    "no file": ([Misses, HEAD], r"part 0 \(Misses\) can't be built: FileNotFoundError: weights.bin; each part is built"),
+    "no file": ([Misses, HEAD], r"part 0 \(Misses\) can't be built: FileNotFoundError: weights.bin; each"),
     "reads values": ([partial(Reads, 8), HEAD], r"part 0 \(Reads\) can't be built: RuntimeError: Tensor.item\(\)"),
 }  # fmt: skip
 
@@ -187,8 +187,8 @@ def test_the_loss_must_be_one_number() -> None:
 BAD_LOSSES = {
     "counts": (lambda logits, item: (logits.argmax(1) == item["labels"]).sum(), "the loss is int64: a mean loss"),
     "detached": (lambda logits, item: F.cross_entropy(logits.detach(), item["labels"]), "the loss has no gradient"),
-    "another name": (lambda logits, item: item["kind"], r"the loss fails on what the last part gives, float32 \[2, 3\], "
-                     "and the riders labels: KeyError: 'kind'; it is called as loss"),
+    "another name": (lambda logits, item: item["kind"], r"the loss fails on what the last part gives, float32 "
+                     r"\[2, 3\], and the riders labels: KeyError: 'kind'; it is called as loss"),
     "one argument": (lambda logits: logits.mean(), "TypeError: .* takes 1 positional argument but 2 were given"),
     "another shape": (lambda logits, item: F.cross_entropy(logits.flatten(), item["labels"]), "the loss fails on"),
 }  # fmt: skip
@@ -200,6 +200,22 @@ def test_a_loss_that_teaches_nothing_is_refused_before_anything_trains(name: str
     with pytest.raises(UserError, match=words) as told:
         survey([HEAD], loss)
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_labels_that_the_last_part_has_no_place_for_are_told_before_anything_trains() -> None:
+    beyond = {"labels": torch.tensor(3)}
+    with pytest.raises(
+        UserError, match=r"fails on the labels of a sample of the data set: IndexError: Target 3 is out"
+    ):
+        survey([HEAD], **beyond)
+    survey([partial(nn.Linear, 8, 4)], **beyond)
+
+
+def test_a_loss_that_is_tried_with_made_up_values_may_be_anything_and_draws_nothing() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    survey([HEAD], lambda logits, item: (logits.log() / 0).mean())
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_loss_may_look_at_its_labels() -> None:

@@ -28,6 +28,7 @@ def manifest(stages: int, cuts: Any = "auto", chunk_kb: int = 1, **more: Any) ->
     return Manifest.model_validate(
         {
             "run": {"seed": SEED},
+            "model": {"builtin": ""},
             "round": {"chunk_kb": chunk_kb},
             "merge": {"policy": "mean"},
             "outer": {"step": "adamw"},
@@ -193,7 +194,7 @@ REFUSED: dict[str, tuple[list[Any], Any, str]] = {
     ),
     "tied": ([partial(Tied, TIED), LINEAR, partial(Tied, TIED), HEAD], [2], "are one parameter"),
     "fewer parts": ([LINEAR, HEAD], "auto", "stages is 3, and the model has 2 parts: .* take at most 2 stages"),
-    "cuts beyond": ([LINEAR, LINEAR, HEAD], [1, 7], r"cuts \[1, 7\]: there is no part 7, the last one of this model is 2"),
+    "cuts beyond": ([LINEAR, LINEAR, HEAD], [1, 7], r"cuts \[1, 7\]: there is no part 7, the last one of"),
     "nothing to train": ([LINEAR, nn.GELU, nn.Tanh, HEAD], [1, 3], "stage 1, parts 1 to 2, has no parameter"),
     "nothing in one part": ([LINEAR, nn.GELU, HEAD], [1, 2], "stage 1, part 1, has no parameter to train"),
     "only integers": (

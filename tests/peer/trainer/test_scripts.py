@@ -217,7 +217,7 @@ def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent(nurs
     )
     agent.serve(process, Loaded(version=0))
     _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1 and "as if they had been learned" in said
+    assert process.returncode == 2 and "as if they had been learned" in said
     assert not any(isinstance(word, Frozen) for word in agent.heard)
     agent.close()
 
@@ -246,7 +246,7 @@ def test_run_batches_in_a_worker_of_a_data_loader_is_refused_where_it_would_wait
     process = fresh_trainer(agent.folder, "-c", WITH_WORKERS.format(method=method))
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1 and "num_workers=0" in said, said
+    assert process.returncode == 2 and "num_workers=0" in said, said
     assert not any(isinstance(word, Need | Bye) for word in agent.heard), (
         "only the worker asked, or said good-bye"
     )
@@ -331,6 +331,14 @@ def test_one_rank_of_several_is_refused_before_an_agent_starts(
     monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path))  # nor under `farflung join`
     with pytest.raises(UserError, match="one of 8 processes"):
         connect()
+    assert not (tmp_path / "arguments").exists()
+
+
+def test_a_worker_of_a_data_loader_is_no_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: object())
+    with pytest.raises(UserError, match="can't be joined from a DataLoader's worker: call farflung.join or"):
+        connect(URL)
     assert not (tmp_path / "arguments").exists()
 
 
