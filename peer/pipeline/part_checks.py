@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from farflung.peer.pipeline.parts import (
+    THEIR_ERRORS,
     Part,
     Riders,
     Stage,
@@ -223,7 +224,7 @@ def _check_loss(loss: Loss, given: Tensors, riders: Riders) -> None:
         return  # a loss may look at its labels; it is checked again with the first microbatch
     except UserError:
         raise
-    except Exception as error:  # whatever somebody's loss does
+    except THEIR_ERRORS as error:
         taken = " and ".join(f"{dtype_name(t.dtype)} {list(t.shape)}" for t in given)
         raise UserError(
             f"the loss fails on what the last part gives, {taken}, and the riders {', '.join(riders) or '(none)'}: "
@@ -261,7 +262,7 @@ def _check_loss_on_values(
             loss(as_output(made), riders)
         except UserError:
             raise
-        except Exception as error:  # whatever somebody's loss does
+        except THEIR_ERRORS as error:
             raise UserError(
                 f"the loss fails on the labels of a sample of the data set: {first_line(error)}; do the data and the "
                 "shape that the last part gives belong together?"

@@ -23,6 +23,20 @@ from torch import Tensor, nn
 from farflung.peer.trainer.model_tensors import unwrap
 from farflung.protocol.errors import FarflungError, UserError
 
+# What somebody else's part, loss or data set may raise by a mistake in it.
+THEIR_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 Part = nn.Module | Callable[[], nn.Module]
 Tensors = tuple[Tensor, ...]
 Riders = Mapping[str, Tensor]
@@ -64,7 +78,7 @@ def built(part: Part, number: int) -> nn.Module:
         module = part if isinstance(part, nn.Module) else part()
     except FarflungError:
         raise
-    except Exception as error:  # whatever somebody's constructor does
+    except THEIR_ERRORS as error:
         raise UserError(
             f"part {number} ({_name_of(part)}) can't be built: {first_line(error)}; each part is built without values "
             "first (torch.device('meta')), so it must not read any, and all that it needs must be here"

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import Source, source_of, tokens_in
-from farflung.peer.pipeline.parts import Riders, Tensors, first_line
+from farflung.peer.pipeline.parts import THEIR_ERRORS, Riders, Tensors, first_line
 from farflung.peer.trainer.model_tensors import dtype_name
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
@@ -67,7 +67,7 @@ class Samples:
             items = self.source.read(Span(lease=0, epoch=epoch, start=start, stop=stop))
         except FarflungError:
             raise
-        except Exception as error:
+        except THEIR_ERRORS as error:
             if not self._read_any:
                 raise UserError(f"the data set's first sample can't be read: {first_line(error)}") from error
             raise
