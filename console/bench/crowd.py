@@ -74,8 +74,8 @@ class Crowd:
         return max((each.machine.version for each in self.here.values()), default=-1)
 
     def start(self) -> None:
-        """The seats of each stage.  Peers that could hold any are seated evenly: then there are as many in each stage as
-        in the fullest one, and those beyond the seats go once it has begun (deaths.py)."""
+        """The seats of each stage.  Peers that could hold any are seated evenly: then there are as many in each
+        stage as in the fullest one, and those beyond the seats go once it has begun (deaths.py)."""
         stages = range(len(self.seats))
         for stage in stages:
             for number in range(max(self.seats) if self._asked.movable else self.seats[stage]):

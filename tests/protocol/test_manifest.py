@@ -108,7 +108,8 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ),
         (
             "[pipeline]\nclip = 0.5",
-            "[pipeline] clip: expected 0 with batch = 0, found 0.5: steps of each peer's own are clipped by [inner] clip",
+            "[pipeline] clip: expected 0 with batch = 0, found 0.5: steps of each peer's own are clipped by "
+            "[inner] clip",
         ),
         (
             f'{_STAGED}mode = "local"\nclip = 0.5\n[outer]\nstep = "mean"',
