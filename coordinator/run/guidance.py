@@ -32,6 +32,11 @@ DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their l
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
+# So long others may wait for version 0 without anybody getting it from those who have it; then others found the run.
+FOUNDER_PATIENCE_S = 600.0
+FOUNDER_LEAST_BYTES_S = (
+    64_000  # and so much longer as its state takes over a line of half a megabit per second
+)
 LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
@@ -46,6 +51,63 @@ class _Donors:
     made_at: float
     found: list[str]
     dialable: list[str]
+
+
+class FoundersTurns:
+    """Nothing is learned yet, and some have version 0, or one is to make it.  They may never give it to the others who
+    wait: then the next one that came founds the run, and when all had their turn, they begin anew."""
+
+    def __init__(self, core: Core, conductors: list[Conductor]) -> None:
+        self._core = core
+        self._conductors = conductors
+        self._over: set[str] = set()
+        self._waits: dict[
+            int, tuple[set[str], float]
+        ] = {}  # fragment -> who had it, since when nobody else got it
+
+    def founder_of(self, conductor: Conductor) -> Member | None:
+        left = (member for member in conductor.holders if not self.is_over(member))
+        return min(left, key=lambda member: member.joined_no, default=None)
+
+    def is_over(self, member: Member) -> bool:
+        return member.peer in self._over
+
+    def look(self, is_founded: bool) -> None:
+        """Whose turn is over by now."""
+        if self._core.ledger.learned:
+            self._over, self._waits = set(), {}
+            return
+        for conductor in self._conductors:
+            having = {member.peer for member in self._having(conductor, is_founded)}
+            waiting = len(conductor.holders) - len(having)
+            if not having or not waiting:
+                self._waits.pop(conductor.fragment, None)
+                continue
+            had, since = self._waits.get(conductor.fragment, (set(), 0.0))
+            if not having <= had:  # who comes back to it is no news: it might do so again and again
+                self._waits[conductor.fragment] = had | having, self._core.now
+            elif self._core.now - since >= self._patience_s(waiting):
+                self._pass_on(having)
+
+    def _having(self, conductor: Conductor, is_founded: bool) -> list[Member]:
+        """Who has the fragment's version 0, or is to make it."""
+        if is_founded:
+            return [member for member in conductor.holders if conductor.standing(member).verified]
+        founder = self.founder_of(conductor)
+        return [founder] if founder is not None else []
+
+    def _patience_s(self, waiting: int) -> float:
+        model = self._core.ledger.model
+        count = 4 * model.chunk_count * model.chunk_elements if model is not None else 0
+        return FOUNDER_PATIENCE_S + waiting * count / FOUNDER_LEAST_BYTES_S
+
+    def _pass_on(self, having: set[str]) -> None:
+        names = ", ".join(m.contact.name for m in self._core.members.alive.values() if m.peer in having)
+        self._core.note(f"nobody got the initial state of {names} for too long: another one founds the run")
+        self._over |= having
+        self._waits.clear()
+        if any(self.founder_of(each) is None for each in self._conductors):
+            self._over.clear()  # all had their turn
 
 
 class Guidance:
@@ -65,6 +127,7 @@ class Guidance:
         self._batches = batches
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
         self._known_donors: dict[int, _Donors] = {}  # by fragment
+        self._turns = FoundersTurns(core, conductors)
         self._changes = 0
 
     # ---- a beat --------------------------------------------------------------------------------------
@@ -235,6 +298,7 @@ class Guidance:
         said = [(self._conductors[each.fragment], each) for each in beat.fragments]
         for conductor, of_it in said:
             self._recognise(member, conductor, of_it)
+        self._turns.look(self.is_founded)
         if not self.is_founded:
             return self._found(member, beat)
         found = [self._judge_fragment(member, conductor, of_it) for conductor, of_it in said]
@@ -260,7 +324,8 @@ class Guidance:
                 f"it holds version {said.version}{of}, the journal ends at {version}: restore the newer journal",
             )
         if said.version >= 0 and known is not None and said.digest != known:
-            if conductor.settling.is_heard(member, said):
+            # A version 0 was not calculated: there is nothing to check, it is of another beginning.
+            if said.version > 0 and conductor.settling.is_heard(member, said):
                 return (
                     Goal.WAIT,
                     f"what it calculated as version {version}{of} is not what others did: it is checked",
@@ -317,7 +382,9 @@ class Guidance:
         """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model."""
         held: set[int] = set()
         for member in self._core.members.alive.values():
-            if member.beat is not None and all(map(self._is_genesis, member.beat.fragments)):
+            if member.beat is None or self._turns.is_over(member):
+                continue
+            if all(map(self._is_genesis, member.beat.fragments)):
                 held.update(member.standings)
         return len(held) == len(self._conductors)
 
@@ -329,9 +396,9 @@ class Guidance:
         )
 
     def _found(self, member: Member, beat: Beat) -> Judgement:
-        """Nothing has been learned yet and nobody holds version 0: the oldest living holder of each fragment founds it,
-        and all of them together found the run."""
-        founders = [min(each.holders, key=lambda m: m.joined_no, default=None) for each in self._conductors]
+        """Nothing has been learned yet and nobody holds version 0: of each fragment the oldest living holder whose turn
+        is not over founds it, and all of them together found the run."""
+        founders = [self._turns.founder_of(each) for each in self._conductors]
         mine = founders[beat.fragments[0].fragment]
         if member is not mine and mine is not None:
             return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"

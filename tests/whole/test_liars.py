@@ -12,14 +12,14 @@ from statistics import mean
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, Opened, from_bytes
+from farflung.coordinator.ledger.records import Banned, CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import in_flight
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.withholding import LastHolders
-from farflung.coordinator.run import conductor
+from farflung.coordinator.run import conductor, guidance
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
-from farflung.peer.simulator.world import AMONG_LIARS, World
+from farflung.peer.simulator.world import AMONG_LIARS, LIARS_LATE_S, World
 
 SEEDS = 40
 
@@ -61,6 +61,26 @@ def test_P18_liars_that_make_rounds_among_themselves_are_those_that_min_peers_le
         assert world.run().outcome == ends
         banned = {each.peer for each in map(from_bytes, world.journal) if isinstance(each, Banned)}
         assert banned <= world.league.members
+
+
+class LiarsFirst(World):
+    def _late_s(self, index: int) -> float:
+        return 0.0 if index >= self.scenario.peers - self.scenario.liars else LIARS_LATE_S
+
+
+@pytest.mark.parametrize(("way", "peers", "liars"), [("serve", 4, 1), ("keep", 5, 2)])
+def test_P3_liars_that_found_a_run_and_give_it_to_nobody_hold_it_up_for_their_turn_only(
+    way: str, peers: int, liars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they serve is wrong, or nothing; a round needs one more than they are."""
+    monkeypatch.setattr(guidance, "FOUNDER_PATIENCE_S", 20.0)
+    drawn = replace(
+        Scenario.of_liars(1), lies=way, peers=peers, liars=liars, late_joiners=0, min_peers=liars + 1
+    )
+    world = LiarsFirst(1, drawn)
+    assert world.run().outcome == "finished"
+    founded = [each.peer for each in map(from_bytes, world.journal) if isinstance(each, Genesis)]
+    assert founded[0] in world.league.members and founded[-1] not in world.league.members
 
 
 # ---- the work of others ----------------------------------------------------------------------------------------

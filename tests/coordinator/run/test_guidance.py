@@ -24,6 +24,8 @@ from farflung.coordinator.run.guidance import (
     DONORS_TOLD,
     DONORS_TURN_S,
     FINISH_GRACE_S,
+    FOUNDER_LEAST_BYTES_S,
+    FOUNDER_PATIENCE_S,
     ROSTER_ENTRIES_PER_S,
     SAVED_TOLD,
     Guidance,
@@ -34,6 +36,7 @@ from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection
 from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick
 from farflung.protocol.round_words import CROWD, Decision
 from farflung.protocol.states import Goal, PeerState
+from rig.court_scene import MODEL
 from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
 from rig.showing import let_all_be_shown, shown_under, value_of
 
@@ -136,6 +139,63 @@ def test_version_0_is_founded_when_the_oldest_holds_it_of_every_fragment() -> No
     assert run.goal(ann, 0, -1)[0] == Goal.FOUND
     assert run.goal(ann, 0, 0) == (Goal.TRAIN, "it founded version 0")
     assert [book.digests for book in run.core.ledger.books] == [{0: digest_of(0, at)} for at in range(2)]
+
+
+def test_P3_who_is_to_found_the_run_and_does_not_has_its_turn_and_then_the_next_one_founds_it() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    assert run.goal(ann, -1)[0] == Goal.FOUND
+    run.core.now += FOUNDER_PATIENCE_S - 0.1
+    assert run.goal(bob, -1)[0] == Goal.WAIT
+    run.core.now += 0.1
+    assert run.goal(bob, -1)[0] == Goal.FOUND
+    assert run.goal(ann, -1)[0] == Goal.WAIT
+    run.core.now += FOUNDER_PATIENCE_S
+    run.tick(bob, -1)
+    assert run.goal(ann, -1)[0] == Goal.FOUND, "all had their turn"
+
+
+def test_P3_who_founds_the_run_and_gives_it_to_nobody_has_its_turn() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.tick(ann, 0)
+    run.tick(bob, -1)
+    run.core.now += FOUNDER_PATIENCE_S
+    assert run.goal(bob, -1)[0] == Goal.FOUND
+    bobs = replace(NOWHERE, version=0, digest=OTHER)
+    assert run.goal(bob, fragments=(bobs,)) == (Goal.TRAIN, "it founded version 0")
+    assert run.goal(ann, 0)[0] == Goal.SYNC
+    assert run.core.ledger.books[0].digests == {0: OTHER}
+    assert not any(isinstance(each, Struck) for each in run.written), "it may have been slow"
+
+
+def test_a_founder_stays_while_others_get_its_state_and_for_as_long_as_that_takes() -> None:
+    run = Guide(None)
+    ann, bob, cid = run.comes("ann"), run.comes("bob"), run.comes("cid")
+    run.tick(ann, 0)
+    run.core.ledger.model = MODEL
+    each_s = 4 * MODEL.chunk_count * MODEL.chunk_elements / FOUNDER_LEAST_BYTES_S
+    run.core.now += FOUNDER_PATIENCE_S + 2 * each_s - 0.1
+    assert run.goal(cid, -1)[0] == Goal.SYNC, "two wait for it"
+    run.tick(bob, 0)
+    run.core.now += 0.2
+    assert run.goal(cid, -1)[0] == Goal.SYNC, "bob got it"
+    run.core.now += FOUNDER_PATIENCE_S + each_s
+    assert run.goal(cid, -1)[0] == Goal.FOUND
+    run.tick(ann, 0)
+    run.core.now += FOUNDER_PATIENCE_S / 2
+    run.tick(bob, 0)
+    run.core.now += FOUNDER_PATIENCE_S / 2
+    assert run.goal(cid, -1)[0] == Goal.FOUND, "those whose turn was over do not get in its way"
+
+
+def test_P20_what_was_learned_takes_every_turn_away() -> None:
+    run = Guide(1)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.tick(ann, 1)
+    run.tick(bob, -1)
+    run.core.now += 10 * FOUNDER_PATIENCE_S
+    assert run.goal(bob, -1)[0] == Goal.SYNC
 
 
 # ---- where a member is, and what it is to do -----------------------------------------------------------------
