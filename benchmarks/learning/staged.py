@@ -74,11 +74,11 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("synchronous, 2 stages of 4", 2, local=False),
-    Setting('mode = "local", 2 stages of 4, 4 microbatches on their way', 2, local=True),
-    Setting("the same, 16 on their way", 2, local=True, in_flight=16),
-    Setting("the same, 4 on their way, each on a path of its own", 2, local=True, fixed=True),
-    Setting("plain DiLoCo, 8 peers with the whole model", 1, local=True),
+    Setting("synchronous batches", 2, local=False),
+    Setting('"local", 4 on their way', 2, local=True),
+    Setting('"local", 16 on their way', 2, local=True, in_flight=16),
+    Setting('"local", 4, paths of their own', 2, local=True, fixed=True),
+    Setting("plain DiLoCo, no stages", 1, local=True),
 )
 
 
