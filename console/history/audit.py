@@ -16,6 +16,7 @@ from farflung.console.history.audit_batches import check_batches, has_batches
 from farflung.console.history.audit_work import check_samples, check_work
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History, Process
+from farflung.console.history.stage_stories import StageStory, stage_stories
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.errors import UserError
@@ -28,18 +29,21 @@ SLACK_S = 5.0  # for a busy machine
 class Report:
     findings: list[Finding] = field(default_factory=list)
     facts: str = ""
+    stages: list[StageStory] = field(default_factory=list)  # of a model in several
 
     @property
     def kept(self) -> bool:
         return all(not finding.broken for finding in self.findings)
 
     def lines(self) -> list[str]:
-        return [self.facts, *(line for finding in self.findings for line in finding.lines())]
+        stages = [story.line() for story in self.stages]
+        return [self.facts, *stages, *(line for finding in self.findings for line in finding.lines())]
 
 
 def audit(history: History) -> Report:
     checks = (*CHECKS, check_batches) if has_batches(history) else CHECKS
     report = Report([check(history) for check in checks])
+    report.stages = stage_stories((float(each.get("wall") or 0.0), each) for each in history.records)
     lives = len(history.lives)
     killed = sum(process.ended is None for _, process in history.lives)
     commits = sum(map(len, history.by_round.values()))

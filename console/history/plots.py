@@ -10,6 +10,7 @@ from typing import Any
 
 from farflung.console.history.picture import BLUE, GREEN, INK, ORANGE, PALE, SKY, Chart, Sheet
 from farflung.console.history.recording import Moment, Recording
+from farflung.console.history.stage_stories import StageStory, stage_stories
 from farflung.console.screen.text import clean
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.units import duration, si
@@ -19,6 +20,8 @@ HEIGHT, GAP = 150, 62
 ROW = 18  # of a peer in the waterfall
 ROUNDS_IN_WATERFALL = 12  # the last ones: more would be too thin to read
 NAMES_SHOWN = 32
+# Told apart without colours, too.
+STAGE_LINES = ((BLUE, ""), (ORANGE, "6 3"), (GREEN, "2 2"), (INK, "8 2 2 2"), (SKY, "1 3"))
 
 
 @dataclass
@@ -42,14 +45,17 @@ def picture_of(recording: Recording) -> str:
         raise UserError("no round was committed in this recording: there is nothing to draw")
     rounds = _rounds(recording)[-ROUNDS_IN_WATERFALL:]
     peers = sorted({peer for each in rounds for peer in each.members}, key=recording.name)[:NAMES_SHOWN]
-    tops = [60 + place * (HEIGHT + GAP) for place in range(4)]
-    sheet = Sheet(WIDTH, tops[3] + ROW * max(len(peers), 1) + 80)
+    stages = stage_stories((m.at_s, m.event) for m in recording.moments if not m.peer)
+    tops = [60 + place * (HEIGHT + GAP) for place in range(5 if stages else 4)]
+    sheet = Sheet(WIDTH, tops[-1] + ROW * max(len(peers), 1) + 80)
     title = f"{clean(recording.run)}: {len(commits)} rounds in {duration(recording.seconds)}"
     sheet.words(LEFT, 26, title, 17)
     _loss(sheet, tops[0], recording, commits)
     _participation(sheet, tops[1], recording, commits)
     _bytes(sheet, tops[2], recording, commits)
-    _waterfall(sheet, tops[3], recording, rounds, peers)
+    if stages:
+        _seats(sheet, tops[3], recording, stages)
+    _waterfall(sheet, tops[-1], recording, rounds, peers)
     return sheet.text()
 
 
@@ -101,6 +107,27 @@ def _bytes(sheet: Sheet, top: float, recording: Recording, commits: list[Moment]
     for at, size in sizes:
         x, y = chart.at(at, size / scale)
         sheet.box(x - 2, y, 4, chart.bottom - y, SKY, f"{si(size, 'B')} after {at:.0f} s")
+
+
+def _seats(sheet: Sheet, top: float, recording: Recording, stages: list[StageStory]) -> None:
+    """Of each stage of a model in several: where a line falls, somebody was lost, and the stage is narrower."""
+    most = max(story.most for story in stages)
+    chart = Chart(sheet, _box(top), (0, recording.seconds), (0, most + 0.5), "seats of each stage")
+    given_up = sum(story.given_up for story in stages)
+    chart.y_axis(f"{len(stages)} stages; given up in a batch: {given_up}")
+    chart.x_axis("seconds")
+    for place, story in enumerate(stages):
+        colour, dashes = STAGE_LINES[place % len(STAGE_LINES)]
+        raised = 0.12 * (place % 4) if len(stages) > 1 else 0.0  # equal stages would hide each other
+        steps = [(0.0, raised)]
+        for at, count in story.stairs:
+            steps += [(at, steps[-1][1]), (at, count + raised)]
+        steps.append((recording.seconds, steps[-1][1]))
+        sheet.line([chart.at(*step) for step in steps], colour, 2, dashes)
+        if place < len(STAGE_LINES):
+            x = LEFT + 330 + 92 * place
+            sheet.line([(x, top - 12), (x + 18, top - 12)], colour, 2, dashes)
+            sheet.words(x + 22, top - 8, f"stage {story.number}", 10)
 
 
 def _waterfall(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from farflung.console.history.audit_batches import check_batches, has_batches
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import each_round
+from farflung.console.history.plots import picture_of
+from farflung.console.history.recording import Recording
+from farflung.console.history.stage_stories import stage_stories
 from farflung.coordinator.ledger.record_events import event_of
 from farflung.coordinator.ledger.records import Record
 from farflung.peer.simulator.world import Scenario, World
@@ -167,3 +171,28 @@ def test_P11_P13_each_way_to_break_it_in_stages_is_named(
     records = of_stages()
     breaks(records)
     assert any(told in text for text in found(records, 3).broken)
+
+
+def test_each_stage_is_told_in_a_row_with_its_seats_and_what_it_counted() -> None:
+    records = of_stages()
+    stories = stage_stories((float(place), each) for place, each in enumerate(records))
+    assert [story.line() for story in stories] == [
+        f"stage {number}: 2 seats at most, 0 given up in a batch; 16 microbatches in 2 commits"
+        for number in range(3)
+    ]
+    place = next(n for n, each in enumerate(records) if each["event"] == "committed")
+    lost = {"event": "unseated", "number": next(e["number"] for e in records if e["event"] == "seated")}
+    doctored = [*records[:place], lost, *records[place:]]
+    first = stage_stories((float(n), each) for n, each in enumerate(doctored))[0]
+    assert (first.given_up, first.stairs[-1]) == (1, (float(place), 1))
+    assert (
+        stage_stories((0.0, each) for each in records if each.get("stage", 0) == 0 and "of_batch" not in each)
+        == []
+    )
+
+
+def test_the_picture_of_a_run_in_stages_shows_the_seats_of_each() -> None:
+    events = [{"wall": 100.0 + place, **each} for place, each in enumerate(of_stages())]
+    drawn = picture_of(Recording.of(events, {}))
+    ET.fromstring(drawn)
+    assert "3 stages; given up in a batch: 0" in drawn and "stage 2" in drawn

@@ -215,6 +215,7 @@ PURE_MODULES = (
     "console/doctor/stage_advice",
     "console/history/finding",
     "console/history/plots",
+    "console/history/stage_stories",
     "console/screen/dashboard",
     "console/screen/health",
     "console/screen/peers_table",
