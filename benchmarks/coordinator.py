@@ -3,6 +3,7 @@ front door, a process of its own, takes whichever is free.
 
     python benchmarks/coordinator.py                    # all of it, about four minutes
     python benchmarks/coordinator.py --members 200 --seconds 5 --idle 500
+    python benchmarks/coordinator.py --stages 32        # of a model in so many stages: seats and a batch that goes on
 
 Half of the members join at once, then the other half while the first half beats; then all of them beat, without
 rounds and with them; then connections that never say a word come and stay.  Prints a table; with --write it goes
@@ -32,7 +33,8 @@ from pages import write_between
 from farflung.protocol.join_url import JoinUrl
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
-SHAMS = Path(__file__).resolve().parent.parent / "tests" / "rig" / "shams.py"
+RIG = Path(__file__).resolve().parent.parent / "tests" / "rig"
+TABLE_BYTES_MOST = 40 * 1024
 OWNERS = 8
 PATIENCE_S = 60.0
 RUN = """
@@ -55,6 +57,15 @@ dead_after_s = 20.0
 [admission]
 joins_at_once = 1024
 """
+IN_STAGES = """
+[outer]
+step = "adamw"
+[merge]
+policy = "mean"
+[pipeline]
+stages = {stages}
+batch = 4096
+"""
 
 
 @dataclass(frozen=True)
@@ -68,9 +79,11 @@ class Row:
 class Process:
     """The coordinator, and what the kernel tells of it."""
 
-    def __init__(self, folder: Path, heartbeat_s: float, profile: Path | None) -> None:
+    def __init__(self, folder: Path, heartbeat_s: float, profile: Path | None, stages: int) -> None:
         run = folder / "run.toml"
-        run.write_text(RUN.format(heartbeat_s=heartbeat_s))
+        text = RUN.format(heartbeat_s=heartbeat_s)
+        # With two peers all stages would be empty but two: a batch begins once they are served.
+        run.write_text(text + IN_STAGES.format(stages=stages) if stages > 1 else text)
         words = [sys.executable, *(["-m", "cProfile", "-o", str(profile)] if profile else [])]
         words += ["-m", "farflung", "coordinate", str(run), "--listen", "127.0.0.1:0", "--plain", "--json"]
         self.log = folder / "coordinator.log"
@@ -115,10 +128,13 @@ class Process:
 class Worker:
     """A process of shams."""
 
-    def __init__(self, url: JoinUrl, count: int, owners: int) -> None:
+    def __init__(self, url: JoinUrl, count: int, owners: int, stages: int) -> None:
         self.count = count
+        words = [str(RIG / "shams.py"), str(url), str(count), str(owners)]
+        if stages > 1:
+            words = [str(RIG / "staged_shams.py"), *words[1:], str(stages)]
         self.process = subprocess.Popen(
-            [sys.executable, str(SHAMS), str(url), str(count), str(owners)],
+            [sys.executable, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -183,7 +199,7 @@ class Bench:
     def join(self, count: int, owners: int) -> None:
         before = self.coordinator.mb()
         there = sum(worker.count for worker in self.workers)
-        worker = Worker(self.coordinator.url, count, owners)
+        worker = Worker(self.coordinator.url, count, owners, self.options.stages)
         for other in self.workers:
             other.say("mark")
         pids = [self.coordinator.process.pid, self.coordinator.door_pid(), worker.process.pid]
@@ -252,6 +268,33 @@ class Bench:
                 f"{quantile(seconds, 0.5):.2f} s each (median)",
             )
         return beats
+
+    def seats(self) -> None:
+        """Of a model in stages: until as many as can are seated."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            told = [worker.ask() for worker in self.workers]
+            seats = [sum(of_stage) for of_stage in zip(*(each["seats"] for each in told), strict=True)]
+            if sum(seats) >= self.options.members or time.monotonic() > until:
+                break
+            time.sleep(1.0)
+        ever = sum(each["seated"] for each in told)
+        self.row(
+            f"seats in {self.options.stages} stages",
+            f"{sum(seats)} of {self.options.members}, {min(seats)} to {max(seats)} a stage; {ever} ever",
+            "all",
+            "yes" if sum(seats) == self.options.members else "**no**",
+        )
+
+    def tables(self) -> None:
+        told = [worker.ask() for worker in self.workers]
+        most = max(each["batch_bytes_most"] for each in told)
+        self.row(
+            "what a tick says of the batch, with the table of seats",
+            f"at most {most / 1024:.1f} KB; {sum(each['tables'] for each in told)} tables in all",
+            f"< {TABLE_BYTES_MOST // 1024} KB",
+            "yes" if most < TABLE_BYTES_MOST else "**no**",
+        )
 
     def idle(self) -> None:
         """Connections that never say a word, at the door.  Their own cost on this machine must not pass for harm."""
@@ -327,6 +370,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of beats, in each of the two parts")
     parser.add_argument("--idle", type=int, default=10_000)
+    parser.add_argument("--stages", type=int, default=1, help="without rounds and idle connections then")
     parser.add_argument("--heartbeat", type=float, default=1.0)
     parser.add_argument(
         "--profile", type=Path, help="run the coordinator under cProfile; figures are worth little"
@@ -336,16 +380,22 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = Process(Path(folder), options.heartbeat, options.profile)
+        coordinator = Process(Path(folder), options.heartbeat, options.profile, options.stages)
         bench = Bench(options, coordinator)
         try:
-            bench.join(options.members // 2, OWNERS)
+            # In a stage where nobody can be dialled newcomers get no state.
+            bench.join(options.members // 2, OWNERS if options.stages == 1 else options.members // 2)
             bench.join(options.members - options.members // 2, 0)
             everybody = f"{options.members} members, a beat every {options.heartbeat:g} s"
-            bench.beats(f"{everybody}, no rounds", rounds=False)
-            bench.beats(f"{everybody}, rounds", rounds=True)
-            if options.idle:
-                bench.idle()
+            if options.stages > 1:
+                bench.seats()
+                bench.beats(f"{everybody}, in {options.stages} stages", rounds=False)
+                bench.tables()
+            else:
+                bench.beats(f"{everybody}, no rounds", rounds=False)
+                bench.beats(f"{everybody}, rounds", rounds=True)
+                if options.idle:
+                    bench.idle()
         finally:
             for worker in bench.workers:
                 worker.end()
@@ -354,7 +404,8 @@ def main() -> None:
             print(*[line for line in told if "error" in line.lower() or "Traceback" in line][:5], sep="\n")
     if options.write:
         command = " ".join(["python benchmarks/coordinator.py", *[a for a in sys.argv[1:] if a != "--write"]])
-        write_between(PAGE, "coordinator", table(bench.rows, command))
+        what = "coordinator" if options.stages == 1 else "coordinator of stages"
+        write_between(PAGE, what, table(bench.rows, command))
 
 
 if __name__ == "__main__":

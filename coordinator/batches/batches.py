@@ -63,6 +63,7 @@ class Batches:
     _complaints: Complaints = field(init=False)
     _reach: Reach = field(default_factory=Reach)
     _was: object = None  # what members were told of last
+    _masks: tuple[object, list[int]] | None = None  # of each stage what is counted, and of which seats
     _times: BatchTimes = field(default_factory=BatchTimes)
 
     def __post_init__(self) -> None:
@@ -86,10 +87,20 @@ class Batches:
         return mask
 
     def counted_in(self, stage: int) -> int:
-        mask = 0
-        for seat in self.book.of_stage(stage):
-            mask |= self._of(seat.number).counted
-        return mask
+        """Asked with every beat, so it is not made of all seats each time."""
+        if self._masks is None or self._masks[0] != self.book.stamp:
+            masks = [0] * self.stages
+            for seat in self.book.seats.values():
+                masks[seat.stage] |= self._of(seat.number).counted
+            self._masks = self.book.stamp, masks
+        return self._masks[1][stage]
+
+    def _now_counts(self, seat: Seat, heard: Heard, counted: int) -> None:
+        if heard.counted & ~counted:
+            self._masks = None  # it may have been the only one that had these
+        elif self._masks is not None:
+            self._masks[1][seat.stage] |= counted
+        heard.counted = counted
 
     @property
     def complete(self) -> bool:
@@ -157,6 +168,7 @@ class Batches:
         heard, batch = self._of(seat.number), self.book.batch
         heard.at_all = True
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
+            self._now_counts(seat, heard, 0)
             heard.forget()
             self._complaints.hear(seat.number, (), self.desk.now)
             return
@@ -165,7 +177,8 @@ class Batches:
         counted = mask_from_bytes(said.counted) & its_own
         if (counted, said.made) != (heard.counted, heard.made):
             heard.since = self.desk.now
-        heard.counted, heard.unit_s, heard.holds, heard.made = counted, said.unit_s, said.holds, said.made
+        self._now_counts(seat, heard, counted)
+        heard.unit_s, heard.holds, heard.made = said.unit_s, said.holds, said.made
         self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)
@@ -325,6 +338,7 @@ class Batches:
                 shares=self._news_of_shares(),
             )
         )
+        self._masks = None
         for heard in self._heard.values():
             heard.forget()
 

@@ -72,6 +72,15 @@ class Batch:
         return ((1 << self.count) - 1) & ~mask_of_spans(self.skipped)
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Who sits where, so that in a crowd not every question looks at every seat."""
+
+    stamp: tuple[int, int]  # of the seats that it follows from
+    of_stage: dict[int, list[Seat]]
+    of_peer: dict[str, Seat]
+
+
 @dataclass
 class BatchBook:
     cursor: Cursor = (0, 0)
@@ -86,6 +95,7 @@ class BatchBook:
     table_no: int = 0
     rows: tuple[Row, ...] = ()
     _table: Table | None = field(default=None, compare=False, repr=False)
+    _known_places: _Places | None = field(default=None, compare=False, repr=False)
 
     def after_unpacking(self) -> None:
         """A ledger that was folded before there were tables has seats alone."""
@@ -101,8 +111,23 @@ class BatchBook:
             self._table = Table(self.table_no, self.rows)
         return self._table
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Another one whenever somebody sits down or gets up."""
+        return self.table_no, len(self.seats)
+
+    @property
+    def _places(self) -> _Places:
+        if self._known_places is None or self._known_places.stamp != self.stamp:
+            found = _Places(self.stamp, {}, {})
+            for seat in self.seats.values():
+                found.of_stage.setdefault(seat.stage, []).append(seat)
+                found.of_peer.setdefault(seat.peer, seat)
+            self._known_places = found
+        return self._known_places
+
     def of_stage(self, stage: int) -> list[Seat]:
-        return [seat for seat in self.seats.values() if seat.stage == stage]
+        return list(self._places.of_stage.get(stage, ()))
 
     def again(self, seat: Seat) -> int:
         """The mask of what it is to compute and a seat that is gone was to compute before."""
@@ -117,7 +142,7 @@ class BatchBook:
         return self.batch.whole & ~taken if self.batch is not None else 0
 
     def seat_of(self, peer: str) -> Seat | None:
-        return next((seat for seat in self.seats.values() if seat.peer == peer), None)
+        return self._places.of_peer.get(peer)
 
     def next_batch(self, version: int, samples: int, most: int, micro: int) -> Batch:
         """Of a data set with so many samples; the last one of an epoch may be short."""

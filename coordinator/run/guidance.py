@@ -128,6 +128,8 @@ class Guidance:
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
         self._known_donors: dict[int, _Donors] = {}  # by fragment
         self._turns = FoundersTurns(core, conductors)
+        # Who showed version 0 last, with what it said then, while nothing is learned.
+        self._witnesses: tuple[object, list[tuple[str, Member, Beat]]] | None = None
         self._changes = 0
 
     # ---- a beat --------------------------------------------------------------------------------------
@@ -379,14 +381,29 @@ class Guidance:
         return self._core.ledger.learned or self._genesis_is_held()
 
     def _genesis_is_held(self) -> bool:
-        """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model."""
+        """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model.
+
+        Asked with every beat: as long as those who showed it last have said nothing else, nobody else is looked at.
+        """
+        alive, books = self._core.members.alive, [each.book for each in self._conductors]
+        stamp = [(book.digests.get(0), book.shown.get(0)) for book in books]
+        if self._witnesses is not None and self._witnesses[0] == stamp:
+            if all(
+                alive.get(peer) is member and member.beat is beat and not self._turns.is_over(member)
+                for peer, member, beat in self._witnesses[1]
+            ):
+                return True
         held: set[int] = set()
-        for member in self._core.members.alive.values():
-            if member.beat is None or self._turns.is_over(member):
+        witnesses = []
+        for peer, member in alive.items():
+            if member.beat is None or held.issuperset(member.standings) or self._turns.is_over(member):
                 continue
             if all(map(self._is_genesis, member.beat.fragments)):
                 held.update(member.standings)
-        return len(held) == len(self._conductors)
+                witnesses.append((peer, member, member.beat))
+        complete = len(held) == len(self._conductors)
+        self._witnesses = (stamp, witnesses) if complete else None
+        return complete
 
     def _is_genesis(self, said: FragmentBeat) -> bool:
         book, settling = self._conductors[said.fragment].book, self._conductors[said.fragment].settling

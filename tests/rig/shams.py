@@ -32,6 +32,7 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     TAG_BYTES,
+    BatchBeat,
     Beat,
     Challenge,
     DotProducts,
@@ -56,7 +57,7 @@ VARIABLE = "FARFLUNG_SHAM_MODEL"  # a file with another run's schema: shams that
 APPLY_S = (0.1, 1.0)  # from a commit to its version
 READY_AFTER_S = 1.0  # after a version is there: the inner steps
 NOTHING = b""
-NO_ROSTER = b"\xc0"  # nil
+NO_ROSTER = NOTHING_PACKED = b"\xc0"  # nil
 
 
 class Envelope(msgspec.Struct):
@@ -74,6 +75,7 @@ class TickHead(msgspec.Struct):
     roster_no: int
     roster: msgspec.Raw
     leases: list[Lease] | None
+    batch: msgspec.Raw = msgspec.Raw(NOTHING_PACKED)
 
 
 class Opened(msgspec.Struct):
@@ -176,6 +178,7 @@ class Sham:
         self.applying, self.applied_at = -1, 0.0
         self.said: dict[int, float] = {}
         self.nonces: dict[int, bytes] = {}  # by version
+        self.fragment = 0
         if listens:
             self._listen()
 
@@ -204,7 +207,7 @@ class Sham:
         if isinstance(message, Challenge) and self.door.on_challenge(message):
             known = known_of(message.manifest, message.run_id)
             self.run_id, self.gather_codec = message.run_id, known.manifest.round.gather_codec
-            hello = self.door.greet(Offer(Attached(known, self.crowd.model), self.address), -1, b"", now)
+            hello = self.door.greet(self.offer(known), -1, b"", now)
             self.crowd.say(self.crowd.at_door, self, hello)
         elif isinstance(message, Refuse):
             self.crowd.count(f"refused: {message.code}")
@@ -212,6 +215,7 @@ class Sham:
         elif isinstance(message, Welcome) and self.door.on_welcome(message):
             self.crowd.figures.welcome_s.append(now - self.began)
             self.session, self.seq = message.session, 0
+            self.fragment = message.fragments[0]
             self.crowd.hang_up(self)
             if not self.connected:
                 self.connected = True
@@ -227,7 +231,7 @@ class Sham:
         digest = digest_of(self.version) if self.version >= 0 else NOTHING
         ready = self.crowd.rounds and self.version >= 0 and not self.round_no and now >= self.ready_at
         where = FragmentBeat(
-            0,
+            self.fragment,
             self.version,
             digest,
             self.round_no,
@@ -241,7 +245,7 @@ class Sham:
         self.said[self.seq] = now
         self.tell(
             Beat(
-                batch=None,
+                batch=self.batch(),
                 session=self.session,
                 seq=self.seq,
                 roster_no=self.roster_no,
@@ -256,7 +260,7 @@ class Sham:
                 down_bytes_per_s=0,
                 have=self.leases,
                 want=64 if len(self.leases) < 2 and not self.crowd.only_joins else 0,
-                samples=0 if self.crowd.only_joins else SAMPLES,  # 0: it has not looked at its data yet
+                samples=self.samples,
                 rough=False,
                 era=0,
                 saved=-1,
@@ -265,6 +269,19 @@ class Sham:
                 data=b"",
             )
         )
+
+    # ---- what shams of a model in stages say instead (staged_shams.py)
+
+    def offer(self, known: Known) -> Offer:
+        return Offer(Attached(known, self.crowd.model), self.address)
+
+    def batch(self) -> BatchBeat | None:
+        """Where it is with a synchronous batch."""
+        return None
+
+    @property
+    def samples(self) -> int:
+        return 0 if self.crowd.only_joins else SAMPLES  # 0: it has not looked at its data yet
 
     @property
     def shown(self) -> bytes:
@@ -414,14 +431,14 @@ def known_of(manifest: bytes, run_id: bytes) -> Known:
 
 
 class Crowd:
-    def __init__(self, url: JoinUrl, count: int, owners: int) -> None:
+    def __init__(self, url: JoinUrl, count: int, owners: int, kind: type[Sham] = Sham) -> None:
         self.url, self.heartbeat_s, self.rounds = url, 1.0, False
         self.model, self.only_joins = model_of(os.environ), VARIABLE in os.environ
         self.context = zmq.Context()
         self.at_door, self.inside = self._socket(), self._socket()
         self.figures = Figures()
         self.members: list[Sham] = []
-        self.all = {b"%d" % n: Sham(self, n, n < owners) for n in range(count)}
+        self.all = {b"%d" % n: kind(self, n, n < owners) for n in range(count)}
         self._begun = False
 
     def _socket(self) -> Any:
@@ -484,9 +501,13 @@ class Crowd:
             case ["mark"]:
                 self.figures = Figures()
             case ["tell"]:
-                told = {**vars(self.figures), "inside": len(self.members)}
+                told = {**vars(self.figures), "inside": len(self.members), **self.more()}
                 told["newest"] = max((sham.version for sham in self.members), default=-1)
                 print(json.dumps(told), flush=True)
+
+    def more(self) -> dict[str, Any]:
+        """What other kinds of shams have to tell."""
+        return {}
 
     def _read(self, socket: Any) -> None:
         for _ in range(512):

@@ -147,6 +147,37 @@ def test_P2_a_stage_whose_round_failed_opens_again_beside_those_in_flight() -> N
     assert hall.batches.shares(1)[0].keys() == {"bob", "cyd"}
 
 
+def test_what_a_stage_has_counted_follows_every_word_and_every_seat() -> None:
+    """It is kept from beat to beat, since a crowd asks for it a thousand times a second."""
+    hall = Hall("Ann", "bob", "cyd")
+
+    def counted(*micros: int) -> None:
+        assert hall.batches.counted_in(1) == mask_of(micros)
+
+    counted()
+    hall.says("bob", 0, 1)
+    counted(0, 1)
+    hall.says("cyd", 2)
+    counted(0, 1, 2)
+    hall.says("bob", 1)  # its trainer says less now
+    counted(1, 2)
+    hall.says("bob", 1, 3, version=7)  # of another batch
+    counted(2)
+    hall.says("bob", 4)
+    counted(2, 4)
+    hall.workers.pop("cyd")
+    hall.turn()
+    counted(4)
+    hall.workers["cyd"] = Worker("cyd", stage=1)
+    hall.desk.now += 9.0
+    hall.says("cyd")
+    hall.says("cyd", 5)
+    counted(4, 5)
+    hall.workers["bob"].process = b"second"
+    hall.turn()
+    counted(5)
+
+
 def test_P11_of_two_seats_that_name_one_microbatch_the_younger_is_given_up() -> None:
     hall = Hall("Ann", "bob", "cyd")
     counted_by(hall, bob=(1, 2), cyd=(2, 3))

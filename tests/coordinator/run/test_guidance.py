@@ -133,6 +133,20 @@ def test_when_the_founder_is_lost_before_anything_was_learned_the_next_one_found
     assert run.part(bob, fragments=(bobs,)).digests == ((0, OTHER),)
 
 
+def test_version_0_is_founded_anew_when_its_last_holder_says_that_it_holds_it_no_more() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.tick(ann, 0)
+    assert run.goal(bob, -1)[0] == Goal.SYNC
+    assert run.goal(ann, -1) == (Goal.FOUND, "it gives the run its initial state")
+    run.tick(ann, 0)
+    run.tick(bob, 0)
+    run.loses(ann)
+    assert run.goal(bob, 0)[0] == Goal.TRAIN, "another one holds it"
+    run.comes("cyd")
+    assert run.goal(bob, -1)[0] == Goal.FOUND
+
+
 def test_version_0_is_founded_when_the_oldest_holds_it_of_every_fragment() -> None:
     run = Guide(None, None)
     ann = run.comes("ann")
