@@ -80,7 +80,7 @@ PIPELINES = (
         "coordinator/run/machine.py",
         "        if due is not None and due in hello.fragments:\n",
         "        if False:\n",
-        WHOLE,
+        AT_COORDINATOR,
     ),
     Mutant(
         "what the trainer says of a stage that was given up is not heard",

@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from farflung.coordinator.batches.moving import Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
@@ -325,3 +326,24 @@ def test_P15_after_a_restart_a_newcomer_leaves_those_with_seats_their_stages() -
     hall.start()
     hall.join("cyd", offers=(0, 1, 2))  # another process of hers: her state went with the old one
     assert hall.peers["cyd"].stage == 2
+
+
+def test_P17_a_peer_that_was_told_to_move_gets_the_stage_that_it_was_told_whatever_is_shorter() -> None:
+    hall = StageHall(3)
+    hall.join("ann", "bob", "cyd", "dan", "eve")
+    stages = {name: peer.stage for name, peer in hall.peers.items()}
+    assert stages == {"ann": 0, "bob": 1, "cyd": 2, "dan": 0, "eve": 1}
+    batches, dan = hall.machine.batches, hall.peers["dan"].guest.peer
+    assert batches is not None
+    now = hall.machine.core.now
+    batches.moves.under_way = Move(dan, 0, 1, "it is slow", False, 0, 2, gone_at=now)
+    it = hall.peers["dan"]
+    hall.leaves("dan")
+    hall.peers["dan"] = it
+    hall.join("dan")
+    assert hall.peers["dan"].stage == 1, "stage 2 has fewer"
+    batches.moves.under_way = None
+    hall.leaves("dan")
+    hall.peers["dan"] = it
+    hall.join("dan")
+    assert hall.peers["dan"].stage == 0
