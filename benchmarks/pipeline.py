@@ -23,16 +23,17 @@ from pages import write_between
 
 from farflung.peer.pipeline.cuts import plan_stages
 from farflung.peer.pipeline.part_checks import survey_parts
-from rig.unsplit import GPT, LLAMA, SEQUENTIAL, Task, train_pipeline, train_unsplit
+from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
 PAGE = HERE.parent / "docs" / "pipelines.md"
 STAGES = (1, 2, 3, 4)
-CODECS = ("bf16", "int8", "int4")
+CODECS = (("bf16", False), ("int8", False), ("int4", False), ("int4", True))  # with a turn before it?
 LAST = 5  # updates whose mean loss is compared
 MODELS = {
     "GPT, untied head": GPT,
     "nn.Sequential with BatchNorm and dropout": SEQUENTIAL,
     "Llama of transformers": LLAMA,
+    "GPT, one channel 100 times as large": LOUD,
 }
 
 
@@ -70,8 +71,8 @@ def auto_cuts(task: Task, stages: int) -> list[int]:
 
 def equal(models: dict[str, Task], updates: int, seeds: int) -> tuple[bool, str]:
     rows = [
-        "| model | parts | fp32 in 1, 2, 3, 4 stages | bf16 | int8 | int4 |",
-        "|---|---|---|---|---|---|",
+        "| model | parts | fp32 in 1, 2, 3, 4 stages | bf16 | int8 | int4 | int4 after a turn |",
+        "|---|---|---|---|---|---|---|",
     ]
     all_equal = True
     for name, task in models.items():
@@ -80,19 +81,21 @@ def equal(models: dict[str, Task], updates: int, seeds: int) -> tuple[bool, str]
         same = [each == expected[0][0] for each in found]
         all_equal &= all(same)
         words = "equal" if all(same) else ", ".join("equal" if each else "DIFFERS" for each in same)
-        apart = [f"{100 * worst_apart(task, updates, codec, expected):.3f} %" for codec in CODECS]
+        apart = [f"{100 * worst_apart(task, updates, *how, expected):.3f} %" for how in CODECS]
         rows.append(
             f"| {name} | {len(task.parts(0))} | {words} ({expected[0][0][:16]}) | {' | '.join(apart)} |"
         )
     return all_equal, "\n".join(rows)
 
 
-def worst_apart(task: Task, updates: int, codec: str, expected: dict[int, tuple[str, list[float]]]) -> float:
+def worst_apart(
+    task: Task, updates: int, codec: str, turn: bool, expected: dict[int, tuple[str, list[float]]]
+) -> float:
     """Of the mean loss of the last updates, in 4 stages, over all seeds."""
     cuts = auto_cuts(task, STAGES[-1])
     apart = []
     for seed, (_, losses) in expected.items():
-        _, found, _ = train_pipeline(task, seed, updates, cuts, (codec, codec))
+        _, found, _ = train_pipeline(task, seed, updates, cuts, (codec, codec), turn)
         apart.append(abs(statistics.mean(found[-LAST:]) / statistics.mean(losses[-LAST:]) - 1))
     return max(apart)
 

@@ -99,6 +99,7 @@ stages = 1                # 1: every peer holds the whole model; else it is cut,
 cuts = "auto"             # or the numbers of the parts at which stages 1, 2, ... begin, such as [7, 13, 19]
 codec = "int8"            # of activations between stages: fp32, bf16, int8, int4
 gradient_codec = "int8"   # of their gradients
+turn = false              # int4: spread each value over 256 before rounding; true where a few channels are far larger
 min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
 rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
 rebalance_gain = 1.15     # a move must raise the slowest stage's rate by this factor

@@ -152,6 +152,7 @@ class PipelineSection(_Section):
     ] = "auto"
     codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of activations
     gradient_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of their gradients
+    turn: bool = False  # what goes through int4 is turned before, so that no value stands out
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
     rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
@@ -306,6 +307,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
     problems += _clip_problems(m) if m.pipeline.clip else []
+    problems += _turn_problems(m) if m.pipeline.turn else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
@@ -405,6 +407,15 @@ def _stage_checks(m: Manifest) -> list[str]:
             due = f"{pipeline.stages - 1} rising part numbers for {pipeline.stages} stages"
             problems.append(f"[pipeline] cuts: expected {due}, found {cuts}")
     return problems
+
+
+def _turn_problems(m: Manifest) -> list[str]:
+    found = {m.pipeline.codec, m.pipeline.gradient_codec}
+    if "int4" in found and m.pipeline.stages > 1:
+        return []
+    return [
+        '[pipeline] turn: expected false unless codec or gradient_codec is "int4" and stages > 1, found true'
+    ]
 
 
 def _clip_problems(m: Manifest) -> list[str]:

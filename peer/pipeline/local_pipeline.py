@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression.codec import Codec, codec_named
+from farflung.compression.turned import turned, turned_back
 from farflung.peer.pipeline.cuts import checked_cuts
 from farflung.peer.pipeline.part_checks import Loss
 from farflung.peer.pipeline.parts import Part, Stage, Tensors, checked_parts
@@ -31,8 +32,10 @@ class Crossing:
     Straight-through: the gradient is taken as if the codec changed nothing.
     """
 
-    def __init__(self, codec: str) -> None:
+    def __init__(self, codec: str, turn: bool) -> None:
+        """`turn`: what goes through it is turned before."""
         self._codec: Codec = codec_named(codec)
+        self._turn = turn
         self.sent_bytes = 0
 
     def pass_on(self, tensors: Tensors) -> Tensors:
@@ -42,9 +45,10 @@ class Crossing:
         if not tensor.is_floating_point():
             self.sent_bytes += tensor.numel() * tensor.itemsize
             return tensor
-        payload = self._codec.encode(tensor.detach())
+        payload = self._codec.encode(turned(tensor.detach()) if self._turn else tensor.detach())
         self.sent_bytes += len(payload)
-        return self._codec.decode(payload, tensor.numel()).view(tensor.shape).to(tensor)
+        values_n = self._codec.decode(payload, tensor.numel())
+        return (turned_back(values_n) if self._turn else values_n).view(tensor.shape).to(tensor)
 
 
 class BatchDone(NamedTuple):
@@ -62,6 +66,7 @@ class LocalPipeline:
         loss: Loss,
         run_seed: int,
         codecs: tuple[str, str] = ("fp32", "fp32"),
+        turn: bool = False,
     ) -> None:
         parts = checked_parts(parts)
         borders = [0, *checked_cuts(cuts, len(cuts) + 1, len(parts)), len(parts)]
@@ -71,7 +76,7 @@ class LocalPipeline:
             )
             for first, stop in pairwise(borders)
         ]
-        self.there, self.back = (Crossing(codec) for codec in codecs)
+        self.there, self.back = (Crossing(codec, turn) for codec in codecs)
         self._in_flight = 2 * len(self.loops)
 
     def named_tensors(self) -> dict[str, Tensor]:

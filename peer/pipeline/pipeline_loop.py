@@ -76,7 +76,9 @@ class Model:
     def codec_after(self, number: int) -> BorderCodec | None:
         """Of the border behind a stage; None where the model ends, or before it begins."""
         borders = self.whole.borders
-        return BorderCodec(borders[number], self.samples.riders) if 0 <= number < len(borders) else None
+        if not 0 <= number < len(borders):
+            return None
+        return BorderCodec(borders[number], self.samples.riders, self.manifest.pipeline.turn)
 
 
 class PipelineLoop(SummingLoop[StageMachine]):

@@ -100,6 +100,30 @@ def _kind(logits: Tensor, item: Mapping[str, Tensor]) -> Tensor:
 
 
 GPT = Task(lambda seed: list(untied_parts(GPTConfig(4, 48, 4, CONTEXT))), next_token, _windows)
+
+
+def _loud(seed: int) -> list[Part]:
+    first, *others = untied_parts(GPTConfig(4, 48, 4, CONTEXT))
+    return [lambda: Loud(first()), *others]
+
+
+class Loud(nn.Module):
+    """One channel of what it gives is far larger than all others, as in large language models."""
+
+    CHANNEL, TIMES = 5, 100.0
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, ids: Tensor) -> Tensor:
+        given: Tensor = self.part(ids)
+        loud = torch.zeros_like(given)
+        loud[..., self.CHANNEL] = self.TIMES * given.detach().std()
+        return given + loud
+
+
+LOUD = Task(_loud, next_token, _windows)
 SEQUENTIAL = Task(_sequential, _kind, _bars)
 LLAMA = Task(_llama, next_token, _windows)
 
@@ -189,9 +213,14 @@ def train_unsplit(task: Task, seed: int, updates: int) -> tuple[str, list[float]
 
 
 def train_pipeline(
-    task: Task, seed: int, updates: int, cuts: list[int], codecs: tuple[str, str] = ("fp32", "fp32")
+    task: Task,
+    seed: int,
+    updates: int,
+    cuts: list[int],
+    codecs: tuple[str, str] = ("fp32", "fp32"),
+    turn: bool = False,
 ) -> tuple[str, list[float], LocalPipeline]:
-    pipeline = LocalPipeline(task.parts(seed), cuts, task.loss, seed, codecs)
+    pipeline = LocalPipeline(task.parts(seed), cuts, task.loss, seed, codecs, turn)
     optimizer, losses = AdamW(), []
     for version in range(updates):
         done = pipeline.batch(task.batch(seed, version))
