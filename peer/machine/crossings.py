@@ -18,8 +18,9 @@ import msgspec
 
 from farflung.collectives.flow import effects as flow_says
 from farflung.collectives.flow.doubts import Shunned
-from farflung.collectives.flow.effects import Cause, Piece, Way, seat_of
+from farflung.collectives.flow.effects import Cause, Piece, Way, seat_of, table_of
 from farflung.collectives.flow.flow import Flow
+from farflung.collectives.flow.gate import Early
 from farflung.collectives.flow.seats import Place, Seat, Table
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen, Hand, Made
@@ -33,6 +34,7 @@ from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchTick, Complaint, SeatRow
 from farflung.protocol.verdicts import Counters, Verdict
 
+EARLY_FRAMES, EARLY_BYTES = 64, 16 * 1024 * 1024
 PLACES = 2  # works that the trainer has at once: the belt has slots for so many
 NEWS_EVERY_S = 0.25  # what is counted is told at once when all of it is, but not more often
 _SEEN = {
@@ -71,6 +73,7 @@ class Crossings(Sums):
         self._mine, self._borders, self._counters, self._chance = mine, borders, counters, chance
         self._table = Table()
         self._flow: Flow | None = None
+        self._early = Early(EARLY_FRAMES, EARLY_BYTES)  # what came before the table that shows my seat
         self._void = 0  # the seat whose sums are lost, until the coordinator gives another
         self._loaded = False  # the trainer has loaded `_version`, and works for it
         self._batch: BatchTick | None = None  # that the machine is at
@@ -111,7 +114,7 @@ class Crossings(Sums):
     @property
     def early_count(self) -> int:
         """Frames that wait for their explanation, and end in a counter when it comes."""
-        return self._flow.early_count if self._flow is not None else 0
+        return len(self._early) + (self._flow.early_count if self._flow is not None else 0)
 
     @property
     def flow(self) -> Flow | None:
@@ -232,6 +235,7 @@ class Crossings(Sums):
         self._told = self._batch = due
         flow.on_doubted(due.doubted, now)
         effects = flow.on_version(due.version, due.count, now)
+        effects += [e for sender, frame in self._early.take_all() for e in flow.on_frame(sender, frame, now)]
         effects += flow.on_skipped(due.version, mask_from_bytes(due.skipped), now)
         granted = mask_of(micro for first, stop in due.granted for micro in range(first, stop))
         effects += flow.on_grants(due.version, granted, mask_from_bytes(due.again), due.table_no, now)
@@ -251,10 +255,17 @@ class Crossings(Sums):
     # ---- other peers, and the clock ----------------------------------------------------------------------------
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
-        if self._flow is None:
-            self._counters.count(Verdict.STALE)
-            return []
-        return self._turned(self._flow.on_frame(sender, frame, now), now)
+        if self._flow is not None:
+            return self._turned(self._flow.on_frame(sender, frame, now), now)
+        stale = self._early.keep(sender, frame) if self._may_sit_soon(frame.header) else 1
+        self._counters.count(Verdict.STALE, stale)
+        return []
+
+    def _may_sit_soon(self, header: Header) -> bool:
+        """Neighbours hear of my seat when I do, and tell at once what they have of who sat there before."""
+        mine = self._mine
+        seats = (seat for seat in self._table.living(mine.stage) if seat.peer == mine.peer)
+        return table_of(header) > self._table.number or any(seat.number != self._void for seat in seats)
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
         return self._turned(self._flow.on_spoiled(sender, spoiled, now), now) if self._flow else []

@@ -176,7 +176,9 @@ class VirtualPeer:
             case do.ToCoordinator():
                 self.world.observe("to_coordinator", (self, effect.message))
                 self.world.to_coordinator(self.peer, effect)
-            case SendFrame():
+            case SendFrame(to=to, frame=frame):
+                if frame.header.kind is Kind.WANT_HELD:
+                    self.world.observe("asked_held", (self, to))
                 self.world.to_peer(self.peer, effect)
             case do.Tell():
                 self._to_trainer(effect.message)

@@ -46,15 +46,19 @@ from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 
+TOLD_WITHIN_S = 0.5  # after two neighbours know a table
 Work = tuple[int, int, int]  # (seat, version, microbatch)
 
 
 class StageInvariants(BatchInvariants):
-    def __init__(self, calm: bool, of: tuple[int, Manifest], *args: Any) -> None:
-        """`calm`: no misfortune at all happens in this run.  `of`: as in `BatchInvariants`."""
+    def __init__(self, calm: bool, lines_are_good: bool, of: tuple[int, Manifest], *args: Any) -> None:
+        """`calm`: no misfortune at all happens in this run; `lines_are_good`: what is sent comes, and soon.  `of`: as in
+        `BatchInvariants`."""
         super().__init__(of, *args)
-        self._calm, self._rules = calm, of[1].pipeline
+        self._calm, self._lines_are_good, self._rules = calm, lines_are_good, of[1].pipeline
         self.moves: list[Moving] = []
+        # By peer: the newest table and version that its machine of microbatches knows, its own seat, and since when.
+        self._knows: dict[str, tuple[int, int, int, float]] = {}
         self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
         self._paths: dict[tuple[str, int], dict[int, Passed]] = {}  # (peer, round) -> what is in its sums
         self._seats: dict[int, Seated] = {}  # the living ones
@@ -221,9 +225,29 @@ class StageInvariants(BatchInvariants):
             self._held = {key: held for key, held in self._held.items() if key[0] != peer.me.process}
         flow = joined.crossings.flow if joined is not None and joined.crossings is not None else None
         if flow is not None:
+            knows = (flow.table.number, flow.version, flow.place.seat.number)
+            if self._knows.get(peer.peer, ())[:3] != knows:
+                self._knows[peer.peer] = (*knows, peer.world.now())
             told = f"{peer.peer}: {len(flow.waiting)} wait, in room for {flow.room_limit}"
             self._require("P15", len(flow.waiting) <= flow.room_limit, told)
             self._require("P15", not flow.refused_for_room, f"{peer.peer} refused an honest frame for room")
+
+    def _saw_asked_held(self, details: tuple[VirtualPeer, str]) -> None:
+        """R3: whoever has to hear what a neighbour holds of who is gone is told, newcomers too, and need not ask."""
+        peer, to = details
+        mine, its = self._knows.get(peer.peer), self._knows.get(to)
+        here = {each.peer: each for each in self._living()}
+        if not self._lines_are_good or mine is None or its is None or to not in here:
+            return
+        other, now = here[to], peer.world.now()
+        joined = other.machine.joined
+        flow = joined.crossings.flow if joined is not None and joined.crossings is not None else None
+        tick = peer.machine.tick
+        doubted = tick is None or tick.batch is None or bool(tick.batch.doubted)
+        knew = its[:2] == mine[:2] and now - max(mine[3], its[3]) >= TOLD_WITHIN_S
+        well = flow is not None and flow.place.seat.number == its[2] and other.machine.doorway.inside
+        told = f"{peer.peer} asks {to} for what it holds of who is gone: both know table {mine[0]} for long"
+        self._require("P15", not (knew and well) or doubted, told)
 
     def _saw_forgotten(self, details: tuple[VirtualPeer, int, set[int]]) -> None:
         """Crossings may go when their batch is committed, when the run has gone back, and with their seat."""

@@ -37,6 +37,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
+from farflung.peer.simulator.departures import let_some_die, let_some_leave
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk, is_kept
 from farflung.peer.simulator.hostile import LARGEST_BYTES
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
@@ -72,7 +73,6 @@ AMONG_LIARS = "liars made its last rounds among themselves"  # and gave them to 
 TICK_S = 0.4
 LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 JOINERS_LATE_S = 8.0
-AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
 LOCAL_DELAYS_S = {
     "compute": (0.001, 0.05),
     "local": (0.0, 0.01),
@@ -103,7 +103,8 @@ class World:
         self.invariants = Invariants(*seen)
         batches = self.trainer_class.dataset_samples, self.manifest
         if scenario.stages > 1:
-            self.invariants = StageInvariants(scenario.is_calm and not scenario.poison_every, batches, *seen)
+            calm = scenario.is_calm and not scenario.poison_every
+            self.invariants = StageInvariants(calm, scenario.lines_are_good, batches, *seen)
         elif scenario.batch:
             self.invariants = BatchInvariants(batches, *seen)
         self._kinds = ALL_KINDS if scenario.stages > 1 else ONE_STAGE_KINDS
@@ -151,6 +152,7 @@ class World:
             starts_s = self._late_s(index) + self.random.uniform(0, 3.0)
             self.after(starts_s, lambda index=index: self.start_peer(index))  # type: ignore[misc]
         self.after(1.0, self._misfortune)
+        let_some_die(self, self.scenario.deaths_per_s, self._kill)
         if self.scenario.blackout_at_s:
             self.after(self.scenario.blackout_at_s, self._blackout)
         if self.scenario.cut_off:
@@ -488,7 +490,7 @@ class World:
         parties = [COORDINATOR, *self.peers]
         if len(parties) > 1 and self.random.random() < self.scenario.cut_per_s * len(parties):
             self._cut.add(frozenset(self.random.sample(parties, 2)))
-        let_some_leave(self)
+        let_some_leave(self, self.scenario.leave_per_s)
         for peer in list(self.peers.values()):
             if peer.alive and peer.trainer and self.random.random() < self.scenario.trainer_crash_per_s:
                 self.note(f"the trainer of {peer.peer} crashes")
@@ -551,37 +553,6 @@ class World:
 
 def _peer_of(key: Ed25519PrivateKey) -> str:
     return peer_id_of(key.public_key().public_bytes_raw())
-
-
-# ---- those who take their leave, as on Ctrl-C, and come back as new processes ----
-
-
-def let_some_leave(world: World) -> None:
-    """A run without departures draws nothing here, so that its seed keeps its course."""
-    for peer in list(world.peers.values()) if world.scenario.leave_per_s else ():
-        if peer.alive and not peer.exit_code and world.random.random() < world.scenario.leave_per_s:
-            ask_to_leave(world, peer, twice=world.random.random() < 0.3)
-            _await_return(world, peer)
-
-
-def ask_to_leave(world: World, peer: VirtualPeer, twice: bool = False) -> None:
-    """In good order; a peer that is asked twice goes at once."""
-    world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
-    peer.carry_out(peer.machine.take_leave("asked", world.now))
-    if twice:
-        peer.carry_out(peer.machine.leave("asked"))
-
-
-def _await_return(world: World, peer: VirtualPeer) -> None:
-    def look() -> None:
-        if not peer.alive or peer.exit_code == "finished" or world.peers.get(peer.peer) is not peer:
-            return  # or it is back already: it was asked once more before it had gone
-        if peer.exit_code:
-            world.start_again(peer.peer)
-        else:
-            _await_return(world, peer)
-
-    world.after(world.random.uniform(*AWAY_S), look)
 
 
 def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMachine] = PeerMachine) -> Report:

@@ -252,4 +252,11 @@ PIPELINES = (
         "    if False:\n",
         OF_NEIGHBOURS,
     ),
+    Mutant(
+        "R3 newcomers are told what is held, even before they have heard of their seat",
+        "peer/machine/crossings.py",
+        " if self._may_sit_soon(frame.header) else 1\n",
+        " if False else 1\n",
+        ("tests/peer/machine/test_crossings.py",),
+    ),
 )

@@ -16,8 +16,9 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.run.effects import Tell
 from farflung.peer.machine.getting_in import STAY_S, Leaving
+from farflung.peer.simulator.departures import ask_to_leave
 from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.world import Scenario, World, ask_to_leave
+from farflung.peer.simulator.world import Scenario, World
 
 CALM = {"drop": 0, "duplicate": 0, "slow": 0, "kill_per_effect": 0, "cut_per_s": 0, "trainer_crash_per_s": 0}
 VERSION = 2  # the one that is being made when somebody is asked to leave

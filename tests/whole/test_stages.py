@@ -11,11 +11,15 @@ import os
 import pytest
 import torch
 
+from farflung.collectives.flow.flow import Flow
+from farflung.collectives.flow.seats import Table
 from farflung.coordinator.ledger.records import Struck, Unseated, from_bytes
+from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.world import Report, Scenario, World
 
 SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
+DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
 NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
 SLICES = 3
 
@@ -82,6 +86,40 @@ def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> 
         assert isinstance(world.invariants, StageInvariants)
         if not world.scenario.poison_every:  # else another seat tries what one gets no gradient out of
             assert not world.invariants.again
+
+
+def test_P11_P15_seats_of_all_stages_go_and_come_within_every_batch() -> None:
+    """So dense that R2 to R5 decide in nearly every run: the next test breaks two of them."""
+    again = kills = 0
+    for seed in range(DENSE_SEEDS):
+        world = World(seed, Scenario.of_dense_stages(seed))
+        report = world.run()
+        assert report.outcome == "finished" and isinstance(world.invariants, StageInvariants)
+        kills += report.kills
+        again += world.invariants.again
+    assert kills > 2 * DENSE_SEEDS and again > DENSE_SEEDS, "hardly anybody died: this shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("where", "rule", "broken", "promise"),
+    [
+        (Flow, "_all_have_told", lambda flow, now: True, "P14"),  # R4: nobody waits for HELD
+        (
+            Table,
+            "last_change",
+            Table.last_loss,
+            "P15",
+        ),  # R3: newcomers are not told what is held, and have to ask
+    ],
+    ids=["R4", "R3"],
+)
+def test_a_rule_of_crossings_that_is_broken_shows_within_a_hundred_whole_runs(
+    where: type, rule: str, broken: object, promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, rule, broken)
+    with pytest.raises(Broken, match=f"{promise} is broken"):
+        for seed in range(100):
+            World(seed, Scenario.of_dense_stages(seed)).run()
 
 
 @pytest.mark.parametrize("kind", ["apart", "mute", "damages", "slanders"])

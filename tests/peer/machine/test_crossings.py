@@ -14,7 +14,7 @@ from farflung.peer.machine import crossings as module
 from farflung.peer.machine.crossings import is_crossing
 from farflung.peer.machine.effects import ForgetCrossings, Note
 from farflung.protocol.digests import mask_from_bytes
-from farflung.protocol.frames import Header, Kind, Spoiled, bare_answer
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, bare_answer
 from farflung.protocol.verdicts import Verdict
 from farflung.tests.rig.stage_row import SAMPLES, TAG, StagePeer, StageRow, crossing
 
@@ -298,7 +298,33 @@ def test_frames_for_a_peer_without_a_seat_end_in_a_counter() -> None:
     row.answer(ann)
     sender, _, frame = row.frames.popleft()
     assert lone.crossings.on_frame(sender, frame, 0.0) == []
-    assert lone.crossings._counters.as_dict()["stale"] == 1
+    counts = lone.crossings._counters.as_dict()
+    assert counts["stale"] + lone.crossings.early_count == 1
+
+
+def test_r3_what_neighbours_tell_a_newcomer_before_it_hears_of_its_seat_is_kept_for_it() -> None:
+    """Else it would have to ask, and nobody of its stage would compute for a second what is there already."""
+    row = row_of(2, 1)
+    row.run()
+    row.unseat("bob")
+    eve, cyd = row.seat("eve", 0), row.peers["cyd"]
+    assert not cyd.crossings.on_tick(row.due(cyd))
+    row.carry_out(cyd, cyd.crossings.words(None, 1, row.now))
+    row.run()
+    assert eve.crossings.flow is None and eve.crossings.early_count == 2
+    row.tick()
+    row.run()
+    assert eve.crossings.early_count == 0 and eve.crossings.flow is not None
+    assert row.number_of("cyd") in eve.crossings.flow._heard
+    assert eve.crossings._counters.as_dict()["stale"] == 0
+
+
+def test_P8_whoever_floods_a_peer_without_a_seat_fills_no_memory() -> None:
+    lone, most = StageRow(2).seat("zoe", 1), 2 * module.EARLY_FRAMES
+    for micro in range(most):
+        assert lone.crossings.on_frame("ann", Frame(header_of(Kind.HELD, TAG, 9, 7, 0, micro)), 0.0) == []
+    assert lone.crossings.early_count == module.EARLY_FRAMES
+    assert lone.crossings._counters.as_dict()["stale"] == most - module.EARLY_FRAMES
 
 
 def test_the_belt_has_a_place_for_all_that_a_trainer_has_in_hand() -> None:
