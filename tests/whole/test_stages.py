@@ -7,15 +7,21 @@ More seeds: FARFLUNG_STAGE_SEEDS=2000 pytest tests/whole/test_stages.py; one of 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from farflung.collectives.flow.effects import Effect as FlowEffect
 from farflung.collectives.flow.flow import Flow
+from farflung.collectives.flow.room import Giving
 from farflung.collectives.flow.seats import Table
 from farflung.coordinator.ledger.records import Struck, Unseated, from_bytes
+from farflung.peer.machine.crossings import Crossings
+from farflung.peer.machine.effects import Effect, ForgetCrossings
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.stage_invariants import StageInvariants
+from farflung.peer.simulator.stage_trainer import NOT_PASSED, VirtualStageTrainer
 from farflung.peer.simulator.world import Report, Scenario, World
 
 SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
@@ -119,6 +125,46 @@ def test_a_rule_of_crossings_that_is_broken_shows_within_a_hundred_whole_runs(
     monkeypatch.setattr(where, rule, broken)
     with pytest.raises(Broken, match=f"{promise} is broken"):
         for seed in range(100):
+            World(seed, Scenario.of_dense_stages(seed)).run()
+
+
+def works_on_old_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer of a stage loads, and computes with what it had before."""
+    load = VirtualStageTrainer._do
+
+    def do_all_but(self: VirtualStageTrainer, effect: object) -> None:
+        before = self._state
+        load(self, effect)  # type: ignore[arg-type]
+        self._state = before if before != NOT_PASSED else self._state
+
+    monkeypatch.setattr(VirtualStageTrainer, "_do", do_all_but)
+
+
+def gives_room_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = Giving.more
+    monkeypatch.setattr(Giving, "more", lambda self, waiting: more(self, waiting - 9))
+
+
+def forgets_what_may_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Crossings._as_mine
+
+    def too_many(self: Crossings, said: FlowEffect, now: float) -> list[Effect]:
+        found = turned(self, said, now)
+        return [ForgetCrossings(e.version + 1) if isinstance(e, ForgetCrossings) else e for e in found]
+
+    monkeypatch.setattr(Crossings, "_as_mine", too_many)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "promise"),
+    [(works_on_old_values, "P12"), (gives_room_without_limit, "P15"), (forgets_what_may_be_needed, "P16")],
+)
+def test_whoever_breaks_a_promise_of_pipelines_is_found_by_that_promise(
+    breaks: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    with pytest.raises(Broken, match=f"{promise} is broken"):
+        for seed in range(10):
             World(seed, Scenario.of_dense_stages(seed)).run()
 
 
