@@ -7,7 +7,7 @@ Called by the agent before each effect and after each word.  Off, each call retu
 from __future__ import annotations
 
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame
-from farflung.peer.local.words import Frozen, Load, Provide
+from farflung.peer.local.words import Frozen, Load, Made, Provide
 from farflung.peer.machine import effects as do
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.messages import (
@@ -55,6 +55,7 @@ _HEARD: dict[type, str] = {
     Decided: "decide.arrived",
     Committed: "commit.arrived",
     Frozen: "ready.arrived",
+    Made: "counting.made",
 }
 
 

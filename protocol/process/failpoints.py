@@ -50,6 +50,7 @@ AGENT = {
     "joining.after_welcome": "it is admitted, and has said nothing yet",
     "joining.mid": "part of the run's state is here",
     "found.before_word": "its trainer is to give the run its first values",
+    "counting.made": "its trainer has made something of a microbatch, in a stage of several; nobody knows",
     "ready.arrived": "its trainer's work stands frozen, nobody knows",
     "ready.before_beat": "the beat that says so",
     "open.arrived": "the plan of a round is here",

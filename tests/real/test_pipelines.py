@@ -325,6 +325,67 @@ def test_P11_so_it_is_where_peers_step_by_themselves_and_each_stage_is_one_again
     assert held.keys() == due
 
 
+# A peer is killed while its stage counts, with its sums frozen, in SCATTER, at the end of its stage's round (prepared,
+# as far as a peer can tell) and at the commit.
+PHASES = (
+    "counting.made=kill@3",
+    "ready.arrived=kill",
+    "scatter.mid=kill",
+    "gather.before_progress=kill",
+    "commit.arrived=kill",
+)
+
+
+@pytest.mark.forked_peers
+@pytest.mark.hard
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["source", "middle", "last"])
+def test_P3_a_peer_of_any_stage_may_be_killed_in_any_phase_and_so_may_the_coordinator(
+    stage: Any, at: int
+) -> None:
+    """It comes back each time; the others commit meanwhile, and the audit finds every microbatch counted once."""
+    script, lost = stage.folder / "train.py", TWO_EACH[at]
+    script.write_text(SCRIPT)
+    # Nobody moves into the gap: the one who is killed comes back to it.
+    stage.write_run(
+        RUN + "rebalance_s = 0.0\n", rounds=1_000_000, min_peers=5, codec="fp32", dead_after_s=5.0
+    )
+    stage.coordinate()
+    join_in_turn(stage, script, *TWO_EACH)
+    two_more_commits(stage, "with all six")
+    for phase in PHASES:
+        stage.processes[lost].kill()
+        stage.wait(lost)
+        stage.environ = {"FARFLUNG_FAILPOINTS": phase}
+        stage.join(lost, "--script", str(script))
+        stage.environ = {}
+        assert stage.wait(lost) == -signal.SIGKILL, phase
+        two_more_commits(stage, f"after {phase}")
+    stage.join(lost, "--script", str(script))
+    two_more_commits(stage, f"with {lost} again")
+    # Between the moment in which all stages are prepared and the record of all of them, and right after it.
+    for phase in ("commit.before_fsync=kill", "commit.after_fsync=kill"):
+        stage.processes["coordinator"].kill()
+        stage.wait("coordinator")
+        stage.environ = {"FARFLUNG_FAILPOINTS": phase}
+        stage.coordinate()
+        stage.environ = {}
+        assert stage.wait("coordinator") == -signal.SIGKILL, phase
+        stage.coordinate()
+        two_more_commits(stage, f"after {phase}")
+    for name in TWO_EACH:
+        stage.processes[name].kill()
+    stage.processes["coordinator"].send_signal(signal.SIGTERM)
+    assert stage.wait("coordinator") == 0
+    report = audit(read_folder(stage.folder))
+    assert report.kept, "\n".join(report.lines())
+
+
+def two_more_commits(stage: Any, when: str) -> None:
+    """The first one may have been on its way."""
+    began = stage.until(lambda status: True, "a status")["version"]
+    stage.until(lambda status: status["version"] >= began + 2, f"two more commits, {when}")
+
+
 def run_and_lose(stage: Any, lost: str, run: str) -> Path:
     """Two peers a stage.  One stops in the first batch, with microbatches in its sums and others in hand, and is
     killed, agent and trainer; somebody else comes in its place and fetches the state of the stage that it gets."""
