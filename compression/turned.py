@@ -1,12 +1,12 @@
-"""A fixed turn of 256 values that come before int4, for activations in which a few channels are far larger than the rest.
+"""A fixed turn of 256 values before int4, for activations in which a few channels are far larger than the rest.
 
-A block of int4 has one step for 64 values: one large value among them, and the others are rounded away.  The turn, fixed
-signs and then the Hadamard matrix over 16, is orthogonal: it spreads each value over all 256, so that none stands out,
-and back it is its own transpose.  https://arxiv.org/abs/2506.01352 has it for activations between stages.
+A block of int4 has one step for 64 values: one large value among them, and the others are rounded away.  The turn,
+fixed signs and then the Hadamard matrix over 16, is orthogonal: it spreads each value over all 256, so that none
+stands out, and back it is its own transpose.  https://arxiv.org/abs/2506.01352 has it for activations of stages.
 
-Used by the border codecs where `[pipeline] turn` asks for it; the payload is that of int4, as long as ever.  What is left
-behind the last whole 256 stays as it is.  Two products with a matrix of 16, so it runs where the tensor is.  Nobody compares
-its bits: a crossing is made once, and named by the hash of what was made.
+Used by the border codecs where `[pipeline] turn` asks for it; the payload is that of int4, as long as ever.  What is
+left behind the last whole 256 stays as it is.  Two products with a matrix of 16, so it runs where the tensor is.
+Nobody compares its bits: a crossing is made once, and named by the hash of what was made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def turned_back(flat_n: Tensor) -> Tensor:
     whole = _whole(flat_n)
     if not whole:
         return flat_n
-    blocks_kb = _hadamard(flat_n[:whole].clamp(-_MOST, _MOST).view(-1, WIDTH)) * _signs(flat_n.device)
+    blocks_kb = _hadamard(flat_n[:whole].clamp(-_MOST, _MOST).view(-1, WIDTH)).mul_(_signs(flat_n.device))
     return torch.cat([blocks_kb.view(-1), flat_n[whole:]])
 
 

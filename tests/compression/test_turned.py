@@ -82,5 +82,5 @@ def test_a_border_turns_what_goes_through_int4_and_the_crossing_is_as_long_as_ev
     assert len(payload) == len(BorderCodec(border, ("kind",)).there((x,), {"kind": kind}, 2))
     read = codec.read_there(payload, CPU)
     due = turned_back(through_int4(turned(x))) if turn else through_int4(x.view(-1))
-    assert torch.equal(read.tensors[0], due.view(2, 300)) and torch.equal(read.riders["kind"], kind)
+    assert torch.equal(read.given[0], due.view(2, 300)) and torch.equal(read.riders["kind"], kind)
     assert torch.equal(codec.read_back(codec.back((x,), 2), CPU)[0], x), "fp32 is not turned"

@@ -46,7 +46,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("c1e229fe")
+    assert Manifest().digest.hex().startswith("7d46937e")
 
 
 _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
@@ -105,6 +105,10 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         (
             f'{_STAGED}mode = "local"\nlocal_micros = 9',
             "[pipeline] batch: expected at least local_micros (9), found 8",
+        ),
+        (
+            "[pipeline]\nturn = true",
+            '[pipeline] turn: expected false unless codec or gradient_codec is "int4" and stages > 1, found true',
         ),
         (
             "[pipeline]\nclip = 0.5",
