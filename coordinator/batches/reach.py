@@ -19,6 +19,8 @@ WHY_GIVEN_UP = "nobody of its stage can be dialled, and an older seat has the st
 
 @dataclass
 class Reach:
+    """Which stages nobody can dial into, and since when: a dialable peer that reconnects is soon back."""
+
     _without_since: dict[int, float] = field(default_factory=dict)  # by stage: nobody there can be dialled
 
     def may_sit(self, worker: Worker, served: bool, workers: Mapping[str, Worker]) -> bool:

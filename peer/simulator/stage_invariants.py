@@ -52,8 +52,8 @@ Work = tuple[int, int, int]  # (seat, version, microbatch)
 
 class StageInvariants(BatchInvariants):
     def __init__(self, calm: bool, lines_are_good: bool, of: tuple[int, Manifest], *args: Any) -> None:
-        """`calm`: no misfortune at all happens in this run; `lines_are_good`: what is sent comes, and soon.  `of`: as in
-        `BatchInvariants`."""
+        """`calm`: no misfortune at all happens in this run; `lines_are_good`: what is sent comes, and soon.  `of`: as
+        in `BatchInvariants`."""
         super().__init__(of, *args)
         self._calm, self._lines_are_good, self._rules = calm, lines_are_good, of[1].pipeline
         self.moves: list[Moving] = []
