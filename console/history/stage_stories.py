@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from farflung.protocol.digests import mask_from_bytes
-from farflung.protocol.process.journal import Event
+
+Event = dict[str, Any]
 
 
 @dataclass

@@ -127,7 +127,7 @@ def _shape(manifest: Manifest) -> GPTConfig:
     if shape.builtin != "tiny-gpt" or manifest.data.source != "python-stdlib":
         raise UserError(
             f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
-            "which calls farflung.join"
+            "which calls farflung.join or farflung.pipeline"
         )
     return GPTConfig(shape.layers, shape.width, shape.heads, shape.context)
 

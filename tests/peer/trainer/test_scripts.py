@@ -167,7 +167,7 @@ def test_mistakes_are_one_line_and_an_exit_code(nursery: Nursery) -> None:
     assert process.returncode == USAGE
     assert said == (
         "farflung: run 'my-run' brings its own model or data: join it with its training script, "
-        "which calls farflung.join\n"
+        "which calls farflung.join or farflung.pipeline\n"
     )
     # It says nothing: its agent sees the exit code, does not start it again, and ends with the same code.
     heard = list(agent.heard)
