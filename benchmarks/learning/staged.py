@@ -179,7 +179,7 @@ class Crew:
             [[torch.zeros(p.numel()) for _ in range(self.outer.parts - 1)] for p in anchor]
             for anchor in self.anchors
         ]
-        self.crossing = Crossing(setting.codec)
+        self.crossing = Crossing(setting.codec, turn=False)
         self._chance = random.Random(f"seats {manifest.run.seed}")
         self._in_flight = setting.in_flight if setting.stages > 1 else 1
 

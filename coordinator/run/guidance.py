@@ -32,11 +32,10 @@ DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their l
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
-# So long others may wait for version 0 without anybody getting it from those who have it; then others found the run.
+# So long others may wait for version 0 without anybody getting it from those who have it, and so much longer as its
+# state takes over a line of half a megabit per second; then others found the run.
 FOUNDER_PATIENCE_S = 600.0
-FOUNDER_LEAST_BYTES_S = (
-    64_000  # and so much longer as its state takes over a line of half a megabit per second
-)
+FOUNDER_LEAST_BYTES_S = 64_000
 LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
@@ -61,9 +60,8 @@ class FoundersTurns:
         self._core = core
         self._conductors = conductors
         self._over: set[str] = set()
-        self._waits: dict[
-            int, tuple[set[str], float]
-        ] = {}  # fragment -> who had it, since when nobody else got it
+        # Fragment -> who had it, since when nobody else got it.
+        self._waits: dict[int, tuple[set[str], float]] = {}
 
     def founder_of(self, conductor: Conductor) -> Member | None:
         left = (member for member in conductor.holders if not self.is_over(member))
