@@ -19,9 +19,8 @@ from torch import Tensor
 from farflung.protocol.digests import hash_bytes
 
 WIDTH, ROOT = 256, 16
-_MOST = (
-    2.0**100
-)  # of a value that came: 256 of them still add up to a number, and no honest activation is so large
+# Of a value that came: 256 of them still add up to a number, and no honest activation is so large.
+_MOST = 2.0**100
 
 
 def turned(values: Tensor) -> Tensor:
