@@ -505,6 +505,8 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
         return str(rule["description"])
     if "enum" in rule:
         return " or ".join(_shown(value) for value in rule["enum"])
+    if rule.get("type") == "boolean":
+        return "true or false"
     noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
     low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
     if rule.get("maximum") == _HUGE and not (isinstance(found, int) and found > _HUGE):

@@ -149,6 +149,7 @@ def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any)
     stage.join("ann")
     log = stage.folder / "ann.log"
     stage.eventually(lambda: log.exists() and "version 0 is here" in log.read_text(), "ann has the state")
+    stage.until(lambda status: status["batch"]["counted"] == 6, "the coordinator has heard of them")
     os.kill(stage.trainer_of("bob"), signal.SIGKILL)
     stage.processes["bob"].kill()
     finish(stage, "ann")

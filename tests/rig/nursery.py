@@ -283,15 +283,22 @@ def become(words: list[str], environ: Mapping[str, str], files: list[int]) -> No
     try:
         code = run(words)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = code_of(end)
     except BaseException:
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # as an interpreter does
-        sys.excepthook(*sys.exc_info())
+        try:
+            sys.excepthook(*sys.exc_info())
+        except SystemExit as end:  # a hook may say with which code the process ends
+            code = code_of(end)
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def code_of(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 def run(words: list[str]) -> int:

@@ -32,6 +32,9 @@ RESTARTING = replace(
 )
 
 
+LATE = 8  # rounds
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -90,16 +93,13 @@ def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() ->
         world = run(seed, RESTARTING)
         if world.invariants.found:
             rounds.append(len(world.last.cheated))
-    assert len(rounds) >= 5 and max(rounds) <= 8
+    assert len(rounds) >= 5 and max(rounds) <= LATE
 
 
-def test_without_that_rule_they_would_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_that_rule_they_would_hide_it_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one of them is away in a round, or for good."""
     monkeypatch.setattr(Steadiness, "rounds_out", lambda self, peer: 0)
-    hidden = 0
-    for seed in range(3):
-        world = run(seed, RESTARTING)
-        hidden += bool(world.last.cheated) and not world.invariants.found
-    assert hidden >= 2
+    assert max(len(run(seed, RESTARTING).last.cheated) for seed in range(2)) > LATE
 
 
 def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owners_stay() -> None:

@@ -502,6 +502,10 @@ messages = st.one_of(
         "refused": st.dictionaries(st.sampled_from([Guest(1).peer, "?"]), st.sampled_from(list(Verdict)), max_size=2),
         "cut_off": st.lists(st.sampled_from([Guest(2).peer, "?"]), max_size=2).map(tuple),
         "merged_hashes": hashes, "got_hash": st.sampled_from([GENESIS, WRONG]),
+        "lengths": st.binary(max_size=17),
+        "got_by": st.dictionaries(
+            st.sampled_from([Guest(1).peer, "?"]), st.sampled_from([GENESIS, WRONG]), max_size=2
+        ),
         "inputs": st.sampled_from([b"", GENESIS]), "signature": st.just(b""),
         "dots": st.none() | st.builds(m.DotProducts, masks, masks, st.lists(st.floats(), max_size=3).map(tuple))}),
 )  # fmt: skip

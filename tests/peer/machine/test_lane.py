@@ -146,8 +146,8 @@ def test_a_round_that_commits() -> None:
             Whole/Contributing -> Sealing/Merged
             Resolve slot 2, used, fragment 0
             KeepBefore fragment 0, version 0
-            Roll chunk 0, version 1, payload new zero
-            Roll chunk 1, version 1, payload new one
+            Roll chunk 0, version 1, payload new zero, factor 1
+            Roll chunk 1, version 1, payload new one , factor 1
             Seal version 1, fragment 0
         version 1 is hashed; her work is in it
             Sealing/Merged -> Whole/Idle
@@ -181,8 +181,8 @@ def test_P6_a_commit_without_her_work_leaves_it_to_her() -> None:
             Whole/Contributing -> Sealing/Idle
             Resolve slot 2, not used, fragment 0
             KeepBefore fragment 0, version 0
-            Roll chunk 0, version 1, payload new zero
-            Roll chunk 1, version 1, payload new one
+            Roll chunk 0, version 1, payload new zero, factor 1
+            Roll chunk 1, version 1, payload new one , factor 1
             Seal version 1, fragment 0
         version 1 is hashed
             Sealing/Idle -> Whole/Idle

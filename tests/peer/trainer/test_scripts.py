@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def manifest(**sections: dict[str, object]) -> Manifest:
     return Manifest.model_validate({**small, **sections})
 
 
+_open: list[LonelyAgent] = []
+
+
+@pytest.fixture(autouse=True)
+def agents_that_a_failed_test_left() -> Iterator[None]:
+    """An open socket that nobody has would hold up whichever test comes when it is collected."""
+    yield
+    for agent in list(_open):
+        agent.close()
+
+
 class LonelyAgent:
     """An agent whose peer is alone in its run: each frozen pseudo-gradient is the next version."""
 
@@ -73,6 +85,7 @@ class LonelyAgent:
         self._run = run
         self._rounds = rounds
         self._granted = 0
+        _open.append(self)
 
     def serve(self, until: subprocess.Popen[str] | Child, last: FromTrainer | None = None) -> None:
         """Until the trainer has ended; what it said last may arrive after that."""
@@ -88,6 +101,7 @@ class LonelyAgent:
                     self._answer(got[1])
 
     def close(self) -> None:
+        _open.remove(self)
         self.server.close()
         remove_folder(self.folder)
 
@@ -217,7 +231,7 @@ def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent(nurs
     )
     agent.serve(process, Loaded(version=0))
     _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2 and "as if they had been learned" in said
+    assert process.returncode == 2 and "as if they had been learned" in said, said
     assert not any(isinstance(word, Frozen) for word in agent.heard)
     agent.close()
 
@@ -408,6 +422,6 @@ def test_what_cannot_take_part_in_batches_is_refused_before_the_run_hears_of_it(
     _, said = process.communicate(timeout=PATIENCE_S)
     heard = list(agent.heard)
     agent.close()
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert words in said.splitlines()[-1], said
     assert heard == []
