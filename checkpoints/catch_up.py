@@ -33,7 +33,9 @@ Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
 
 
 class CatchUp:
-    def __init__(self, fragment: Fragment, run_tag: bytes, retry_s: float, parts: int) -> None:
+    def __init__(
+        self, fragment: Fragment, run_tag: bytes, retry_s: float, parts: int, asker: str = ""
+    ) -> None:
         """`parts`: of a chunk's state."""
         self.fragment = fragment
         self._parts = parts
@@ -54,7 +56,7 @@ class CatchUp:
         self._pause_until: dict[Key, float] = {}  # all were tried: not again before
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
-        self._of = Donors(retry_s)
+        self._of = Donors(retry_s, asker)
         self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
         self._dropped: list[str] = []  # donors that are not asked any more, not told yet
 
@@ -220,7 +222,9 @@ class CatchUp:
             if not free:
                 continue
             # The quickest first.  While there is enough to ask for, all are kept busy anyway.
-            donor = min(free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), d))
+            donor = min(
+                free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), self._of.place(d))
+            )
             load[donor] += 1
             self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
             kind, version, chunk = key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 SPOILED_FORGIVEN = 2  # answers of a donor that are not what they should be: one more, and others are asked
 BACKOFF_MOST = 4  # doublings of the patience with a donor that does not answer in time
@@ -27,8 +28,10 @@ class Asked:
 
 
 class Donors:
-    def __init__(self, retry_s: float) -> None:
+    def __init__(self, retry_s: float, asker: str = "") -> None:
         self._retry_s = retry_s
+        self._asker = asker
+        self._places: dict[str, bytes] = {}
         self._heard_at: dict[str, float] = {}  # when a donor last gave something
         self._answers: dict[tuple[str, bool], int] = {}  # how many it gave: pieces of state, and all
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
@@ -93,6 +96,14 @@ class Donors:
     def took_s(self, donor: str) -> float:
         """How long it takes; a donor that was not asked yet deserves to be tried."""
         return self._took_s.get(donor, 0.0)
+
+    def place(self, donor: str) -> bytes:
+        """Of those that are equally good: another one comes first for each who asks, or all who join at once would ask
+        the same one."""
+        known = self._places.get(donor)
+        if known is None:
+            known = self._places[donor] = blake2b(f"{self._asker} {donor}".encode(), digest_size=8).digest()
+        return known
 
     def never_heard_of(self, asked: Asked, most: int) -> bool:
         """At most `most` are in flight: a donor that answered so much else since then never got this question."""

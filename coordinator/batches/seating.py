@@ -45,7 +45,8 @@ def chosen(
     stage needs; `dialable`: it says that others can dial it.
 
     A stage that nobody holds, or too few, comes first: without it no batch begins.  Then whoever has a state need not
-    fetch another.  Else the stage with the fewest members for what it costs: the run is as fast as its slowest stage.
+    fetch another.  Then a stage whose state a single member has: it must not be lost with that one.  Else the stage
+    with the fewest members for what it costs: the run is as fast as its slowest stage.
     Peers that nobody can dial can't talk to each other: where there are only such, no other one comes if it may go
     elsewhere, and the first one that can be dialled does.
     """
@@ -62,7 +63,8 @@ def chosen(
         return offered[0] if on_disk and offered[0] in alone else min(alone)
     if on_disk:
         return offered[0]
-    return min(offered, key=lambda stage: (loads[stage].members / loads[stage].cost, stage))
+    singles = [stage for stage in offered if loads[stage].members == 1]
+    return min(singles or offered, key=lambda stage: (loads[stage].members / loads[stage].cost, stage))
 
 
 def held_by_newcomer(

@@ -91,7 +91,7 @@ class Lane:
         measure: bool = False,
     ) -> None:
         self.fragment = fragment
-        self.catch = CatchUp(fragment, run_tag, FETCH_RETRY_S, state_parts)
+        self.catch = CatchUp(fragment, run_tag, FETCH_RETRY_S, state_parts, me)
         self.log = log  # of all fragments together
         self._grounds = Grounds(fragment)
         self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)

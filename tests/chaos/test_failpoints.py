@@ -270,7 +270,7 @@ def test_a_donor_breaks(arena: Arena, figures: Figures, point: str) -> None:
         began = time.monotonic()
         dan = arena.join("dan", f"{point}={action}")
         arena.takes_part("dan")
-        for number in range(12):
+        for number in range(40):  # each asks whom chance puts first among four
             if point == "serve.logged":
                 arena.parties["cid"].signal(signal.SIGSTOP)
                 time.sleep(1.9)  # dead to the others after 1.5 s, and only a few versions behind

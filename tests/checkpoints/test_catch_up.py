@@ -280,6 +280,16 @@ def test_a_lie_is_counted_and_never_installed() -> None:
     assert joiner.bytes == states(4)
 
 
+def test_many_who_join_at_once_do_not_all_ask_the_same_donor_first() -> None:
+    first = set()
+    for number in range(64):
+        catch = CatchUp(WHOLE, TAG, RETRY_S, 2, f"guest{number}")
+        catch.on_run_state(3, {3: digest(3)}, ("ann", "bob", "cid", "dan"), KEEP)
+        wants = [effect for effect in catch.ask(0.0) if isinstance(effect, SendFrame)]
+        first |= {want.to for want in wants if want.frame.header.kind == Kind.WANT_MANIFEST}
+    assert first == {"ann", "bob", "cid", "dan"}
+
+
 def test_an_answer_that_got_lost_is_asked_for_again_though_the_donor_gives_other_things() -> None:
     joiner = Joiner({"ann": Donor(2)}, target=2)
     lost = []

@@ -362,6 +362,12 @@ def test_P17_an_empty_stage_comes_first_then_what_lies_on_the_disk_then_the_empt
 
 def test_a_stage_that_costs_more_gets_more_members() -> None:
     assert chosen((0, 1), False, loads(2, 3, cost=(1.0, 2.0)), 1) == 1
+
+
+def test_P6_a_stage_whose_state_a_single_peer_has_gets_the_next_one_however_slow_another_is() -> None:
+    assert chosen((0, 1, 2), False, loads(2, 2, 1, cost=(9.0, 1.0, 1.0)), 1) == 2
+    assert chosen((0, 1, 2), False, loads(1, 2, 1, cost=(1.0, 9.0, 2.0)), 1) == 2, "of two the slower one"
+    assert chosen((0, 1), False, loads(2, 2, 1, cost=(9.0, 1.0, 1.0)), 1) == 0, "it could not hold stage 2"
     assert [each.cost for each in loads_of([0, 1], (), {0: [0.5, 0.7, 0.0], 1: [2.0]}, 2)] == [0.6, 2.0]
     assert [each.cost for each in loads_of([0, 1], (), {0: [0.5]}, 2)] == [1.0, 1.0], "not all are known"
 

@@ -242,10 +242,12 @@ from torch.utils.data import DataLoader, IterableDataset
 model = torch.nn.Linear(2, 2)
 run = farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
 class Leased(IterableDataset):
+    def __init__(self, run):
+        self.run = run
     def __iter__(self):
-        return run.batches([torch.ones(2)] * 1000)
+        return self.run.batches([torch.ones(2)] * 1000)
 torch.multiprocessing.set_start_method("{method}")
-for batch in DataLoader(Leased(), batch_size=None, num_workers=1):
+for batch in DataLoader(Leased(run), batch_size=None, num_workers=1):
     model(batch).sum().backward()
     run.step()
 """
