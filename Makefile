@@ -41,7 +41,7 @@ adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning or
 	@$(BIN)/python -m venv --without-pip $(LAYER)
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$($(LAYER)/bin/python -c "$$purelib")/below.pth"; \
-	if timeout 600 $(PIP) --python $(LAYER)/bin/python install -c constraints.txt $(WHOSE); then \
+	if timeout 300 $(PIP) --python $(LAYER)/bin/python install -c constraints.txt $(WHOSE); then \
 	HF_HUB_OFFLINE=1 $(LAYER)/bin/python -m pytest -n 0 -k "adapters or hf or llama or transformers" \
 	tests/peer/adapters tests/peer/pipeline tests/real/test_adapters.py; \
 	else echo "NOT RUN: the tests that need $(WHOSE), which cannot be installed here" >&2; fi

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.complaints import Complaints, GivesUp
-from farflung.coordinator.batches.micros import Pace, first_of, to_grant
+from farflung.coordinator.batches.micros import Masks, Pace, first_of, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.rates import news_of_shares
 from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
@@ -63,7 +63,8 @@ class Batches:
     _complaints: Complaints = field(init=False)
     _reach: Reach = field(default_factory=Reach)
     _was: object = None  # what members were told of last
-    _masks: tuple[object, list[int]] | None = None  # of each stage what is counted, and of which seats
+    _masks: Masks | None = None
+    _why_not: tuple[object, str] | None = None  # what the batch lacks, and when that was looked for
     _times: BatchTimes = field(default_factory=BatchTimes)
 
     def __post_init__(self) -> None:
@@ -81,25 +82,25 @@ class Batches:
     @property
     def counted(self) -> int:
         """The mask of all that is counted in every stage."""
-        mask = self.counted_in(0)
-        for stage in range(1, self.stages):
-            mask &= self.counted_in(stage)
-        return mask
+        return self._counts.everywhere
 
     def counted_in(self, stage: int) -> int:
-        """Asked with every beat, so it is not made of all seats each time."""
-        if self._masks is None or self._masks[0] != self.book.stamp:
+        return self._counts.of_stage[stage]
+
+    @property
+    def _counts(self) -> Masks:
+        if self._masks is None or self._masks.stamp != self.book.stamp:
             masks = [0] * self.stages
             for seat in self.book.seats.values():
                 masks[seat.stage] |= self._of(seat.number).counted
-            self._masks = self.book.stamp, masks
-        return self._masks[1][stage]
+            self._masks = Masks(self.book.stamp, masks)
+        return self._masks
 
     def _now_counts(self, seat: Seat, heard: Heard, counted: int) -> None:
         if heard.counted & ~counted:
             self._masks = None  # it may have been the only one that had these
         elif self._masks is not None:
-            self._masks[1][seat.stage] |= counted
+            self._masks.add(seat.stage, counted)
         heard.counted = counted
 
     @property
@@ -224,8 +225,9 @@ class Batches:
     def advance(self) -> bool:
         """Unseat who is gone, begin the batch that is due.  True: members should hear of it at once."""
         self._heard = {n: heard for n, heard in self._heard.items() if n in self.book.seats}
+        flying = self.under_way
         for seat in list(self.book.seats.values()):
-            in_round = self.house.in_round(seat.peer)
+            in_round = flying and self.house.in_round(seat.peer)
             if in_round:
                 self._of(seat.number).since = self.desk.now  # what it owes then is the round's business
             safe = in_round and (self.stages == 1 or self.complete)
@@ -498,6 +500,13 @@ class Batches:
         return [seat.peer for seat in self._with_sums(stage) if not self._of(seat.number).ready]
 
     def _why_not_complete(self, batch: Batch) -> str:
+        """The same for every stage, and each asks at every turn."""
+        asked = (self.desk.now, self.book.stamp)
+        if self._why_not is None or self._why_not[0] != asked:
+            self._why_not = asked, self._what_is_missing(batch)
+        return self._why_not[1]
+
+    def _what_is_missing(self, batch: Batch) -> str:
         done = [(self.counted_in(stage) & batch.whole).bit_count() for stage in range(self.stages)]
         told = f"waiting for microbatches: {min(done)} of {batch.whole.bit_count()} counted"
         if self.stages == 1:

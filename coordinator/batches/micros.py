@@ -1,4 +1,5 @@
-"""How many microbatches a seat is granted now: enough to be busy, and at the end so that all end together.  Pure.
+"""How many microbatches a seat is granted now: enough to be busy, and at the end so that all end together; and what is
+counted of them.  Pure.
 
 Called by `batches.py` at every beat.  It knows rates and counts, and nothing of seats, members or records.
 """
@@ -9,6 +10,8 @@ import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 from farflung.coordinator.ledger.batch_book import spans_of_mask
 
@@ -71,3 +74,24 @@ def to_grant(
         heapq.heapreplace(ends, ((done + 1) * unit_s, number, done + 1))
         mine += number == asking
     return min(mine, room[asking])
+
+
+@dataclass
+class Masks:
+    """What is counted.  Asked for with every beat, so it is not made of all seats each time."""
+
+    stamp: object  # of which seats
+    of_stage: list[int]
+    _everywhere: int | None = None
+
+    @property
+    def everywhere(self) -> int:
+        """In every stage."""
+        if self._everywhere is None:
+            self._everywhere = reduce(and_, self.of_stage)
+        return self._everywhere
+
+    def add(self, stage: int, counted: int) -> None:
+        if counted & ~self.of_stage[stage]:
+            self.of_stage[stage] |= counted
+            self._everywhere = None

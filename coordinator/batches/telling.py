@@ -8,8 +8,9 @@ it, whenever the member names an older one; so a tick that is lost, or comes lat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from farflung.collectives.flow.seats import Seat as Row
+from farflung.collectives.flow.seats import Table
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
@@ -53,15 +54,18 @@ def staged_tick_of(
         freeze=freeze,
         again=mask_to_bytes(book.again(seat)) if seat is not None else b"",
         table_no=book.table_no,
-        table=_told(book.rows, stage) if knows != book.table_no else None,
+        table=_told(book.table, stage) if knows != book.table_no else None,
         skipped=mask_to_bytes(mask_of_spans(batch.skipped)),
         doubted=tuple(doubted)[:MEMBERS_PER_ROUND],
     )
 
 
-def _told(rows: tuple[Row, ...], stage: int) -> tuple[SeatRow, ...]:
+@lru_cache(
+    maxsize=64
+)  # a table is the same object until another one takes its place, and the same for a whole stage
+def _told(table: Table, stage: int) -> tuple[SeatRow, ...]:
     """All who are here; of those who are gone the newest, by which members know what they have to ask again."""
-    near = [row for row in rows if abs(row.stage - stage) <= 1]
+    near = [row for row in table.seats.values() if abs(row.stage - stage) <= 1]
     here = [row for row in near if row.lives]
     gone = sorted((row for row in near if not row.lives), key=lambda row: row.gone)
     room = max(0, SEATS_TOLD - len(here))

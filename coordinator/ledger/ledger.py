@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
@@ -332,8 +333,7 @@ class Ledger:
 
     def nonce_of(self, fragment: int, version: int) -> bytes:
         """Under which holders of this version show that they are; nobody knows it before it is told."""
-        numbers = b"".join(number.to_bytes(8, "big") for number in (fragment, version))
-        return keyed_hash(hash_bytes(b"farflung/nonce/1\0", self.secret), numbers)
+        return _nonce_of(self.secret, fragment, version)
 
     def _is_kept(self, version: int, newest: int) -> bool:
         far = version <= newest - self.every_rounds * SAVED_KEPT
@@ -459,3 +459,9 @@ def _tokens_by(record: CommittedRound) -> dict[str, int]:
     }
     whole = sum(shares.values())
     return {member: round(record.tokens * share / whole) for member, share in shares.items()}
+
+
+@lru_cache(maxsize=256)  # asked for with every beat, of the few versions that members hold
+def _nonce_of(secret: bytes, fragment: int, version: int) -> bytes:
+    numbers = b"".join(number.to_bytes(8, "big") for number in (fragment, version))
+    return keyed_hash(hash_bytes(b"farflung/nonce/1\0", secret), numbers)

@@ -93,9 +93,9 @@ class Conductor:
         return self.core.now - self._committed_at
 
     @property
-    def holders(self) -> list[Member]:
+    def holders(self) -> Collection[Member]:
         """Living members that hold this fragment: nobody else has a part in its rounds."""
-        return [m for m in self.core.members.alive.values() if self.fragment in m.standings]
+        return self.core.members.holders(self.fragment)
 
     def standing(self, member: Member) -> Standing:
         """Of a member that holds this fragment."""
@@ -138,17 +138,20 @@ class Conductor:
     def _maybe_open_batch(self, batches: Batches) -> None:
         """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
         self._shares, waits = batches.shares(self.fragment)
+        held = "" if batches.under_way else self.core.held
+        why_not = held or self.settling.reason or waits
+        if why_not:  # nearly always: who could own a chunk is looked for when there are chunks to own
+            self.reason = why_not
+            return
         peers = set(self._shares)
         owners = self._can_own(peers)
         if not peers & owners:
             peers |= {m.peer for m in self.able if m.peer in owners}
-        nobody = "" if peers & owners else "no peer can be dialled, so nobody can own a chunk"
         left_s = self._not_before - self.core.now
-        again = f"the last round failed; trying again in {left_s:.1f} s" if left_s > 0 else ""
-        held = "" if batches.under_way else self.core.held
-        why_not = held or self.settling.reason or waits or nobody or again
-        if why_not:
-            self.reason = why_not
+        if not peers & owners:
+            self.reason = "no peer can be dialled, so nobody can own a chunk"
+        elif left_s > 0:
+            self.reason = f"the last round failed; trying again in {left_s:.1f} s"
         else:
             self._open(sorted(peers)[:MEMBERS_PER_ROUND] if len(peers) > len(self._shares) else sorted(peers))
 

@@ -36,6 +36,7 @@ FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 # state takes over a line of half a megabit per second; then others found the run.
 FOUNDER_PATIENCE_S = 600.0
 FOUNDER_LEAST_BYTES_S = 64_000
+FOUNDERS_LOOK_S = 1.0  # how often it is looked for whose turn is over
 LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
@@ -62,6 +63,8 @@ class FoundersTurns:
         self._over: set[str] = set()
         # Fragment -> who had it, since when nobody else got it.
         self._waits: dict[int, tuple[set[str], float]] = {}
+        self._look_at = 0.0
+        self.changes = 0  # of whose turn is over
 
     def founder_of(self, conductor: Conductor) -> Member | None:
         left = (member for member in conductor.holders if not self.is_over(member))
@@ -75,6 +78,9 @@ class FoundersTurns:
         if self._core.ledger.learned:
             self._over, self._waits = set(), {}
             return
+        if self._core.now < self._look_at:
+            return
+        self._look_at = self._core.now + FOUNDERS_LOOK_S
         for conductor in self._conductors:
             having = {member.peer for member in self._having(conductor, is_founded)}
             waiting = len(conductor.holders) - len(having)
@@ -103,7 +109,9 @@ class FoundersTurns:
         names = ", ".join(m.contact.name for m in self._core.members.alive.values() if m.peer in having)
         self._core.note(f"nobody got the initial state of {names} for too long: another one founds the run")
         self._over |= having
+        self.changes += 1
         self._waits.clear()
+        self._look_at = 0.0  # the turn of the next one begins
         if any(self.founder_of(each) is None for each in self._conductors):
             self._over.clear()  # all had their turn
 
@@ -126,8 +134,11 @@ class Guidance:
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
         self._known_donors: dict[int, _Donors] = {}  # by fragment
         self._turns = FoundersTurns(core, conductors)
-        # Who showed version 0 last, with what it said then, while nothing is learned.
-        self._witnesses: tuple[object, list[tuple[str, Member, Beat]]] | None = None
+        # While nothing is learned: by fragment who shows version 0 of it, with what it said then, and of what version 0
+        # that is told; and whose last words were not looked at for that.
+        self._witnesses: dict[int, tuple[Member, Beat | None]] = {}
+        self._witnessed: object = None
+        self._unheard: set[str] = set()
         self._changes = 0
 
     # ---- a beat --------------------------------------------------------------------------------------
@@ -143,6 +154,7 @@ class Guidance:
         if member.beat is None or _versions(member.beat) != _versions(beat):
             self._changes += 1
         member.beat = beat
+        self._unheard.add(member.peer)
         refusal = self._lending.words.hear(member, beat)
         if refusal:
             return refusal
@@ -381,27 +393,35 @@ class Guidance:
     def _genesis_is_held(self) -> bool:
         """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model.
 
-        Asked with every beat: as long as those who showed it last have said nothing else, nobody else is looked at.
+        Asked with every beat: as long as those who showed it show it, only who said something since is looked at.
         """
         alive, books = self._core.members.alive, [each.book for each in self._conductors]
-        stamp = [(book.digests.get(0), book.shown.get(0)) for book in books]
-        if self._witnesses is not None and self._witnesses[0] == stamp:
-            if all(
-                alive.get(peer) is member and member.beat is beat and not self._turns.is_over(member)
-                for peer, member, beat in self._witnesses[1]
-            ):
-                return True
-        held: set[int] = set()
-        witnesses = []
-        for peer, member in alive.items():
-            if member.beat is None or held.issuperset(member.standings) or self._turns.is_over(member):
+        founded = [(book.digests.get(0), book.shown.get(0)) for book in books]
+        of_what = (self._turns.changes, self._core.ledger.era, founded)
+        still = {
+            number: (member, member.beat)
+            for number, (member, beat) in self._witnesses.items()
+            if alive.get(member.peer) is member and (member.beat is beat or self._holds_genesis(member))
+        }
+        if self._witnessed != of_what or len(still) < len(self._witnesses):
+            still, self._witnessed, self._unheard = {}, of_what, set(alive)
+        self._witnesses = still
+        for peer in self._unheard:
+            member = alive.get(peer)
+            if member is None or self._witnesses.keys() >= member.standings.keys():
                 continue
-            if all(map(self._is_genesis, member.beat.fragments)):
-                held.update(member.standings)
-                witnesses.append((peer, member, member.beat))
-        complete = len(held) == len(self._conductors)
-        self._witnesses = (stamp, witnesses) if complete else None
-        return complete
+            if self._holds_genesis(member):
+                self._witnesses |= dict.fromkeys(member.standings, (member, member.beat))
+        self._unheard = set()
+        return len(self._witnesses) == len(self._conductors)
+
+    def _holds_genesis(self, member: Member) -> bool:
+        beat = member.beat
+        return (
+            beat is not None
+            and not self._turns.is_over(member)
+            and all(map(self._is_genesis, beat.fragments))
+        )
 
     def _is_genesis(self, said: FragmentBeat) -> bool:
         book, settling = self._conductors[said.fragment].book, self._conductors[said.fragment].settling

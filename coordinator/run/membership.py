@@ -10,7 +10,7 @@ whole is verified, or takes part, where it does so in all of them.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -127,6 +127,7 @@ class Membership:
     _by_session: dict[bytes, str] = field(default_factory=dict)
     # Asked for with every frame: kept up as members come, and made anew when one goes.
     _alive: dict[str, Member] = field(default_factory=dict)
+    _of_fragment: dict[int, dict[str, Member]] = field(default_factory=dict)
     _in_order: list[str] = field(default_factory=list)
     _roster: tuple[Contact, ...] = ()
     _roster_at: int = -1  # its number
@@ -157,6 +158,10 @@ class Membership:
         if contact.peer not in self._alive:
             insort(self._in_order, contact.peer)
         self.members[contact.peer] = self._alive[contact.peer] = member
+        for number in () if old is None else old.standings.keys() - standings.keys():
+            self._of_fragment.get(number, {}).pop(contact.peer, None)
+        for number in standings:
+            self._of_fragment.setdefault(number, {})[contact.peer] = member
         self._by_session[session] = contact.peer
         self.roster_no += 1
         return member
@@ -171,6 +176,9 @@ class Membership:
         self.roster_no += 1
         # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
         self._alive = {peer: each for peer, each in self._alive.items() if each.alive}
+        for number in member.standings:
+            here = self._of_fragment[number].items()
+            self._of_fragment[number] = {peer: each for peer, each in here if each.alive}
         self._in_order = sorted(self._alive)
         gone = sorted((m for m in self.members.values() if not m.alive), key=lambda m: m.heard_at)
         for oldest in gone[:-LOST_KEPT]:
@@ -232,6 +240,10 @@ class Membership:
     @property
     def alive(self) -> Mapping[str, Member]:
         return self._alive
+
+    def holders(self, fragment: int) -> Collection[Member]:
+        """The living that hold it."""
+        return self._of_fragment.get(fragment, {}).values()
 
     @property
     def in_order(self) -> Sequence[str]:

@@ -73,6 +73,8 @@ class Settling:
         """Why no round may begin now; empty if none of this speaks against it."""
         if self._dispute is not None:
             return self._dispute.told
+        if not self._behind:
+            return ""
         alive = {member.session: member for member in self._core.members.alive.values()}
         for session, (_, since) in self._behind.items():
             if session in alive and self._core.now - since < BEHIND_S:

@@ -145,9 +145,11 @@ def test_a_seat_whose_sums_a_round_may_use_is_not_given_up_before_the_round_is_o
     hall = Hall("ann", "bob")
     full(hall)
     del hall.workers["ann"]
+    hall.flying.add(0)
     hall.in_round = {"ann", "bob"}
     hall.batches.advance()
     assert not hall.unseated
+    hall.flying.clear()
     hall.in_round = set()
     hall.batches.advance()
     assert hall.unseated == ["ann"]

@@ -498,6 +498,7 @@ def test_people_are_told_where_two_neighbouring_stages_can_t_reach_each_other() 
     hall.workers["Ann"].dialable = hall.workers["bob"].dialable = False
     assert hall.batches.shares(0)[1] == "waiting for microbatches: 0 of 8 counted in stage 0"
     hall.workers["cyd"].dialable = False
+    hall.desk.now += 0.1  # it is looked for once a turn
     assert hall.batches.shares(0)[1].endswith(
         "; nobody of stages 0 and 1 can be dialled, so that they can't reach each other: one peer there needs an open "
         "port (farflung doctor)"
