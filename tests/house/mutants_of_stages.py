@@ -233,7 +233,7 @@ PIPELINES = (
     Mutant(
         "P15 and no second one sits down there",
         "coordinator/batches/reach.py",
-        "        return not served or _is_reached(worker.stage, workers)\n",
+        "        return not served or any(each.dialable and each.verified for each in there)\n",
         "        return True\n",
         OF_NEIGHBOURS,
     ),
