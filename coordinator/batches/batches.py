@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.complaints import Complaints, GivesUp
-from farflung.coordinator.batches.micros import Masks, Pace, first_of, to_grant
+from farflung.coordinator.batches.micros import Masks, Pace, believed_unit_s, first_of, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.rates import news_of_shares
 from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
@@ -179,7 +179,7 @@ class Batches:
         if (counted, said.made) != (heard.counted, heard.made):
             heard.since = self.desk.now
         self._now_counts(seat, heard, counted)
-        heard.unit_s, heard.holds, heard.made = said.unit_s, said.holds, said.made
+        heard.unit_s, heard.holds, heard.made = believed_unit_s(said.unit_s), said.holds, said.made
         self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)

@@ -21,6 +21,12 @@ UNIT_LEAST_S = 1e-6  # nobody is believed to be faster
 SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
 
 
+def believed_unit_s(said_s: float) -> float:
+    """Busy seconds for one microbatch as a seat says them; 0: not known.  The smallest numbers that there are have no
+    finite rate, and one that has none could be told to nobody."""
+    return max(UNIT_LEAST_S, said_s) if said_s > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class Pace:
     """One seat."""

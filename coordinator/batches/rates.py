@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from farflung.collectives.flow.stage_rates import Traffic, borders_of, seat_pace, traffic_of
+from farflung.coordinator.batches.micros import UNIT_LEAST_S
 from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
 BELIEVED = 4.0
-UNIT_LEAST_S = 1e-6
 SHARE_STEADY = 1.25  # the wiring is told of new shares when one differs by this factor
 
 
@@ -45,7 +45,10 @@ class Rates:
     def __init__(self, crew: Iterable[Mate], traffic: Sequence[Traffic]) -> None:
         """`crew`: of all stages; `traffic`: of each."""
         self.crew, self._traffic = tuple(crew), traffic
-        units = [[mate.unit_s for mate in self.of_stage(n) if mate.unit_s > 0] for n in range(self.stages)]
+        units = [
+            [max(UNIT_LEAST_S, mate.unit_s) for mate in self.of_stage(n) if mate.unit_s > 0]
+            for n in range(self.stages)
+        ]
         # Before each stage that is served has measured something, peers and stages count alike.
         self.measured = all(units[mate.stage] for mate in self.crew)
         self._costs = [median(each) if each and self.measured else 1.0 for each in units]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.flow.stage_rates import Traffic
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.moving import ARRIVES_WITHIN_S, PAYS_WITHIN_S
-from farflung.coordinator.batches.rates import Mate, Rates, news_of_shares
+from farflung.coordinator.batches.rates import BELIEVED, Mate, Rates, news_of_shares
 from farflung.coordinator.batches.words import House
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import BatchBegun, DataFixed, Moving, Unseated
@@ -274,6 +278,28 @@ def test_a_liar_counts_for_four_of_the_usual_at_most() -> None:
     lines = [Mate("a", 0, 1.0, 10.0, 10.0), Mate("b", 0, 1.0, 10.0, 10.0), Mate("liar", 0, 1.0, 1e12, 1e12)]
     rates = Rates(lines, [Traffic(100, 100)])
     assert [rates.of(mate, 0) for mate in lines] == [0.1, 0.1, pytest.approx(0.4)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1e9), st.integers(0, 1 << 61)), max_size=6))
+@example([(0, 5e-324, 1), (1, 1.0, 1)])
+@example([(0, 1e9, 1), (1, 5e-324, 1 << 61)])
+def test_P9_whatever_members_say_of_themselves_has_finite_rates_and_shares(
+    said: list[tuple[int, float, int]],
+) -> None:
+    crew = [Mate(f"p{n}", stage, unit_s, line, line) for n, (stage, unit_s, line) in enumerate(said)]
+    rates = Rates(crew, [Traffic(100, 7), Traffic(7, 100)])
+    assert all(0 <= each < math.inf for each in rates.sums)
+    assert all(1 / BELIEVED - 0.001 <= share <= BELIEVED for share in rates.shares().values())
+    assert all(0 <= rates.after(mate, 1 - mate.stage) + 1e-6 < math.inf for mate in crew)
+
+
+def test_P9_a_seat_that_says_it_takes_no_time_at_all_stops_no_batch_and_no_status() -> None:
+    hall = Hall.of(1, 2)
+    hall.units = {"a1": 5e-324}
+    hall.look()
+    hall.next_batch()
+    assert hall.batches.book.batch is not None
+    assert json.dumps(hall.batches.told_of_stages(), allow_nan=False)
 
 
 def test_a_slow_peer_stays_slow_in_another_stage_and_costs_differ_by_stage() -> None:
