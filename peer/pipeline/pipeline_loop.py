@@ -132,8 +132,8 @@ class PipelineLoop(SummingLoop[StageMachine]):
 
     def _let_go(self) -> None:
         """This peer is to hold another stage: there is room for that one only when this one is gone."""
-        self.machine = StageMachine()
-        self._held = self._belt = self._before = self._after = None
+        self.machine = StageMachine(local_steps_of(self.manifest))
+        self._held = self._replica = self._belt = self._before = self._after = None
         self._read.clear()
         gc.collect()
         if self._device.type == "cuda":

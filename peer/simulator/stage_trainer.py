@@ -86,7 +86,7 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         if isinstance(message, Begin | Anew):  # `Begin` may be told twice; a stage is built once
             if self.works.stage != NO_STAGE and isinstance(message, Begin):
                 return
-            self.works = self.stage_machine()
+            self.works = self.stage_machine(local_steps_of(self.host.manifest))
             self.paths.clear()
             need = Need(samples=self.dataset_samples, want=0, data=self.fingerprint)
             largest = max(self._border.most_bytes(backwards) for backwards in (False, True))

@@ -21,6 +21,7 @@ from farflung.peer.data.sampling import permuted_range
 from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
+    Anew,
     Attach,
     Finish,
     Freeze,
@@ -89,6 +90,18 @@ class Agent:
     def recv(self, timeout_s: float) -> Any:
         return to_trainer(to_bytes(self.coming.popleft())) if self.coming else None
 
+    def share(self, model: Model) -> None:
+        """The trainer has attached: it gets its stage."""
+        attach = self.answer(Attach)
+        elements = model.whole.layouts[self.stage].total_elements
+        self.shared = SharedState.create(self.folder, elements, ("params", "momentum", "second_moment"))
+        self.belt = Belt.create(self.folder / "belt", PLACES, attach.crossing_bytes)
+        self.coming += [_with_belt(self.shared.as_message(), self.stage, self.folder / "belt"), Provide()]
+
+    def provided(self) -> None:
+        self.said = deque(each for each in self.said if isinstance(each, Provided))
+        self.answer(Provided)
+
     def answer(self, kind: type[Any]) -> Any:
         found = self.said.popleft()
         assert isinstance(found, kind), found
@@ -118,20 +131,26 @@ class Pipeline:
             agent = Agent(place, stage)
             loop = PipelineLoop(agent, model, tuple(range(model.stages)), CPU)
             loop.begin()
-            attach = agent.answer(Attach)
-            elements = model.whole.layouts[stage].total_elements
-            agent.shared = SharedState.create(place, elements, ("params", "momentum", "second_moment"))
-            agent.belt = Belt.create(place / "belt", PLACES, attach.crossing_bytes)
-            word = agent.shared.as_message()
-            agent.coming += [_with_belt(word, stage, place / "belt"), Provide()]
+            agent.share(model)
             loop.turn()
-            agent.said = deque(each for each in agent.said if isinstance(each, Provided))
-            agent.answer(Provided)
+            agent.provided()
             loops.append(loop)
             agents.append(agent)
         return cls(loops, agents, samples)
 
     # ---- words
+
+    def give_up(self) -> None:
+        """Every peer is to hold another stage."""
+        for stage in range(len(self.agents)):
+            self.tell(stage, Anew())
+
+    def begin_anew(self, model: Model) -> None:
+        """Each is given a stage again: the same, here."""
+        for stage, agent in enumerate(self.agents):
+            agent.share(model)
+            self.tell(stage)
+            agent.provided()
 
     def load(self, version: int) -> None:
         for stage, agent in enumerate(self.agents):

@@ -23,6 +23,8 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.stage_trainer import NOT_PASSED, VirtualStageTrainer
 from farflung.peer.simulator.world import Report, Scenario, World
+from farflung.peer.trainer.effects import Effect as Due
+from farflung.peer.trainer.effects import LocalStep
 
 SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
 DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
@@ -67,8 +69,17 @@ def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int)
     assert sum(each.clipped for each in seen if isinstance(each, StageInvariants)), "no gradient was clipped"
 
 
-def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies() -> None:
+def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a dead peer's steps moved is gone with it, and its microbatches are computed again."""
+    steps, done = [0], VirtualStageTrainer._do
+
+    def counting(trainer: VirtualStageTrainer, effect: Due) -> None:
+        steps[0] += isinstance(effect, LocalStep)
+        done(trainer, effect)
+
+    monkeypatch.setattr(VirtualStageTrainer, "_do", counting)
     runs = [run_seed(seed, local=True) for seed in range(SEEDS // SLICES)]
     finished = sum(report.outcome == "finished" for _, report in runs)
     assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
@@ -76,6 +87,7 @@ def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoe
     seen = [world.invariants for world, _ in runs]
     assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
     bounds = {(world.scenario.local_micros, most) for world, _ in runs for most in bounds_of(world)}
+    assert steps[0] > sum(len(world.invariants.commits) for world, _ in runs), "nobody took a step of its own"
     assert bounds and all(micros == most for micros, most in bounds), "more is on its way than in a step"
 
 

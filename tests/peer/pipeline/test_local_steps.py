@@ -7,6 +7,7 @@ rate as its formula has it, and Nesterov's outer step.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
@@ -209,6 +210,33 @@ def test_the_way_back_is_taken_with_the_weights_that_are_there_then(tmp_path: Pa
     assert weights_hash(found) != weights_hash(apart.named), (
         "a step lay between: this shows nothing otherwise"
     )
+
+
+def test_P11_whoever_moved_takes_steps_as_before_and_nothing_of_its_former_stage_stays(
+    tmp_path: Path,
+) -> None:
+    """Sums of gradients would be merged as if steps had moved the model so far."""
+    written: list[list[Tensor]] = []
+    for moves in (False, True):
+        folder = tmp_path / str(moves)
+        folder.mkdir()
+        model, micro = model_of(GPT, 5, 1, [3], **{name: dict(keys) for name, keys in LOCAL.items()})
+        pipeline = Pipeline.start(folder, model, micro)
+        if moves:
+            pipeline.load(0)
+            pipeline.batch(0, in_flight=1)
+            former = [weakref.ref(loop.stage) for loop in pipeline.loops]
+            pipeline.give_up()
+            assert [each() for each in former] == [None, None], "there is room for one stage only"
+            pipeline.begin_anew(model)
+        pipeline.load(0)
+        pipeline.batch(0, in_flight=1)
+        pipeline.freeze(0)
+        written.append(
+            [agent.shared.slots[1].clone() for agent in pipeline.agents if agent.shared is not None]
+        )
+    for stayed, moved in zip(*written, strict=True):
+        assert stayed.any() and torch.equal(stayed, moved)
 
 
 # ---- what takes the steps
