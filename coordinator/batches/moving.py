@@ -13,10 +13,17 @@ What is looked for, every `rebalance_s`:
 
 A peer never leaves a batch in the middle: it goes when the batch is committed and enough others of its stage hold what
 was committed.  Nobody moves while somebody does, nor for three looks after it; that a peer went is durable.
+
+What a liar gains by its word that it fits a stage, or that it is about to serve one.  Whoever was sent and did not come
+is chosen for no gain in the next hour, and for an empty stage after all others.  No move waits for ever: not for others
+of the old stage to show what was committed, and not while another stage is empty.  Whoever holds no state of its stage
+for half an hour does not count as serving it.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +37,7 @@ KEEPS_LEAST = 2  # seats, of a stage that gives somebody away
 FULL_STAGE = 3  # seats: it gives one to a stage that has a single one
 PAYS_WITHIN_S = 1800.0
 ARRIVES_WITHIN_S = 60.0  # in the other stage, as a newcomer; its state may take longer
+RESTS_S = 3600.0  # whoever was to move and did not is chosen after all others
 VALUE_BYTES = 12  # of the outer state: parameters and two moments
 
 
@@ -42,6 +50,7 @@ class Move:
     fills: bool  # a stage with too few peers for a batch
     version: int  # of the run, when it was chosen
     keeps: int  # seats, of the stage that it leaves
+    free_at: float | None = None  # its batch is over, and it waits for others of its stage
     gone_at: float | None = None  # it was told to go
 
 
@@ -68,6 +77,10 @@ class Moves:
             None  # of the last look: to which stage, and whether it was short
         )
         self.under_way: Move | None = None
+        self._rests_until: dict[str, float] = {}  # by peer
+        self._without_since: dict[tuple[str, int], float] = {}  # by peer and stage: it holds no state there
+        self._seen_at = -math.inf
+        self._empty_since: float | None = None  # a stage that nobody is on the way to
 
     # ---- questions -------------------------------------------------------------------------------------------
 
@@ -105,8 +118,10 @@ class Moves:
 
     def _is_over(self, move: Move) -> bool:
         """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""
-        batch = self._book.batch
-        stuck = move.fills and not self._book.of_stage(move.to)
+        batch, living = self._book.batch, self._house.living()
+        there = [living.get(seat.peer) for seat in self._book.of_stage(move.to)] if move.fills else []
+        # Who is not here may come back to its seat.
+        stuck = move.fills and not any(worker is None or self._serves(worker) for worker in there)
         return stuck or batch is None or batch.version > move.version
 
     def _works(self, worker: Worker) -> bool:
@@ -119,6 +134,7 @@ class Moves:
         desk = self._desk
         if not self._every_s or desk.finished:
             return
+        self._see_who_serves()
         if self.under_way is not None:
             self._follow(self.under_way)
             return
@@ -134,6 +150,15 @@ class Moves:
         if wish is not None and (wish.now or before == self._wished):
             self._begin(wish)
 
+    def _see_who_serves(self) -> None:
+        now, living = self._desk.now, self._house.living().values()
+        if now - self._seen_at < self._every_s:
+            return
+        self._seen_at = now
+        without = {(each.peer, each.stage) for each in living if not each.verified}
+        self._without_since = {each: self._without_since.get(each, now) for each in without}
+        self._rests_until = {peer: until for peer, until in self._rests_until.items() if now < until}
+
     def _begin(self, wish: Wish) -> None:
         worker = self._house.living()[wish.peer]
         version, name = self._desk.ledger.version, self._desk.name(wish.peer)
@@ -143,12 +168,27 @@ class Moves:
 
     def _follow(self, move: Move) -> None:
         worker = self._house.living().get(move.peer)
-        if move.gone_at is None:
+        if self._is_less_urgent(move):
+            self._end(f"{self._desk.name(move.peer)} is not waited for: a stage has nobody")
+        elif move.gone_at is None:
             self._let_go(move, worker)
         elif worker is not None and worker.stage == move.to and worker.verified:
             self._end(f"{self._desk.name(move.peer)} serves stage {move.to} now")
         elif self._desk.now - move.gone_at >= self._patience_s(move, worker):
+            self._rest(move.peer)
             self._end(f"{self._desk.name(move.peer)} has not come to serve stage {move.to}")
+
+    def _is_less_urgent(self, move: Move) -> bool:
+        """Another stage has had nobody for a whole look, so that no batch ends: that is not to wait for this move."""
+        empty = self._empty
+        if not empty or (move.fills and move.to in empty):
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = self._desk.now
+        return self._empty_since is not None and self._desk.now - self._empty_since >= self._every_s
+
+    def _rest(self, peer: str) -> None:
+        self._rests_until[peer] = self._desk.now + RESTS_S
 
     def _patience_s(self, move: Move, worker: Worker | None) -> float:
         arrives = worker is not None and worker.stage == move.to
@@ -163,8 +203,12 @@ class Moves:
             return
         desk, why = self._desk, f"it moves to stage {move.to}, which is short"
         self._unseat(move.peer, why)
+        move.free_at = desk.now if move.free_at is None else move.free_at
         others = [each for each in self._here(move.of, move.peer) if self._works(each)]
         if len(others) < move.keeps and desk.ledger.learned:
+            if desk.now - move.free_at >= ARRIVES_WITHIN_S:
+                self._rest(move.peer)
+                self._end(f"{desk.name(move.peer)} stays: too few others of stage {move.of} hold its state")
             return
         at_s = desk.clock_s
         desk.write(Moving(peer=move.peer, stage=move.of, to=move.to, at_s=at_s, reason=move.why))
@@ -176,15 +220,30 @@ class Moves:
         living = self._house.living().items()
         return [each for peer, each in living if peer != without and each.stage == stage and not each.leaving]
 
+    def _serves(self, worker: Worker) -> bool:
+        """Its stage, or it is about to; not if it has been about to for too long."""
+        now = self._desk.now
+        late = now - self._without_since.get((worker.peer, worker.stage), now) >= PAYS_WITHIN_S
+        return not worker.leaving and not (late and self._desk.ledger.learned)
+
+    def _held(self) -> Counter[int]:
+        """By stage: how many serve it."""
+        return Counter(each.stage for each in self._house.living().values() if self._serves(each))
+
+    @property
+    def _empty(self) -> set[int]:
+        return set(range(self._stages)) - self._held().keys()
+
     def _can_spare(self, move: Move) -> bool:
         if move.fills:
-            still = len(self._here(move.to)) < self._desk.manifest.pipeline.min_per_stage
+            still = self._held()[move.to] < self._desk.manifest.pipeline.min_per_stage
             return still and len(self._here(move.of, move.peer)) >= move.keeps
         seated = {seat.peer for seat in self._book.of_stage(move.of)} - {move.peer}
         return len(seated) >= move.keeps
 
     def _end(self, told: str) -> None:
         self.under_way, self._look_at = None, self._desk.now + self._every_s
+        self._empty_since = None
         if told:
             self._desk.note(told)
 
@@ -195,23 +254,28 @@ class Moves:
 
     def _to_the_short(self) -> Wish | None:
         """A stage with too few peers for a batch; among them those count that are still coming in."""
-        stages, least = self._desk.manifest.pipeline.stages, self._desk.manifest.pipeline.min_per_stage
-        held = [len(self._here(stage)) for stage in range(stages)]
-        short = [stage for stage in range(stages) if held[stage] < least]
+        least = self._desk.manifest.pipeline.min_per_stage
+        held = self._held()
+        short = [stage for stage in range(self._stages) if held[stage] < least]
         if not short:
             return None
         to, rates = min(short, key=lambda stage: (held[stage], stage)), self.rates()
-        saved = self._house.saved_by(to)
+        saved, working = self._house.saved_by(to), Counter(mate.stage for mate in rates.crew)
         able = [
             worker
             for worker in self._house.living().values()
             if held[worker.stage] > least and self._may(worker, to, self._works(worker))
         ]
+        if self._desk.ledger.learned:
+            # From those there who hold no state of it nobody gets any.
+            in_vain = self._here(to) and not working[to]
+            left = [worker for worker in able if working[worker.stage] > least]
+            able = [worker for worker in left if worker.peer in saved or not in_vain]
 
-        def worth(worker: Worker) -> tuple[bool, int, float, str]:
-            mate = _mate(worker)
+        def worth(worker: Worker) -> tuple[bool, bool, int, float, str]:
+            mate, rests = _mate(worker), worker.peer in self._rests_until
             left = rates.sums[worker.stage] - rates.of(mate, worker.stage)
-            return (worker.peer not in saved, -held[worker.stage], -left, worker.peer)
+            return (rests, worker.peer not in saved, -held[worker.stage], -left, worker.peer)
 
         best = min(able, key=worth, default=None)
         why = f"stage {to} has {held[to]} of at least {least} peers"
@@ -234,7 +298,7 @@ class Moves:
     def _to_a_single(self) -> Wish | None:
         rates, seats = self.rates(), self._seats()
         single = [stage for stage, count in enumerate(seats) if count == 1]
-        if not single or max(seats) < FULL_STAGE:
+        if not single or max(seats) < FULL_STAGE or self._empty:
             return None
         to = min(single, key=lambda stage: (rates.sums[stage], stage))
         best = self._best(rates, to, max(FULL_STAGE, self._keeps + 1))
@@ -259,21 +323,27 @@ class Moves:
         return Wish(best.peer, slowest, why, self._keeps)
 
     @property
+    def _stages(self) -> int:
+        return self._desk.manifest.pipeline.stages
+
+    @property
     def _keeps(self) -> int:
         return max(KEEPS_LEAST, self._desk.manifest.pipeline.min_per_stage)
 
     def _seats(self) -> list[int]:
-        return [len(self._book.of_stage(stage)) for stage in range(self._desk.manifest.pipeline.stages)]
+        return [len(self._book.of_stage(stage)) for stage in range(self._stages)]
 
     def _best(self, rates: Rates, to: int, least_seats: int) -> Mate | None:
-        """Of a stage with at least so many seats: the one after whose move the slowest stage is the fastest."""
-        living, seats = self._house.living(), self._seats()
+        """Of a stage with at least so many seats of those who work: after its move the slowest stage is the fastest."""
+        living = self._house.living()
+        seated = [mate for mate in rates.crew if self._book.seat_of(mate.peer) is not None]
+        seats = Counter(mate.stage for mate in seated)
         able = [
             mate
-            for mate in rates.crew
+            for mate in seated
             if mate.stage != to
             and seats[mate.stage] >= least_seats
-            and self._book.seat_of(mate.peer) is not None
+            and mate.peer not in self._rests_until
             and self._may(living[mate.peer], to, True)
         ]
         return min(able, key=lambda mate: (-round(rates.after(mate, to), 9), mate.peer), default=None)

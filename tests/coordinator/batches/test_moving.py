@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from farflung.collectives.flow.stage_rates import Traffic
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.moving import ARRIVES_WITHIN_S, PAYS_WITHIN_S
+from farflung.coordinator.batches.moving import ARRIVES_WITHIN_S, PAYS_WITHIN_S, RESTS_S
 from farflung.coordinator.batches.rates import BELIEVED, Mate, Rates, news_of_shares
 from farflung.coordinator.batches.words import House
 from farflung.coordinator.ledger.ledger import Ledger
@@ -25,21 +25,23 @@ from rig.made_run import BARE_BEAT
 
 LOOK_S = 5.0
 RUN = (
-    "[run]\nmin_peers = 1\n[pipeline]\nbatch = 8\nstages = 2\nrebalance_s = 5.0\nmin_per_stage = {least}\n[merge]\n"
-    'policy = "mean"\n[outer]\nstep = "adamw"\n[round]\ndeadline_s = 1000.0\n'
+    "[run]\nmin_peers = 1\n[pipeline]\nbatch = 8\nstages = {stages}\nrebalance_s = 5.0\nmin_per_stage = {least}\n"
+    '[merge]\npolicy = "mean"\n[outer]\nstep = "adamw"\n[round]\ndeadline_s = 1000.0\n'
 )
 
 
 @dataclass
 class Hall:
-    """A run whose peers are simply there: a's serve stage 0, b's stage 1, and all could hold either."""
+    """A run whose peers are simply there: a's serve stage 0, b's stage 1, and so on; all could hold any."""
 
     least: int = 1
+    stages: int = 2
     workers: dict[str, Worker] = field(default_factory=dict)
     units: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(Ledger(8, 3, 2), Manifest.from_toml(RUN.format(least=self.least), "run.toml"))
+        run = RUN.format(least=self.least, stages=self.stages)
+        self.desk = Desk(Ledger(8, 3, self.stages), Manifest.from_toml(run, "run.toml"))
         self.desk.ledger.apply(DataFixed(samples=1000, peer="a1"))
         self.saved: set[str] = set()
         house = House(
@@ -53,18 +55,18 @@ class Hall:
         self.batches = Batches(self.desk, house)
 
     @staticmethod
-    def of(first: int, second: int, least: int = 1) -> Hall:
-        hall = Hall(least)
-        for stage, count in enumerate((first, second)):
+    def of(*counts: int, least: int = 1) -> Hall:
+        hall = Hall(least, len(counts))
+        for stage, count in enumerate(counts):
             for number in range(count):
-                hall.comes(f"{'ab'[stage]}{number + 1}", stage)
+                hall.comes(f"{'abc'[stage]}{number + 1}", stage)
         hall.says()
         hall.turn()
         hall.says()
         return hall
 
     def comes(self, peer: str, stage: int) -> None:
-        self.workers[peer] = Worker(peer, stage=stage, fits=(0, 1))
+        self.workers[peer] = Worker(peer, stage=stage, fits=tuple(range(self.stages)))
 
     def says(self) -> None:
         for peer, worker in self.workers.items():
@@ -263,6 +265,102 @@ def test_who_leaves_before_it_goes_moves_nowhere() -> None:
     hall.workers["a1"].leaving = True
     hall.next_batch()
     assert not hall.moved and hall.batches.moves.under_way is None
+
+
+# ---- who lies about serving a stage, or about being about to -----------------------------------------------
+
+
+def test_P9_who_says_that_a_stage_fits_it_and_never_goes_is_sent_once_an_hour_at_most() -> None:
+    hall = Hall.of(3, 1)
+    del hall.workers["b1"]
+    hall.look(2)
+    assert hall.moved == [("a1", 0, 1)]
+    hall.look(round(ARRIVES_WITHIN_S / LOOK_S) + 4)
+    assert hall.moved[1:] == [("a2", 0, 1)], "the stage is empty: somebody else is sent"
+    hall.arrives("a2", 1)
+    hall.comes("a4", 0)
+    hall.comes("a5", 0)
+    hall.look(8)
+    hall.next_batch()
+    assert hall.moved[2:] == [("a3", 0, 1)], "and for a single one, too"
+    hall.arrives("a3", 1)
+    hall.workers.pop("a2")
+    hall.look(8)
+    hall.next_batch()
+    assert hall.moved[3:] == [("a4", 0, 1)]
+    hall.arrives("a4", 1)
+    hall.workers.pop("a4")
+    for peer in ("a6", "a7"):
+        hall.comes(peer, 0)
+    hall.desk.now += RESTS_S
+    hall.look(4)
+    hall.next_batch()
+    assert hall.moved[4:] == [("a1", 0, 1)], "it may have had bad luck"
+
+
+def test_P9_the_only_one_that_could_fill_a_stage_is_sent_again() -> None:
+    hall = Hall.of(3, 1)
+    for peer in ("a2", "a3"):
+        hall.workers[peer].fits = (0,)
+    del hall.workers["b1"]
+    hall.look(2)
+    hall.look(round(ARRIVES_WITHIN_S / LOOK_S) + 4)
+    assert hall.moved == [("a1", 0, 1)] * 2
+
+
+def test_P15_no_move_is_waited_for_while_another_stage_is_empty() -> None:
+    """A batch in which nobody serves a stage never ends, and with it no wait for its end."""
+    for gone in (False, True):
+        hall = Hall.of(4, 1, 2)
+        hall.look()
+        if gone:
+            hall.next_batch()
+        assert hall.moved == [("a1", 0, 1)] * gone and hall.batches.moves.under_way is not None
+        for peer in ("c1", "c2"):
+            del hall.workers[peer]
+        hall.look()
+        assert hall.batches.moves.under_way is not None, "they may come back"
+        hall.look(6)
+        assert hall.moved[gone:] in ([("a2", 0, 2)], [("a1", 0, 2)])
+
+
+def test_P15_a_peer_that_others_keep_from_moving_gets_its_seat_back() -> None:
+    """They flip: holding the state when the move is chosen, and not when it is to go."""
+    hall = Hall.of(3, 1)
+    hall.look()
+    for peer in ("a2", "a3"):
+        hall.workers[peer].verified = False
+    hall.next_batch()
+    hall.look(2)
+    assert hall.unseated == ["a1"] and not hall.moved
+    hall.look(round(ARRIVES_WITHIN_S / LOOK_S))
+    assert hall.batches.moves.under_way is None and hall.batches.book.seat_of("a1") is not None
+    hall.look(8)
+    assert hall.unseated == ["a1"], "they do it once"
+
+
+def test_P17_a_seat_whose_peer_holds_no_state_is_none_that_is_left_behind() -> None:
+    hall = Hall.of(3, 1)
+    hall.next_batch()
+    hall.workers["a3"].verified = False
+    hall.look(8)
+    assert hall.batches.moves.under_way is None and not hall.moved
+    hall.workers["a2"].verified = False
+    del hall.workers["b1"]
+    hall.look(8)
+    assert not hall.moved and not hall.unseated[1:], "a1 is the only one of its stage that works"
+
+
+def test_P15_who_holds_no_state_of_its_stage_for_half_an_hour_does_not_count_as_serving_it() -> None:
+    for saved in (set[str](), {"a2"}):
+        hall = Hall.of(3, 1)
+        hall.next_batch()
+        hall.workers["b1"].verified = False
+        hall.look(round(PAYS_WITHIN_S / LOOK_S))
+        assert not hall.moved
+        hall.saved = saved
+        hall.look(4)
+        assert hall.moved == [("a2", 0, 1)] * len(saved), "nobody else could get the state there"
 
 
 # ---- rates and shares --------------------------------------------------------------------------------------
