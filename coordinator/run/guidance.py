@@ -37,6 +37,10 @@ FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 FOUNDER_PATIENCE_S = 600.0
 FOUNDER_LEAST_BYTES_S = 64_000
 FOUNDERS_LOOK_S = 1.0  # how often it is looked for whose turn is over
+# Where most have it, and as many as a round needs, they are at their first round: so long that may take.  Who waits
+# for the state then has a line that gives it nothing, or says so.
+FIRST_ROUND_S = 6 * 3600.0
+TURNS_LONGER_MOST = 6  # times that turns are twice as long as before, when all had theirs
 LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
@@ -55,12 +59,13 @@ class _Donors:
 
 class FoundersTurns:
     """Nothing is learned yet, and some have version 0, or one is to make it.  They may never give it to the others who
-    wait: then the next one that came founds the run, and when all had their turn, they begin anew."""
+    wait: then the next one that came founds the run, and when all had their turn, they begin anew, with longer ones."""
 
     def __init__(self, core: Core, conductors: list[Conductor]) -> None:
         self._core = core
         self._conductors = conductors
         self._over: set[str] = set()
+        self._times_all_over = 0
         # Fragment -> who had it, since when nobody else got it.
         self._waits: dict[int, tuple[set[str], float]] = {}
         self._look_at = 0.0
@@ -90,7 +95,7 @@ class FoundersTurns:
             had, since = self._waits.get(conductor.fragment, (set(), 0.0))
             if not having <= had:  # who comes back to it is no news: it might do so again and again
                 self._waits[conductor.fragment] = had | having, self._core.now
-            elif self._core.now - since >= self._patience_s(waiting):
+            elif self._core.now - since >= self._patience_s(len(having), waiting):
                 self._pass_on(having)
 
     def _having(self, conductor: Conductor, is_founded: bool) -> list[Member]:
@@ -100,10 +105,14 @@ class FoundersTurns:
         founder = self.founder_of(conductor)
         return [founder] if founder is not None else []
 
-    def _patience_s(self, waiting: int) -> float:
-        model = self._core.ledger.model
+    def _patience_s(self, having: int, waiting: int) -> float:
+        """Somebody who gets nothing must not cost those who have it, and train, what they learned so far."""
+        manifest, model = self._core.manifest, self._core.ledger.model
+        staged = manifest.pipeline.stages > 1
+        least = manifest.pipeline.min_per_stage if staged else manifest.run.min_peers
         count = 4 * model.chunk_count * model.chunk_elements if model is not None else 0
-        return FOUNDER_PATIENCE_S + waiting * count / FOUNDER_LEAST_BYTES_S
+        usual_s = FOUNDER_PATIENCE_S * (1 << self._times_all_over) + waiting * count / FOUNDER_LEAST_BYTES_S
+        return max(usual_s, FIRST_ROUND_S) if having > waiting and having >= least else usual_s
 
     def _pass_on(self, having: set[str]) -> None:
         names = ", ".join(m.contact.name for m in self._core.members.alive.values() if m.peer in having)
@@ -114,6 +123,7 @@ class FoundersTurns:
         self._look_at = 0.0  # the turn of the next one begins
         if any(self.founder_of(each) is None for each in self._conductors):
             self._over.clear()  # all had their turn
+            self._times_all_over = min(TURNS_LONGER_MOST, self._times_all_over + 1)
 
 
 class Guidance:

@@ -24,6 +24,7 @@ from farflung.coordinator.run.guidance import (
     DONORS_TOLD,
     DONORS_TURN_S,
     FINISH_GRACE_S,
+    FIRST_ROUND_S,
     FOUNDER_LEAST_BYTES_S,
     FOUNDER_PATIENCE_S,
     FOUNDERS_LOOK_S,
@@ -168,6 +169,10 @@ def test_P3_who_is_to_found_the_run_and_does_not_has_its_turn_and_then_the_next_
     run.core.now += FOUNDER_PATIENCE_S
     run.tick(bob, -1)
     assert run.goal(ann, -1)[0] == Goal.FOUND, "all had their turn"
+    run.core.now += FOUNDER_PATIENCE_S
+    assert run.goal(bob, -1)[0] == Goal.WAIT, "the next one is longer"
+    run.core.now += FOUNDER_PATIENCE_S
+    assert run.goal(bob, -1)[0] == Goal.FOUND
 
 
 def test_P3_who_founds_the_run_and_gives_it_to_nobody_has_its_turn() -> None:
@@ -186,22 +191,41 @@ def test_P3_who_founds_the_run_and_gives_it_to_nobody_has_its_turn() -> None:
 
 def test_a_founder_stays_while_others_get_its_state_and_for_as_long_as_that_takes() -> None:
     run = Guide(None)
-    ann, bob, cid = run.comes("ann"), run.comes("bob"), run.comes("cid")
+    ann, bob, cid, dan = map(run.comes, ("ann", "bob", "cid", "dan"))
     run.tick(ann, 0)
     run.core.ledger.model = MODEL
     each_s = 4 * MODEL.chunk_count * MODEL.chunk_elements / FOUNDER_LEAST_BYTES_S
-    run.core.now += FOUNDER_PATIENCE_S + 2 * each_s - FOUNDERS_LOOK_S
-    assert run.goal(cid, -1)[0] == Goal.SYNC, "two wait for it"
+    run.core.now += FOUNDER_PATIENCE_S + 3 * each_s - FOUNDERS_LOOK_S
+    assert run.goal(cid, -1)[0] == Goal.SYNC, "three wait for it"
     run.tick(bob, 0)
     run.core.now += 2 * FOUNDERS_LOOK_S
     assert run.goal(cid, -1)[0] == Goal.SYNC, "bob got it"
-    run.core.now += FOUNDER_PATIENCE_S + each_s
+    run.core.now += FOUNDER_PATIENCE_S + 2 * each_s
     assert run.goal(cid, -1)[0] == Goal.FOUND
+    assert run.goal(dan, -1)[0] == Goal.WAIT
     run.tick(ann, 0)
     run.core.now += FOUNDER_PATIENCE_S / 2
     run.tick(bob, 0)
     run.core.now += FOUNDER_PATIENCE_S / 2
     assert run.goal(cid, -1)[0] == Goal.FOUND, "those whose turn was over do not get in its way"
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_P6_who_gets_no_state_costs_most_of_a_run_nothing_of_its_first_round(least: int) -> None:
+    """A broken line, or a liar: the others have the state, train, and have not made a round yet."""
+    run = Guide(None)
+    run.core.manifest = run.core.manifest.model_copy(update={"run": RunSection(min_peers=least)})
+    ann, bob, cid = map(run.comes, ("ann", "bob", "cid"))
+    run.tick(ann, 0)
+    run.tick(bob, 0)
+    run.tick(cid, -1)
+    run.core.now += FOUNDER_PATIENCE_S
+    if least > 2:
+        assert run.goal(cid, -1)[0] == Goal.FOUND, "without it there is no round"
+        return
+    assert (run.goal(cid, -1)[0], run.goal(ann, 0)[0]) == (Goal.SYNC, Goal.TRAIN)
+    run.core.now += FIRST_ROUND_S - FOUNDER_PATIENCE_S
+    assert run.goal(cid, -1)[0] == Goal.FOUND
 
 
 def test_P20_what_was_learned_takes_every_turn_away() -> None:
