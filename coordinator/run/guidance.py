@@ -36,7 +36,6 @@ FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 # state takes over a line of half a megabit per second; then others found the run.
 FOUNDER_PATIENCE_S = 600.0
 FOUNDER_LEAST_BYTES_S = 64_000
-FOUNDERS_LOOK_S = 1.0  # how often it is looked for whose turn is over
 # Where most have it, and as many as a round needs, they are at their first round: so long that may take.  Who waits
 # for the state then has a line that gives it nothing, or says so.
 FIRST_ROUND_S = 6 * 3600.0
@@ -68,7 +67,6 @@ class FoundersTurns:
         self._times_all_over = 0
         # Fragment -> who had it, since when nobody else got it.
         self._waits: dict[int, tuple[set[str], float]] = {}
-        self._look_at = 0.0
         self.changes = 0  # of whose turn is over
 
     def founder_of(self, conductor: Conductor) -> Member | None:
@@ -83,9 +81,6 @@ class FoundersTurns:
         if self._core.ledger.learned:
             self._over, self._waits = set(), {}
             return
-        if self._core.now < self._look_at:
-            return
-        self._look_at = self._core.now + FOUNDERS_LOOK_S
         for conductor in self._conductors:
             having = {member.peer for member in self._having(conductor, is_founded)}
             waiting = len(conductor.holders) - len(having)
@@ -120,7 +115,6 @@ class FoundersTurns:
         self._over |= having
         self.changes += 1
         self._waits.clear()
-        self._look_at = 0.0  # the turn of the next one begins
         if any(self.founder_of(each) is None for each in self._conductors):
             self._over.clear()  # all had their turn
             self._times_all_over = min(TURNS_LONGER_MOST, self._times_all_over + 1)

@@ -27,7 +27,6 @@ from farflung.coordinator.run.guidance import (
     FIRST_ROUND_S,
     FOUNDER_LEAST_BYTES_S,
     FOUNDER_PATIENCE_S,
-    FOUNDERS_LOOK_S,
     ROSTER_ENTRIES_PER_S,
     SAVED_TOLD,
     Guidance,
@@ -161,9 +160,9 @@ def test_P3_who_is_to_found_the_run_and_does_not_has_its_turn_and_then_the_next_
     run = Guide(None)
     ann, bob = run.comes("ann"), run.comes("bob")
     assert run.goal(ann, -1)[0] == Goal.FOUND
-    run.core.now += FOUNDER_PATIENCE_S - FOUNDERS_LOOK_S
+    run.core.now += FOUNDER_PATIENCE_S - 0.1
     assert run.goal(bob, -1)[0] == Goal.WAIT
-    run.core.now += FOUNDERS_LOOK_S
+    run.core.now += 0.1
     assert run.goal(bob, -1)[0] == Goal.FOUND
     assert run.goal(ann, -1)[0] == Goal.WAIT
     run.core.now += FOUNDER_PATIENCE_S
@@ -195,10 +194,10 @@ def test_a_founder_stays_while_others_get_its_state_and_for_as_long_as_that_take
     run.tick(ann, 0)
     run.core.ledger.model = MODEL
     each_s = 4 * MODEL.chunk_count * MODEL.chunk_elements / FOUNDER_LEAST_BYTES_S
-    run.core.now += FOUNDER_PATIENCE_S + 3 * each_s - FOUNDERS_LOOK_S
+    run.core.now += FOUNDER_PATIENCE_S + 3 * each_s - 0.1
     assert run.goal(cid, -1)[0] == Goal.SYNC, "three wait for it"
     run.tick(bob, 0)
-    run.core.now += 2 * FOUNDERS_LOOK_S
+    run.core.now += 0.2
     assert run.goal(cid, -1)[0] == Goal.SYNC, "bob got it"
     run.core.now += FOUNDER_PATIENCE_S + 2 * each_s
     assert run.goal(cid, -1)[0] == Goal.FOUND
