@@ -163,6 +163,10 @@ class OnTheWay:
             self._frames.append((self._taken_bytes, header))
             self._headers.add(header)
 
+    @property
+    def taken_bytes(self) -> int:
+        return self._taken_bytes
+
     def unacknowledged(self, acknowledged_bytes: int) -> int:
         return max(0, self._taken_bytes - acknowledged_bytes)
 

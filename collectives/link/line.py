@@ -43,6 +43,11 @@ class Connection:
     on_the_way: OnTheWay = field(default_factory=OnTheWay)
     _crossed: Crossed = NOTHING
     _moved_at: float = float("-inf")
+    _still: tuple[int, int] = (
+        0,
+        0,
+    )  # bytes acknowledged, bytes taken: since then neither grew, and nothing flies
+    _still_since: float = float("-inf")
     _listened_at: float = float("-inf")
 
     @staticmethod
@@ -66,11 +71,7 @@ class Connection:
     def listen(self, now: float) -> None:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
         before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
-        # A kernel that has nothing may be about to get it: libzmq's thread waits for a core, too.
-        is_empty = (
-            not self._crossed.flying and not self._crossed.waiting and now - self._moved_at >= RESTS_AFTER_S
-        )
-        self.on_the_way.on_tick(self._crossed.sent, is_empty)
+        self.on_the_way.on_tick(self._crossed.sent, self._rests(now))
         if self._crossed.sent != before.sent or not self.on_the_way.unacknowledged(self._crossed.sent):
             self._moved_at = now
         asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
@@ -78,6 +79,13 @@ class Connection:
             self.silent_since = None
         elif self.silent_since is None:
             self.silent_since = now
+
+    def _rests(self, now: float) -> bool:
+        """A kernel that has nothing may be about to get it: libzmq's thread waits for a core, too."""
+        still = self._crossed.sent, self.on_the_way.taken_bytes
+        if self._crossed.flying or self._crossed.waiting or still != self._still:
+            self._still, self._still_since = still, now
+        return now - self._still_since >= RESTS_AFTER_S
 
     @property
     def waits(self) -> bool:

@@ -400,6 +400,37 @@ def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
     assert is_put(large), "it arrived, and was not what it should be"
 
 
+def test_what_encryption_adds_does_not_grow_for_as_long_as_a_connection_stands() -> None:
+    """Listened to every 50 ms, as the agent does.  Else, after a day, no large frame counts as on its way."""
+    told, now = Told(Crossed(700, 700, 0, 0)), 0.0
+    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    for number in range(50):
+        connection.on_the_way.take(number.to_bytes(2), 1_000)
+        now += 0.05
+        connection.listen(now)
+        told.crossed = told.crossed._replace(sent=told.crossed.sent + 1_077)
+        for _ in range(5):
+            now += 0.05
+            connection.listen(now)
+    large = frame(payload=bytes(100_000))
+    connection.on_the_way.take(large.header.pack(), 100_096)
+    told.crossed = told.crossed._replace(sent=told.crossed.sent + 99_000, flying=3)
+    connection.listen(now + 0.05)
+    assert connection.carries(large.header.pack()), "its last bytes are not there yet"
+
+
+def test_what_libzmq_has_and_the_kernel_has_not_yet_is_on_its_way() -> None:
+    told = Told(Crossed(700, 700, 0, 0))
+    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    for tick in range(10):
+        connection.listen(tick * 0.05)  # it rests
+    large = frame(payload=bytes(100_000)).header.pack()
+    connection.on_the_way.take(large, 100_096)
+    for at in (0.5, 0.55, 0.59):
+        connection.listen(at)
+        assert connection.carries(large), "libzmq's thread waits for a core"
+
+
 def test_what_is_asked_for_while_it_is_on_its_way_ends_nothing(
     ends: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
