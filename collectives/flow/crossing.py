@@ -158,7 +158,7 @@ def _head_of(border: Border, backwards: bool, samples: int, tokens: int) -> byte
 def pack(border: Border, backwards: bool, samples: int, tokens: int, data: Sequence[Payload]) -> bytes:
     """ValueError unless these are the encoded tensors of that border."""
     items = border.items(backwards)
-    if not 1 <= samples <= border.samples or not 0 <= tokens <= TOKENS_MAX:
+    if not 1 <= samples <= border.samples or not 1 <= tokens <= TOKENS_MAX:
         raise ValueError(f"{samples} samples with {tokens} tokens: at most {border.samples} cross at once")
     due = [border.piece_bytes(codec, tensor, samples) for codec, tensor in items]
     if [len(each) for each in data] != due:
@@ -178,7 +178,8 @@ def parse(border: Border, backwards: bool, payload: Payload) -> Crossing:
     if len(payload) < _HEAD.size:
         raise FrameError(Verdict.MALFORMED, f"a crossing of {len(payload)} bytes has no head")
     samples, tokens = _HEAD.unpack_from(payload)[3:]
-    if not 1 <= samples <= border.samples or tokens > TOKENS_MAX:
+    # Without tokens the mean gradient of what crosses is no number, and a step of it leaves none in the model.
+    if not 1 <= samples <= border.samples or not 1 <= tokens <= TOKENS_MAX:
         raise FrameError(
             Verdict.MALFORMED,
             f"{samples} samples with {tokens} tokens, the border has {border.samples} samples",

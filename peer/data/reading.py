@@ -162,7 +162,7 @@ def refuse_lists(sample: object) -> None:
 def tokens_in(batch: object, samples: int) -> int:
     """Elements of the first integer tensor with two or more dimensions, an image aside; else the number of samples."""
     found = _first_token_tensor(batch)
-    return samples if found is None else found.numel()
+    return samples if found is None else found.numel() or samples
 
 
 def _first_token_tensor(batch: object) -> Tensor | None:

@@ -81,7 +81,7 @@ def test_a_damaged_head_is_never_taken(border: Border, backwards: bool, data: st
     payload[place] ^= data.draw(st.integers(1, 255))
     tokens = struct.unpack_from("<Q", payload, 8)[0]
     verdict = verdict_of(border, backwards, bytes(payload))
-    assert (verdict == Verdict.ACCEPTED) == (8 <= place < 16 and tokens <= 1 << 50)
+    assert (verdict == Verdict.ACCEPTED) == (8 <= place < 16 and 1 <= tokens <= 1 << 50)
 
 
 @settings(max_examples=200)
@@ -135,10 +135,17 @@ def test_pieces_that_are_not_of_the_border_are_not_packed(data: list[bytes]) -> 
         pack(BORDER, False, 4, 7, data)
 
 
-@pytest.mark.parametrize(("samples", "tokens"), [(0, 7), (5, 7), (4, -1), (4, (1 << 50) + 1)])
+@pytest.mark.parametrize(("samples", "tokens"), [(0, 7), (5, 7), (4, 0), (4, -1), (4, (1 << 50) + 1)])
 def test_samples_and_tokens_have_bounds(samples: int, tokens: int) -> None:
     with pytest.raises(ValueError, match="at most 4 cross"):
         pack(BORDER, False, samples, tokens, [])
+
+
+def test_P9_a_neighbour_that_says_that_nothing_was_learned_from_gives_nobody_a_mean_of_nothing() -> None:
+    payload = bytearray(packed(BORDER, False, 4, tokens=1))
+    assert verdict_of(BORDER, False, bytes(payload)) == Verdict.ACCEPTED
+    payload[8] = 0
+    assert verdict_of(BORDER, False, bytes(payload)) == Verdict.MALFORMED
 
 
 @pytest.mark.parametrize(
