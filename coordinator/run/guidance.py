@@ -6,6 +6,7 @@ version 0, and repeats whatever the beat shows to be missing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import islice
 
@@ -39,6 +40,7 @@ FOUNDER_LEAST_BYTES_S = 64_000
 # Where most have it, and as many as a round needs, they are at their first round: so long that may take.  Who waits
 # for the state then has a line that gives it nothing, or says so.
 FIRST_ROUND_S = 6 * 3600.0
+CROWD_LOOKS_EVERY_S = 1.0
 TURNS_LONGER_MOST = 6  # times that turns are twice as long as before, when all had theirs
 LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
@@ -65,6 +67,7 @@ class FoundersTurns:
         self._conductors = conductors
         self._over: set[str] = set()
         self._times_all_over = 0
+        self._looked_at = -math.inf
         # Fragment -> who had it, since when nobody else got it.
         self._waits: dict[int, tuple[set[str], float]] = {}
         self.changes = 0  # of whose turn is over
@@ -81,6 +84,10 @@ class FoundersTurns:
         if self._core.ledger.learned:
             self._over, self._waits = set(), {}
             return
+        now = self._core.now
+        if len(self._core.members.alive) > CROWD and now - self._looked_at < CROWD_LOOKS_EVERY_S:
+            return  # each look is at every member of every stage
+        self._looked_at = now
         for conductor in self._conductors:
             having = {member.peer for member in self._having(conductor, is_founded)}
             waiting = len(conductor.holders) - len(having)
