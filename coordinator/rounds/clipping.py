@@ -10,13 +10,13 @@ added up, in one place, and what follows is recorded: all peers multiply by the 
 What a liar could gain.  The length of a result can be told falsely only where nobody else holds it, or all who do lie
 alike: in a round of one, or among liars.  Those make up their part of the gradient anyway.  With a length that is too
 large they shorten the batch's step, as they can by a gradient of that length; with one that is too small their own
-gradient counts unclipped, as it does in a run without `clip`.
+gradient counts unclipped, as it does in a run without `clip`.  Where hardly anything is left, people are told of whom.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -25,6 +25,7 @@ from farflung.coordinator.rounds.steps import Done
 from farflung.protocol.outer_numbers import fp32
 
 SMALL = 1e-6  # as torch has it
+HARDLY_ANYTHING = 1e-3  # of a gradient's length: people are told
 
 
 def factor_of(squares: Sequence[float], clip: float) -> float:
@@ -47,6 +48,23 @@ def clipped(stages: Sequence[Done], clip: float) -> list[Done]:
         )
         for done, square in zip(stages, squares, strict=True)
     ]
+
+
+def warning(stages: Sequence[Done], of: Callable[[int], str]) -> str:
+    """For people, where hardly anything of a gradient is left: whose results are so long.  Empty: all is well.  `of`:
+    a fragment in words."""
+    factor = stages[0].commit.factor
+    if factor >= HARDLY_ANYTHING:
+        return ""
+    commit, norm = max(
+        ((done.commit, math.inf if done.norm is None else done.norm) for done in stages),
+        key=lambda each: each[1],
+    )
+    told = f"{norm:.3g}" if math.isfinite(norm) else "longer than numbers go"
+    return (
+        f"hardly anything is learned by version {commit.version}: its gradient is multiplied by {factor:.3g}, since "
+        f"the results{of(commit.fragment)} are {told}; has the model diverged, or does somebody there lie?"
+    )
 
 
 def _sum(squares: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.words import Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.rounds.clipping import clipped
+from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for
 from farflung.coordinator.rounds.steadiness import Steadiness
@@ -475,6 +475,7 @@ class Conductor:
 
     def _commit(self, flight: InFlight, done: Done) -> None:
         (done,) = clipped([done], self.core.manifest.batch_clip)
+        self.core.warn(warning([done], self.core.of))
         record = self.record(flight, done)
         self.core.write(record)
         self.on_committed(flight, record, done.late)

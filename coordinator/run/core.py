@@ -98,6 +98,11 @@ class Core:
         self.events.append((self.now, text))
         self._effects.append(Note(text))
 
+    def warn(self, text: str) -> None:
+        """A note, if there is anything to say."""
+        if text:
+            self.note(text)
+
     def name(self, peer: str) -> str:
         """For texts: people know peers by their names."""
         return self.ledger.names.get(peer, peer)

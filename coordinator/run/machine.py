@@ -27,7 +27,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
-from farflung.coordinator.rounds.clipping import clipped
+from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
@@ -457,6 +457,7 @@ class RunMachine:
             return False
         # One factor for all of them: the gradient is that of the whole model.
         dones = clipped([done for _, _, done in found], self.core.manifest.batch_clip)
+        self.core.warn(warning(dones, self.core.of))
         rounds = tuple(
             each.record(flight, done) for (each, flight, _), done in zip(found, dones, strict=True)
         )

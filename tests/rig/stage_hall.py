@@ -6,6 +6,7 @@ Used by the tests of stages (tests/coordinator/run/test_stages*.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from farflung.coordinator.ledger.records import CommittedBatch, Record, Seated, 
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Note, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
-from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import bits, combined, hash_bytes, length_to_bytes, mask_of, mask_to_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -88,6 +89,9 @@ class StageHall:
         self.manifest = manifest_of(self.stages, self.more)
         self.model = model_of(self.stages)
         self.peers: dict[str, Staged] = {}
+        self.squares: dict[
+            int, float
+        ] = {}  # by stage, where the gradient is clipped: of each result's length
         self.notes: list[str] = []
         self.told: list[str] = []  # what members are to do, and why
         self.start()
@@ -270,13 +274,16 @@ class StageHall:
         }
         results = [hash_bytes(b"result", bytes([plan.fragment, chunk])) for chunk in range(CHUNKS)]
         merged, got = (mask_of(share), (1 << CHUNKS) - 1) if decision is not None else (0, 0)
+        clips = self.manifest.batch_clip < math.inf
+        length = length_to_bytes(self.squares.get(plan.fragment, 1.0)) if clips else b""
         report = m.ProgressReport(
-lengths=b"", got_by={},
+            lengths=length * merged.bit_count(), got_by={},
             session=peer.guest.session, seq=peer.guest.seq + 1, round_no=plan.round_no,
             decision_no=decision.decision_no if decision is not None else 0,
             held=held, refused={}, cut_off=(), merged=mask_to_bytes(merged),
             merged_hashes=b"".join(results[chunk] for chunk in bits(merged)), got=mask_to_bytes(got),
-            got_hash=combined((chunk, results[chunk]) for chunk in bits(got)), dots=None, inputs=b"", signature=b"",
+            got_hash=combined((chunk, results[chunk] + length) for chunk in bits(got)), dots=None, inputs=b"",
+            signature=b"",
         )  # fmt: skip
         if decision is not None:
             counted = decision.included(plan.members)

@@ -13,7 +13,7 @@ from torch import nn
 
 from farflung.collectives.arithmetic.merge import square_length
 from farflung.compression.codec import codec_named
-from farflung.coordinator.rounds.clipping import clipped, factor_of
+from farflung.coordinator.rounds.clipping import clipped, factor_of, warning
 from farflung.coordinator.rounds.steps import Done
 from farflung.protocol.digests import length_to_bytes, split_lengths
 from farflung.protocol.outer_numbers import fp32
@@ -44,6 +44,23 @@ def test_lengths_that_no_result_has_end_in_no_step_and_not_in_an_error() -> None
     assert done.commit.factor == 0.0 and done.norm is None
     assert clipped([done, end(1, 1.0)], 1.0)[1].commit.factor == 0.0
     assert factor_of([0.0], 1.0) == 1.0
+
+
+def test_people_are_told_whose_results_leave_hardly_anything_of_a_gradient() -> None:
+    def told(*squares: float) -> str:
+        ends = clipped([end(fragment, square) for fragment, square in enumerate(squares)], 1.0)
+        return warning(ends, lambda fragment: f" of stage {fragment}")
+
+    assert told(1.0, 99.0**2) == ""
+    assert (
+        "by version 1: its gradient is multiplied by 0.0001, since the results of stage 1 are 1e+04;"
+        in told(1.0, 1e8)
+    )
+    [whole, rest] = clipped([replace(end(0, 1e308), lengths=(1e308, 1e308)), end(1, 4.0)], 1.0)
+    assert "by 0, since the results of stage 0 are longer than numbers go;" in warning(
+        [whole, rest], lambda fragment: f" of stage {fragment}"
+    )
+    assert warning([end(0)], str) == "", "a run that clips nothing"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,6 +11,7 @@ from farflung.coordinator.batches.moving import Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.outer_numbers import fp32
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 from rig.stage_hall import StageHall
@@ -55,6 +56,20 @@ def test_P2_P13_a_calm_run_commits_all_stages_at_once() -> None:
     assert not hall.written(AbortedRound) and not hall.written(Unseated)
     hall.start()
     assert versions(hall) == [2, 2, 2], "what the journal says"
+
+
+def test_all_stages_are_multiplied_by_one_factor_and_people_hear_where_it_leaves_hardly_anything() -> None:
+    hall = StageHall(3, "clip = 4.0\n")
+    hall.join(*SIX)
+    hall.found()
+    hall.squares = {1: 10.0}  # of 2 chunks; the others have 1.0
+    hall.one_batch()
+    hall.squares = {1: 1e16}
+    hall.one_batch()
+    factors = [{each.commit.factor for each in record.rounds} for record in hall.commits]
+    assert factors == [{fp32(4.0 / (24.0**0.5 + 1e-6))}, {fp32(4.0 / (2e16**0.5 + 1e-6))}]
+    [told] = [note for note in hall.notes if "hardly anything" in note]
+    assert "by version 2" in told and "results of stage 1 are 1.41e+08" in told
 
 
 def test_at_a_commit_nobody_is_told_that_the_new_version_is_held_by_nobody() -> None:
