@@ -58,6 +58,7 @@ def test_P9_one_word_never_unseats_whom_others_get_on_with() -> None:
 def test_P9_whoever_complains_of_most_is_itself_the_one() -> None:
     seats = seats_of(2, 3)
     assert after(seats, LATE, s1=(3, 4)) == GivesUp(1, about=3, by=0, damaged=False)
+    assert after(seats, SOON, s1=(3, 4)) is None, "seat 2 is asked first"
     # Though one of them is complained of by two.
     assert after(seats, LATE, s1=(3, 4), s2=(3,)) == GivesUp(1, about=3, by=0, damaged=False)
 
@@ -99,6 +100,14 @@ def test_what_is_not_said_again_is_over_and_begins_anew() -> None:
     assert heard.verdict(seats, 5.0 + SOON - 0.1) is None and heard.verdict(seats, 5.0 + SOON) is not None
     heard.on_gone(2)
     assert heard.verdict(seats, 100.0) is None
+
+
+def test_P9_damage_that_is_not_said_again_is_nobody_s_strike() -> None:
+    heard, seats = Complaints(1.0), seats_of(2, 2)
+    for damaged in (True, False):
+        for who in (1, 2):
+            heard.hear(who, [Complaint(3, damaged)], 0.0)
+    assert heard.verdict(seats, SOON) == GivesUp(3, about=1, by=2, damaged=False)
 
 
 def test_complaints_of_those_who_are_no_neighbours_are_none() -> None:

@@ -20,6 +20,7 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import BatchBegun, DataFixed, Moving, Unseated
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, FragmentBeat
+from farflung.protocol.model_schema import ModelSchema, StageSpec
 from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
 
@@ -38,16 +39,18 @@ class Hall:
     stages: int = 2
     workers: dict[str, Worker] = field(default_factory=dict)
     units: dict[str, float] = field(default_factory=dict)
+    line: tuple[int, bool] = (0, False)  # bytes a second, and whether that is rough
 
     def __post_init__(self) -> None:
         run = RUN.format(least=self.least, stages=self.stages)
         self.desk = Desk(Ledger(8, 3, self.stages), Manifest.from_toml(run, "run.toml"))
         self.desk.ledger.apply(DataFixed(samples=1000, peer="a1"))
         self.saved: set[str] = set()
+        self.in_round: set[str] = set()
         house = House(
             lambda: self.workers,
             lambda peer: True,
-            lambda peer: False,
+            self.in_round.__contains__,
             lambda stage: False,
             lambda stage, why: None,
             lambda stage: self.saved,
@@ -75,7 +78,9 @@ class Hall:
             number, unit_s = seat.number if seat is not None else 0, self.units.get(peer, 1.0)
             said = BatchBeat(version, number, 0, b"", b"", True, unit_s)
             at = FragmentBeat(worker.stage, version, bytes(32), 0, 0, 0, False, ())
-            worker.beat = replace(BARE_BEAT, fragments=(at,), batch=said)
+            line, rough = self.line
+            beat = replace(BARE_BEAT, up_bytes_per_s=line, down_bytes_per_s=line, rough=rough)
+            worker.beat = replace(beat, fragments=(at,), batch=said)
             self.batches.on_beat(worker, worker.beat)
 
     def turn(self) -> None:
@@ -236,6 +241,89 @@ def test_only_who_said_that_the_stage_fits_it_moves_and_not_the_only_one_that_ca
     assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.peer == "a2"
 
 
+def test_who_can_t_be_dialled_moves_where_somebody_can_and_the_only_door_of_a_stage_stays() -> None:
+    hall = Hall.of(3, 1)
+    for peer in ("a2", "a3"):
+        hall.workers[peer].dialable = False
+    hall.look()
+    assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.peer == "a2"
+    for door in (False, True):
+        hall = Hall.of(3, 1, 1)
+        hall.workers["a1"].dialable, hall.workers["c1"].dialable = False, door
+        for peer in ("a2", "a3"):
+            hall.workers[peer].fits = (0,)
+        del hall.workers["b1"]
+        hall.look(3)
+        assert bool(hall.moved) is door, "of a stage that is empty both neighbours have to have a door"
+
+
+def test_an_empty_stage_gets_whoever_is_missed_least_of_the_stage_with_the_most() -> None:
+    hall = Hall.of(2, 3, 1)
+    hall.units = {"a1": 0.1, "a2": 0.1, "b2": 3.0}
+    del hall.workers["c1"]
+    hall.look(3)
+    assert hall.moved == [("b2", 1, 2)]
+
+
+def test_nobody_moves_for_a_gain_that_does_not_pay_for_the_fetch() -> None:
+    stages = tuple(StageSpec(stage, stage, 1000, 0) for stage in range(2))
+    model = ModelSchema((), 4, 2000, 2000, bytes(32), stages)
+    for line, rough, moves in ((10, False, False), (10, True, True), (1000, False, True)):
+        hall = Hall.of(4, 2)
+        hall.desk.ledger.model = model
+        hall.line = line, rough
+        hall.look(2)
+        assert (hall.batches.moves.under_way is not None) is moves, "48 kB, for half as much again"
+
+
+def test_nobody_moves_while_the_run_is_paused_or_a_stage_has_not_measured_anything() -> None:
+    hall = Hall.of(3, 1)
+    hall.desk.held = "paused"
+    hall.look(3)
+    assert hall.batches.moves.under_way is None
+    hall = Hall.of(4, 2)
+    hall.units = {"b1": 0.0, "b2": 0.0}
+    hall.look(3)
+    assert hall.batches.moves.under_way is None
+
+
+def test_P14_who_is_in_a_round_does_not_go_before_that_is_over() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.in_round.add("a1")
+    hall.next_batch()
+    assert not hall.moved and not hall.unseated
+    hall.in_round.clear()
+    hall.turn()
+    assert hall.moved == [("a1", 0, 1)]
+
+
+def test_a_move_is_off_where_its_reason_is_gone_before_the_batch_is_over() -> None:
+    hall = Hall.of(3, 2, least=2)
+    del hall.workers["b2"]
+    hall.look(2)
+    assert hall.batches.moves.under_way is not None
+    hall.arrives("b3", 1)
+    hall.next_batch()
+    assert not hall.moved and hall.batches.moves.under_way is None
+    hall = Hall.of(3, 1)
+    hall.look()
+    assert hall.batches.moves.under_way is not None
+    del hall.workers["a3"]
+    hall.next_batch()
+    assert not hall.moved and "a1" not in hall.unseated, "two seats stay"
+
+
+def test_nobody_helps_a_single_one_while_a_stage_is_empty_that_nobody_can_fill() -> None:
+    hall = Hall.of(4, 1, 1)
+    for worker in hall.workers.values():
+        worker.fits = (0, 1)
+    del hall.workers["c1"]
+    for _ in range(6):
+        hall.look()
+        assert hall.batches.moves.under_way is None
+
+
 def test_a_move_that_fails_is_over_and_leaves_the_run_as_if_the_peer_had_left() -> None:
     hall = Hall.of(3, 1)
     hall.look()
@@ -335,8 +423,10 @@ def test_P15_a_peer_that_others_keep_from_moving_gets_its_seat_back() -> None:
     assert hall.unseated == ["a1"] and not hall.moved
     hall.look(round(ARRIVES_WITHIN_S / LOOK_S))
     assert hall.batches.moves.under_way is None and hall.batches.book.seat_of("a1") is not None
+    for peer in ("a2", "a3"):
+        hall.workers[peer].verified = True
     hall.look(8)
-    assert hall.unseated == ["a1"], "they do it once"
+    assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.peer == "a2", "once each"
 
 
 def test_P17_a_seat_whose_peer_holds_no_state_is_none_that_is_left_behind() -> None:
@@ -410,6 +500,8 @@ def test_a_slow_peer_stays_slow_in_another_stage_and_costs_differ_by_stage() -> 
 def test_before_every_stage_has_measured_something_peers_count_alike() -> None:
     rates = Rates([Mate("a", 0, 5.0), Mate("b", 0, 1.0), Mate("c", 1)], NO_LINES)
     assert not rates.measured and rates.sums == [2.0, 1.0]
+    slow = [Mate("a", 0, 5.0, 1.0, 1.0), Mate("c", 1)]
+    assert Rates(slow, [Traffic(100, 100)] * 2).sums == [1.0, 1.0], "a line that takes 100 s, too"
 
 
 def test_shares_are_told_with_the_next_batch_and_only_when_they_have_changed_by_much() -> None:

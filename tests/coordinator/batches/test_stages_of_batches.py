@@ -469,10 +469,27 @@ def test_a_batch_is_not_held_up_by_two_peers_of_a_stage_that_both_can_t_be_diall
     assert seat_no(hall, "cyd") == 0 and hall.batches.complete, (
         "who is alone in its stage needs no line for its round"
     )
-    hall.workers["dan"] = Worker("dan", stage=1)
+    hall.workers["dan"] = Worker("dan", stage=1, verified=False)
     hall.says("bob", *EVERY[:4])
     hall.says("cyd")
+    assert not seat_no(hall, "cyd"), "who holds no state has no part in a round"
+    hall.workers["dan"].verified = True
+    hall.says("cyd")
     assert seat_no(hall, "cyd"), "they can meet at somebody else's"
+
+
+def test_P3_who_is_in_a_round_keeps_its_seat_though_nobody_of_its_stage_can_be_dialled_any_more() -> None:
+    hall = Hall("Ann", "bob", "cyd")
+    hall.workers["bob"].dialable = hall.workers["cyd"].dialable = False
+    hall.in_round |= {"bob", "cyd"}
+    whole(hall)
+    for _ in range(3):
+        hall.desk.now += 5.0
+        hall.turn()
+    assert not hall.unseated
+    hall.in_round.clear()
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated] == ["cyd"]
 
 
 def test_whoever_can_t_be_dialled_goes_where_somebody_can_and_the_next_one_that_can_to_who_is_alone() -> None:

@@ -188,6 +188,23 @@ def test_P3_who_founds_the_run_and_gives_it_to_nobody_has_its_turn() -> None:
     assert not any(isinstance(each, Struck) for each in run.written), "it may have been slow"
 
 
+def test_P3_who_gets_the_initial_state_again_and_again_makes_nobody_s_turn_longer() -> None:
+    """A liar with a friend: it says that it holds it, and then that it does not, and so on."""
+    run = Guide(None)
+    ann, bob, cid, _ = map(run.comes, ("ann", "bob", "cid", "dan"))
+    for _ in range(4):
+        run.tick(ann, 0)
+        run.tick(bob, 0)
+        assert run.goal(cid, -1)[0] == Goal.SYNC
+        run.core.now += FOUNDER_PATIENCE_S / 4
+        run.tick(bob, -1)
+    run.core.now += 0.1
+    assert run.goal(cid, -1) == (Goal.WAIT, "bob gives the run its initial state")
+    run.core.now += FOUNDER_PATIENCE_S
+    run.tick(bob, -1)
+    assert run.goal(cid, -1)[0] == Goal.FOUND
+
+
 def test_a_founder_stays_while_others_get_its_state_and_for_as_long_as_that_takes() -> None:
     run = Guide(None)
     ann, bob, cid, dan = map(run.comes, ("ann", "bob", "cid", "dan"))

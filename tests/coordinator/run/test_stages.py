@@ -357,6 +357,9 @@ def test_P17_a_peer_that_was_told_to_move_gets_the_stage_that_it_was_told_whatev
     hall.peers["dan"] = it
     hall.join("dan")
     assert hall.peers["dan"].stage == 1, "stage 2 has fewer"
+    hall.beats("dan")
+    told = hall.peers["dan"].tick
+    assert told is not None and told.serve == -1, "it serves it already"
     batches.moves.under_way = None
     hall.leaves("dan")
     hall.peers["dan"] = it

@@ -6,13 +6,25 @@ import pytest
 
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.identity import Identity
-from farflung.peer.local.words import Begin, Stop
-from farflung.peer.machine.effects import Effect, EnterMembers, Hold, Note, Tell, ToCoordinator, ToDoor
+from farflung.peer.local.words import Anew, Begin, Provided, Stop
+from farflung.peer.machine.effects import (
+    Effect,
+    EnterMembers,
+    Exit,
+    Hold,
+    LeaveMembers,
+    Note,
+    Tell,
+    ToCoordinator,
+    ToDoor,
+    Vacate,
+)
 from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat, Challenge, Gone, Hello, Welcome
+from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
+from farflung.protocol.states import Goal
 
 RUN_ID, SESSION = bytes(range(16)), bytes(16)
 GIVES = (BorderTensor("float32", (3,)),)
@@ -139,6 +151,61 @@ def test_the_next_trainer_may_offer_otherwise_as_long_as_there_was_no_welcome() 
     peer.on_attach(model_of(3), "ann:1", 0.0, (1,))
     assert peer.on_door(welcome(0), 0.0) == []
     assert holds(peer.on_door(welcome(1), 0.0))
+
+
+# ---- a stage is given up for another one -----------------------------------------------------------------------------
+
+
+def tick(stage: int, serve: int, seq: int = 1) -> Tick:
+    at = FragmentTick(stage, 0, (), False, (), 0, False, 0)
+    return Tick(
+        session=SESSION, seq=seq, answers=1, heard_s=0.0, fragments=(at,), goal=Goal.WAIT, reason="", roster_no=0,
+        roster=None, leases=None, void=(), era=0, advice="", era_because="", batch=None, serve=serve,
+    )  # fmt: skip
+
+
+def test_who_is_told_to_serve_another_stage_leaves_its_own_and_comes_in_as_a_newcomer() -> None:
+    peer = inside(1)
+    effects = peer.on_control(tick(1, serve=2), 1.0)
+    kinds = [type(each) for each in effects]
+    [bye] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Leave)]
+    assert bye.reason == "it moves from stage 1 to stage 2, which is short" and not bye.finished
+    assert kinds.index(ToCoordinator) < kinds.index(LeaveMembers) < kinds.index(Vacate)
+    assert peer.joined is None and not peer.doorway.inside and not peer.exited
+    assert peer.on_control(tick(1, serve=2, seq=2), 1.0) == [], "it is out"
+    late = Provided()
+    assert peer.on_local(late, 1.0) == [], "of the stage that it held"
+    assert peer.on_attach(model_of(3), "ann:1", 1.0, (0, 1, 2)) == [], "it hears in a moment to begin anew"
+    [anew] = peer.on_vacated(2.0)
+    assert isinstance(anew, Tell) and isinstance(anew.message, Anew)
+    peer.on_timer(2.0)
+    peer.on_door(challenge(), 2.0)
+    said = hello_in(peer.on_attach(model_of(3), "ann:1", 2.0, (0, 1, 2)))
+    assert (said.fragments, said.version, said.digest) == ((0, 1, 2), -1, b"")
+    assert said.address == "ann:1" and said.fits == (0, 1, 2)
+    assert holds(peer.on_door(welcome(2), 2.0)) and peer.part is not None and list(peer.part.lanes) == [2]
+
+
+@pytest.mark.parametrize("serve", [-1, 1, 0])
+def test_nobody_gives_up_its_stage_for_itself_or_for_one_that_does_not_fit(serve: int) -> None:
+    peer = known()
+    peer.on_attach(model_of(3), "ann:1", 0.0, (1, 2))
+    peer.on_door(welcome(1), 0.0)
+    peer.on_control(tick(1, serve=serve), 1.0)
+    assert peer.joined is not None and peer.doorway.inside
+
+
+def test_who_is_about_to_leave_the_run_moves_nowhere() -> None:
+    peer = inside(1)
+    peer.leaving.ask("the user asked", "left", 0.0)
+    effects = peer.on_control(tick(1, serve=2), 1.0)
+    assert peer.joined is not None and not any(isinstance(each, Vacate) for each in effects)
+
+
+def test_who_is_asked_to_leave_while_it_moves_is_gone() -> None:
+    peer = inside(1)
+    peer.on_control(tick(1, serve=2), 1.0)
+    assert any(isinstance(each, Exit) for each in peer.take_leave("the user asked", 1.5)) and peer.exited
 
 
 @pytest.mark.parametrize(
