@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
 from farflung.collectives.round.asking import ARRIVING_PATIENCE
 from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
-from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
+from farflung.collectives.round.member import ASK_AT_ONCE, DOUBTED_S, MemberRound
 from farflung.compression.codec import Fp32Codec
 from farflung.peer.simulator import peer as virtual_peer
 from farflung.peer.simulator.invariants import Broken
@@ -316,6 +316,31 @@ def test_where_the_gradient_is_clipped_all_prove_the_lengths_of_results_too() ->
         told = net.members[name].progress()
         assert told.got == (0b111, combined(named)) and told.lengths == lengths[index]
         assert net.members[name].complete == (True, True, True)
+
+
+def test_where_the_commit_does_not_come_it_is_shown_owner_by_owner_what_is_held() -> None:
+    """Not before: in nearly every round the commit is about to come, and each of these proofs is a hash of all."""
+    net = Network(plan_of(NAMES[:3], (0, 1, 2, 1)))
+    net.scatter()
+    net.deliver()
+    net.wait(DOUBTED_S)
+    net.decide(decision_of(NAMES[:3]))
+    net.deliver()
+    ann = net.members["ann"]
+    net.wait(0.0)
+    net.wait(DOUBTED_S - 0.1)
+    assert ann.complete == (True, True, True) and ann.progress().got_by == {}
+    net.wait(0.1)
+    named = {chunk: hash_bytes(result) for chunk, result in enumerate(net.results()["ann"])}
+    by = {"ann": (0,), "bob": (1, 3), "cyd": (2,)}
+    due = {owner: combined((chunk, named[chunk]) for chunk in chunks) for owner, chunks in by.items()}
+    assert ann.progress().got_by == due
+    net.move(plan_of(NAMES[:3], (0, 0, 2, 0), epoch=2))  # bob's results are made again
+    net.wait(0.0)
+    assert ann.progress().got_by == {}, "not every result is here"
+    net.deliver()
+    net.wait(0.0)
+    assert ann.complete[2] and ann.progress().got_by == {}, "from then on"
 
 
 def test_a_result_that_is_not_measured_yet_is_not_told() -> None:

@@ -200,7 +200,7 @@ def test_P3_who_gets_the_initial_state_again_and_again_makes_nobody_s_turn_longe
         run.tick(bob, -1)
     run.core.now += 0.1
     assert run.goal(cid, -1) == (Goal.WAIT, "bob gives the run its initial state")
-    run.core.now += FOUNDER_PATIENCE_S
+    run.core.now += FOUNDER_PATIENCE_S + 1
     run.tick(bob, -1)
     assert run.goal(cid, -1)[0] == Goal.FOUND
 
