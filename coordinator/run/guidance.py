@@ -101,11 +101,12 @@ class FoundersTurns:
                 self._pass_on(having)
 
     def _having(self, conductor: Conductor, is_founded: bool) -> list[Member]:
-        """Who has the fragment's version 0, or is to make it."""
+        """Who has the fragment's version 0 and is to give it to others, or is to make it.  Nobody waits for one that has
+        made it while founders of other stages have not."""
         if is_founded:
             return [member for member in conductor.holders if conductor.standing(member).verified]
         founder = self.founder_of(conductor)
-        return [founder] if founder is not None else []
+        return [founder] if founder is not None and not has_founded(conductor, founder) else []
 
     def _patience_s(self, having: int, waiting: int) -> float:
         """Somebody who gets nothing must not cost those who have it, and train, what they learned so far."""
@@ -125,6 +126,12 @@ class FoundersTurns:
         if any(self.founder_of(each) is None for each in self._conductors):
             self._over.clear()  # all had their turn
             self._times_all_over = min(TURNS_LONGER_MOST, self._times_all_over + 1)
+
+
+def has_founded(conductor: Conductor, founder: Member | None) -> bool:
+    """Of this fragment: its founder holds a version 0, and shows that it does."""
+    said = conductor.beat_of(founder) if founder is not None else None
+    return said is not None and said.version == 0 and bool(said.digest and conductor.settling.has_shown(said))
 
 
 class Guidance:
@@ -448,7 +455,7 @@ class Guidance:
         mine = founders[beat.fragments[0].fragment]
         if member is not mine and mine is not None:
             return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
-        lacking = [each for each in self._conductors if not self._is_founded(each, founders[each.fragment])]
+        lacking = [each for each in self._conductors if not has_founded(each, founders[each.fragment])]
         if any(each.fragment in member.standings for each in lacking):
             return Goal.FOUND, "it gives the run its initial state"
         if lacking:
@@ -456,15 +463,6 @@ class Guidance:
             return Goal.WAIT, f"waiting for the initial state of stage {missing}"
         self._write_genesis([founder for founder in founders if founder is not None])
         return Goal.TRAIN, "it founded version 0"
-
-    def _is_founded(self, conductor: Conductor, founder: Member | None) -> bool:
-        """Its founder holds a version 0 of it, and shows that it does."""
-        said = conductor.beat_of(founder) if founder is not None else None
-        return (
-            said is not None
-            and said.version == 0
-            and bool(said.digest and conductor.settling.has_shown(said))
-        )
 
     def _write_genesis(self, founders: list[Member]) -> None:
         """`founders`: of each fragment."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.batches.moving import Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
+from farflung.coordinator.run.guidance import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.outer_numbers import fp32
@@ -149,6 +150,26 @@ def test_the_oldest_holder_of_each_stage_founds_it_and_all_of_them_one_run() -> 
     assert isinstance(genesis, Genesis)
     assert genesis.founders == (ann.guest.peer, bob.guest.peer)
     assert genesis.digests == (ann.digest, bob.digest) and all(genesis.shown)
+
+
+def test_P3_a_founder_of_a_later_stage_that_makes_nothing_has_its_turn_and_who_has_made_its_own_keeps_it() -> (
+    None
+):
+    hall = StageHall(2)
+    hall.join("ann", "bob", "cyd", "dan")
+    hall.settle(1)
+    ann = hall.peers["ann"]
+    ann.version, ann.digest = 0, hash_bytes(b"0", bytes([0]))
+    dan = hall.peers["dan"]
+    assert hall.machine.core.ledger.model is not None
+    for _ in range(15):
+        hall.now += FOUNDER_PATIENCE_S / 10
+        hall.beats(*hall.peers)
+    assert dan.stage == 1 and dan.tick is not None and dan.tick.goal == Goal.FOUND
+    dan.version, dan.digest = 0, hash_bytes(b"0", bytes([1]))
+    hall.beats("dan", "ann")
+    [genesis] = hall.written(Genesis)
+    assert isinstance(genesis, Genesis) and genesis.founders == (ann.guest.peer, dan.guest.peer)
 
 
 def test_P4_a_stage_that_was_lost_before_anything_was_learned_is_founded_again() -> None:
