@@ -101,8 +101,8 @@ class FoundersTurns:
                 self._pass_on(having)
 
     def _having(self, conductor: Conductor, is_founded: bool) -> list[Member]:
-        """Who has the fragment's version 0 and is to give it to others, or is to make it.  Nobody waits for one that has
-        made it while founders of other stages have not."""
+        """Who has the fragment's version 0 and is to give it to others, or is to make it.  Those who made it
+        wait for the founders of other stages, and nobody for them."""
         if is_founded:
             return [member for member in conductor.holders if conductor.standing(member).verified]
         founder = self.founder_of(conductor)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.collectives.flow.doubts import SHUNNED_S, Shunned
 from farflung.collectives.flow.effects import (
     Cause,
     Effect,
@@ -312,6 +313,14 @@ def test_two_damaged_crossings_in_a_row_are_a_complaint_until_a_good_one_comes()
         )
     flow.on_seats(TABLE.unseated(1), 0.0)
     assert flow.complaints == {}, "and of those who are here"
+
+
+def test_whoever_was_complained_of_is_shunned_for_a_while_since_the_last_complaint() -> None:
+    shunned = Shunned()
+    shunned.on_complaints(["bob", "cyd"], 0.0)
+    shunned.on_complaints(["cyd"], 30.0)
+    assert shunned.now(SHUNNED_S - 1) == {"bob", "cyd"} and shunned.now(SHUNNED_S) == {"cyd"}
+    assert shunned.now(SHUNNED_S + 30.0) == frozenset()
 
 
 def test_who_is_shunned_gets_nothing_new_and_no_room_as_long_as_there_are_others() -> None:

@@ -39,6 +39,7 @@ class Hall:
     stages: int = 2
     workers: dict[str, Worker] = field(default_factory=dict)
     units: dict[str, float] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)  # whose trainer is not there
     line: tuple[int, bool] = (0, False)  # bytes a second, and whether that is rough
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Hall:
             seat = self.desk.ledger.batches.seat_of(peer)
             version = self.desk.ledger.version
             number, unit_s = seat.number if seat is not None else 0, self.units.get(peer, 1.0)
-            said = BatchBeat(version, number, 0, b"", b"", True, unit_s)
+            said = BatchBeat(version, number, 0, b"", b"", peer not in self.idle, unit_s)
             at = FragmentBeat(worker.stage, version, bytes(32), 0, 0, 0, False, ())
             line, rough = self.line
             beat = replace(BARE_BEAT, up_bytes_per_s=line, down_bytes_per_s=line, rough=rough)
@@ -182,6 +183,9 @@ def test_P17_one_at_a_time_and_nobody_for_three_looks_after_it() -> None:
     hall.look()
     hall.next_batch()
     assert hall.moved == [("a1", 0, 1)]
+    hall.comes("a1", 1)
+    hall.says()
+    assert hall.batches.book.seat_of("a1") is not None, "at once"
     hall.arrives("a1", 1)
     hall.turn()
     assert hall.desk.notes[-1] == "a1 serves stage 1 now" and hall.batches.moves.under_way is None
@@ -439,6 +443,21 @@ def test_P17_a_seat_whose_peer_holds_no_state_is_none_that_is_left_behind() -> N
     del hall.workers["b1"]
     hall.look(8)
     assert not hall.moved and not hall.unseated[1:], "a1 is the only one of its stage that works"
+
+
+def test_P17_a_seat_whose_trainer_is_not_there_is_none_that_is_left_behind() -> None:
+    hall = Hall.of(3, 1)
+    hall.idle = {"a3"}
+    hall.look(4)
+    assert hall.batches.moves.under_way is None
+
+
+def test_before_anything_was_learned_nobody_holds_any_state_and_all_count() -> None:
+    hall = Hall.of(3, 1)
+    hall.workers["b1"].verified, hall.saved = False, {"a1"}
+    del hall.workers["a3"]  # or a stage with a single seat would get one of three
+    hall.look(round(PAYS_WITHIN_S / LOOK_S) + 4)
+    assert not hall.moved and hall.batches.moves.under_way is None
 
 
 def test_P15_who_holds_no_state_of_its_stage_for_half_an_hour_does_not_count_as_serving_it() -> None:

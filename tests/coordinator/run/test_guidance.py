@@ -244,6 +244,20 @@ def test_P6_who_gets_no_state_costs_most_of_a_run_nothing_of_its_first_round(lea
     assert run.goal(cid, -1)[0] == Goal.FOUND
 
 
+def test_whose_turn_was_over_begins_like_all_others_when_the_run_has_learned_something() -> None:
+    run = Guide(None)
+    ann, bob = run.comes("ann"), run.comes("bob")
+    run.tick(ann, -1)
+    run.core.now += FOUNDER_PATIENCE_S
+    run.tick(bob, 0)
+    assert run.goal(ann, -1)[0] == Goal.SYNC
+    run.commits()
+    run.tick(bob, 1)
+    run.core.ledger.books[0].version = 0  # the host went back to the beginning
+    run.core.ledger.books[0].digests.clear()
+    assert run.goal(ann, -1)[0] == Goal.FOUND, "the oldest"
+
+
 def test_P20_what_was_learned_takes_every_turn_away() -> None:
     run = Guide(1)
     ann, bob = run.comes("ann"), run.comes("bob")
