@@ -17,7 +17,7 @@ was committed.  Nobody moves while somebody does, nor for three looks after it; 
 What a liar gains by its word that it fits a stage, or that it is about to serve one.  Whoever was sent and did not come
 is chosen for no gain in the next hour, and for an empty stage after all others.  No move waits for ever: not for others
 of the old stage to show what was committed, and not while another stage is empty.  Whoever holds no state of its stage
-for half an hour does not count as serving it.
+for half an hour, and longer where that is large, does not count as serving it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PAYS_WITHIN_S = 1800.0
 ARRIVES_WITHIN_S = 60.0  # in the other stage, as a newcomer; its state may take longer
 RESTS_S = 3600.0  # whoever was to move and did not is chosen after all others
 VALUE_BYTES = 12  # of the outer state: parameters and two moments
+LEAST_BYTES_S = 64_000  # of a line that is slow, and not too slow to fetch a state
 
 
 @dataclass
@@ -223,8 +224,13 @@ class Moves:
     def _serves(self, worker: Worker) -> bool:
         """Its stage, or it is about to; not if it has been about to for too long."""
         now = self._desk.now
-        late = now - self._without_since.get((worker.peer, worker.stage), now) >= PAYS_WITHIN_S
+        patience_s = PAYS_WITHIN_S + self._state_bytes(worker.stage) / LEAST_BYTES_S
+        late = now - self._without_since.get((worker.peer, worker.stage), now) >= patience_s
         return not worker.leaving and not (late and self._desk.ledger.learned)
+
+    def _awaits(self, stage: int) -> bool:
+        """Somebody is still fetching its state, and will have a seat there soon."""
+        return any(self._serves(each) and not each.verified for each in self._here(stage))
 
     def _held(self) -> Counter[int]:
         """By stage: how many serve it."""
@@ -297,7 +303,7 @@ class Moves:
 
     def _to_a_single(self) -> Wish | None:
         rates, seats = self.rates(), self._seats()
-        single = [stage for stage, count in enumerate(seats) if count == 1]
+        single = [stage for stage, count in enumerate(seats) if count == 1 and not self._awaits(stage)]
         if not single or max(seats) < FULL_STAGE or self._empty:
             return None
         to = min(single, key=lambda stage: (rates.sums[stage], stage))
@@ -312,7 +318,7 @@ class Moves:
             return None
         slowest = min(range(rates.stages), key=lambda stage: (rates.sums[stage], stage))
         best = self._best(rates, slowest, self._keeps + 1)
-        if best is None:
+        if best is None or self._awaits(slowest):
             return None
         before, after = rates.sums[slowest], rates.after(best, slowest)
         gain = after / before if before > 0 else 0.0
@@ -350,11 +356,13 @@ class Moves:
 
     def _fetch_s(self, mate: Mate, to: int) -> float:
         """How long the state of the stage takes over its line; 0 where that is not known."""
+        return self._state_bytes(to) / mate.down_bytes_per_s if mate.down_bytes_per_s > 0 else 0.0
+
+    def _state_bytes(self, stage: int) -> int:
         model = self._desk.ledger.model
-        if model is None or not model.stages or mate.down_bytes_per_s <= 0:
-            return 0.0
-        state_bytes = model.stages[to].chunk_count * model.chunk_elements * VALUE_BYTES
-        return state_bytes / mate.down_bytes_per_s
+        if model is None or not model.stages:
+            return 0
+        return model.stages[stage].chunk_count * model.chunk_elements * VALUE_BYTES
 
 
 def _mate(worker: Worker) -> Mate:

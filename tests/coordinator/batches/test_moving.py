@@ -280,6 +280,19 @@ def test_nobody_moves_for_a_gain_that_does_not_pay_for_the_fetch() -> None:
         assert (hall.batches.moves.under_way is not None) is moves, "48 kB, for half as much again"
 
 
+def test_whoever_fetches_a_large_state_for_long_is_on_its_way_and_nobody_follows_it() -> None:
+    stages = tuple(StageSpec(stage, stage, 1000, 0) for stage in range(2))
+    for elements, follows in ((4, True), (4000, False)):
+        hall = Hall.of(5, 1)
+        hall.desk.ledger.model = ModelSchema((), elements, 2000, 2000, bytes(32), stages)
+        hall.look()
+        hall.next_batch()
+        hall.comes("a1", 1)
+        hall.workers["a1"].verified = False
+        hall.look(round(PAYS_WITHIN_S / LOOK_S) + 8)
+        assert (hall.batches.moves.under_way is not None) is follows, f"{elements} values in a chunk"
+
+
 def test_nobody_moves_while_the_run_is_paused_or_a_stage_has_not_measured_anything() -> None:
     hall = Hall.of(3, 1)
     hall.desk.held = "paused"
