@@ -122,7 +122,7 @@ class Moves:
         batch, living = self._book.batch, self._house.living()
         there = [living.get(seat.peer) for seat in self._book.of_stage(move.to)] if move.fills else []
         # Who is not here may come back to its seat.
-        stuck = move.fills and not any(worker is None or self._serves(worker) for worker in there)
+        stuck = move.fills and not any(worker is None or self.serves(worker) for worker in there)
         return stuck or batch is None or batch.version > move.version
 
     def _works(self, worker: Worker) -> bool:
@@ -221,7 +221,7 @@ class Moves:
         living = self._house.living().items()
         return [each for peer, each in living if peer != without and each.stage == stage and not each.leaving]
 
-    def _serves(self, worker: Worker) -> bool:
+    def serves(self, worker: Worker) -> bool:
         """Its stage, or it is about to; not if it has been about to for too long."""
         now = self._desk.now
         patience_s = PAYS_WITHIN_S + self._state_bytes(worker.stage) / LEAST_BYTES_S
@@ -230,11 +230,11 @@ class Moves:
 
     def _awaits(self, stage: int) -> bool:
         """Somebody is still fetching its state, and will have a seat there soon."""
-        return any(self._serves(each) and not each.verified for each in self._here(stage))
+        return any(self.serves(each) and not each.verified for each in self._here(stage))
 
     def _held(self) -> Counter[int]:
         """By stage: how many serve it."""
-        return Counter(each.stage for each in self._house.living().values() if self._serves(each))
+        return Counter(each.stage for each in self._house.living().values() if self.serves(each))
 
     @property
     def _empty(self) -> set[int]:

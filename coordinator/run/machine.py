@@ -345,7 +345,11 @@ class RunMachine:
         if due is not None and due in hello.fragments:
             return (due,)
         pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
-        here = {each.peer: each.stage for each in self.core.members.alive.values()}
+        alive, moves = (
+            self.core.members.alive.values(),
+            self.batches.moves if self.batches is not None else None,
+        )
+        here = {each.peer: each.stage for each in alive if moves is None or moves.serves(each)}
         measured: dict[int, list[float]] = {}
         if self.batches is not None:
             # After a restart those who have seats are not here yet, and come back to them.

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.batches.moving import Move
+from farflung.coordinator.batches.moving import PAYS_WITHIN_S, Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.coordinator.run.guidance import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
@@ -362,6 +362,24 @@ def test_P15_after_a_restart_a_newcomer_leaves_those_with_seats_their_stages() -
     hall.start()
     hall.join("cyd", offers=(0, 1, 2))  # another process of hers: her state went with the old one
     assert hall.peers["cyd"].stage == 2
+
+
+def test_P9_a_newcomer_gets_the_stage_whose_only_holders_never_fetched_its_state() -> None:
+    hall = StageHall(2, "rebalance_s = 60.0\n")
+    hall.join("ann", "bob", "cyd", "dan")
+    hall.found()
+    hall.one_batch()
+    for name in ("bob", "dan"):
+        it = hall.peers[name]
+        hall.leaves(name)
+        hall.peers[name], it.version, it.digest = it, -1, b""
+        hall.join(name)
+    assert [peer.stage for peer in hall.peers.values()] == [0, 0, 1, 1]
+    for _ in range(round(PAYS_WITHIN_S / 4) + 40):
+        hall.passes(4.0)
+        hall.beats(*hall.peers)
+    hall.join("gil")
+    assert hall.peers["gil"].stage == 1, "as many hold the other one"
 
 
 def test_P17_a_peer_that_was_told_to_move_gets_the_stage_that_it_was_told_whatever_is_shorter() -> None:
