@@ -121,8 +121,8 @@ class Moves:
         """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""
         batch, living = self._book.batch, self._house.living()
         there = [living.get(seat.peer) for seat in self._book.of_stage(move.to)] if move.fills else []
-        # Who is not here may come back to its seat.
-        stuck = move.fills and not any(worker is None or self.serves(worker) for worker in there)
+        # Who is not here may come back to its seat, and who is about to leave stays until its sums are safe.
+        stuck = move.fills and all(worker is not None and self._is_late(worker) for worker in there)
         return stuck or batch is None or batch.version > move.version
 
     def _works(self, worker: Worker) -> bool:
@@ -223,10 +223,14 @@ class Moves:
 
     def serves(self, worker: Worker) -> bool:
         """Its stage, or it is about to; not if it has been about to for too long."""
+        return not worker.leaving and not self._is_late(worker)
+
+    def _is_late(self, worker: Worker) -> bool:
+        """It might have fetched the state of its stage by now, over a line that is not too slow."""
         now = self._desk.now
         patience_s = PAYS_WITHIN_S + self._state_bytes(worker.stage) / LEAST_BYTES_S
         late = now - self._without_since.get((worker.peer, worker.stage), now) >= patience_s
-        return not worker.leaving and not (late and self._desk.ledger.learned)
+        return late and self._desk.ledger.learned
 
     def _awaits(self, stage: int) -> bool:
         """Somebody is still fetching its state, and will have a seat there soon."""

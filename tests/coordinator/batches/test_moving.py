@@ -331,6 +331,15 @@ def test_a_move_is_off_where_its_reason_is_gone_before_the_batch_is_over() -> No
     assert not hall.moved and "a1" not in hall.unseated, "two seats stay"
 
 
+def test_P14_a_seat_whose_peer_is_about_to_leave_ends_the_batch_and_nobody_comes_before() -> None:
+    hall = Hall.of(3, 1)
+    hall.workers["b1"].leaving = True  # it stays until its sums are safe
+    hall.look(3)
+    assert hall.batches.moves.under_way is not None and not hall.moved and not hall.unseated
+    hall.next_batch()
+    assert hall.moved == [("a1", 0, 1)]
+
+
 def test_nobody_helps_a_single_one_while_a_stage_is_empty_that_nobody_can_fill() -> None:
     hall = Hall.of(4, 1, 1)
     for worker in hall.workers.values():
