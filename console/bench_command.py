@@ -91,6 +91,12 @@ class PipelineOptions:
             help="Every peer could hold any stage, and the coordinator looks at seats so often; 0: never."
         ),
     ] = 0.0
+    slow_stage: Annotated[
+        int,
+        typer.Option(
+            help="In the middle of each batch a peer of this stage, each time another, becomes four times as slow."
+        ),
+    ] = -1
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for scripts.")] = False
 
 

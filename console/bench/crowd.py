@@ -50,6 +50,7 @@ class Asked:
     memory: str = ""
     movable: bool = False  # each peer could hold any stage
     deaths: Plan = field(default_factory=Plan)
+    slow_stage: int = -1  # somebody there becomes slow in the middle of each batch
 
 
 class Crowd:
@@ -57,7 +58,10 @@ class Crowd:
         self._asked = asked
         self.folder = Path(asked.folder)
         self.url = JoinUrl.parse(asked.url)
-        self.shape = Shape(manifest, model_of(manifest, asked.crossing_kb), asked.unit_s)
+        model = model_of(manifest, asked.crossing_kb)
+        slow = range(asked.seats[asked.slow_stage] if asked.slow_stage >= 0 else 0)
+        names = tuple(f"peer-{asked.slow_stage}-{number}" for number in slow)
+        self.shape = Shape(manifest, model, asked.unit_s, names)
         self._crossing = self.shape.crossing
         self.here: dict[str, ShamTrainer] = {}
         self._stages: dict[str, tuple[int, ...]] = {}

@@ -78,6 +78,7 @@ class PipelineOptions:
     kill_at: str = ""
     memory: str = ""
     rebalance_s: float = 0.0
+    slow_stage: int = -1
     json: bool = False
 
 
@@ -118,6 +119,10 @@ def check(asked: PipelineOptions) -> Checked:
     expect(0 <= asked.rebalance_s <= 86400, "rebalance-s", f"0 to 86400, found {asked.rebalance_s:g}")
     dies = bool(asked.kill_every or asked.kill_at)
     expect(not (asked.rebalance_s and dies), "rebalance-s", "to be given without --kill-every and --kill-at")
+    last = asked.stages - 1
+    expect(
+        -1 <= asked.slow_stage <= last, "slow-stage", f"-1 for none, or 0 to {last}, found {asked.slow_stage}"
+    )
     held = max(seats) * len(seats) if asked.rebalance_s else sum(seats)
     expect(
         held <= PEERS_MOST, "seats", f"with --rebalance-s at most {PEERS_MOST // len(seats)} each, {found}"
@@ -190,6 +195,7 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
                 asked.memory,
                 bool(asked.rebalance_s),
                 checked.plan,
+                asked.slow_stage,
             )
             party = stage.start("crowd", "farflung.console.bench.crowd", ["--asked", _as_json(told)])
             stage.wait_for([party], None)

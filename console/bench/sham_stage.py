@@ -37,6 +37,7 @@ from farflung.protocol.outer_numbers import AdamWNumbers
 CHUNKS = 4  # of a stage
 # Of the time for a microbatch: the way back runs forward again, and costs twice a way there besides.
 FORWARD_PART = 0.25
+SLOW_TIMES = 4.0
 WHOLE_PATIENCE_S = 5.0
 
 Floats = npt.NDArray[np.float32]
@@ -84,6 +85,7 @@ class Shape:
     manifest: Manifest
     model: ModelSchema
     unit_s: tuple[float, ...]  # for one microbatch, by stage
+    slow: tuple[str, ...] = ()  # peers that take turns: one is slow from the middle of a batch on
     # (stage, version that is learned from) -> what was done for it
     works: dict[tuple[int, int], Works] = field(default_factory=lambda: defaultdict(Works))
 
@@ -96,6 +98,13 @@ class Shape:
             for way in (False, True)
         )
         return there, back
+
+    def takes_s(self, name: str, stage: int, hand: Hand) -> float:
+        """How long this work takes this peer, if it begins now."""
+        part = {"forward": FORWARD_PART, "backward": 1.0 - FORWARD_PART, "both": 1.0}[hand.way]
+        late = 2 * self.works[stage, hand.version].made >= self.manifest.pipeline.batch
+        slow = late and self.slow and self.slow[hand.version % len(self.slow)] == name
+        return part * self.unit_s[stage] * (SLOW_TIMES if slow else 1.0)
 
     @property
     def samples(self) -> int:
@@ -125,7 +134,7 @@ class ShamTrainer:
         self.frozen_at = -1  # the version whose sums it has frozen last
         self._stages, self._shape, self._crossing = stages, shape, crossing
         self._work: Hand | None = None
-        self._ends_at = 0.0
+        self._ends_at = self._takes_s = 0.0  # of this work: when it ends, how long it takes
         self._shared: SharedState | None = None
         self._belt: Belt | None = None
         self._momentum: tuple[int, Floats] | None = None  # as it was at a version
@@ -160,7 +169,8 @@ class ShamTrainer:
         if self.peer:
             self._carry_out(self.machine.next())
         if self._work is not None:
-            self._ends_at = began + self._takes_s(self._work)
+            self._takes_s = self._shape.takes_s(self.name, self.stage, self._work)
+            self._ends_at = began + self._takes_s
 
     def on_time(self) -> None:
         """The work in hand is done."""
@@ -169,7 +179,7 @@ class ShamTrainer:
             return
         self._work = None
         works = self._shape.works[self.stage, hand.version]
-        works.busy_s += self._takes_s(hand)
+        works.busy_s += self._takes_s
         payload = self._crossing[hand.way != "forward"] if hand.way == "forward" or self.stage else b""
         made = self._belt.write(slot_of(hand.place, MADE), payload) if payload else 0
         if hand.way != "forward":
@@ -177,10 +187,6 @@ class ShamTrainer:
         is_last = hand.way == "both"
         self._carry_out(self.machine.on_made(made, 1, 0.0 if is_last else None))
         self.on_words(ended)
-
-    def _takes_s(self, hand: Hand) -> float:
-        part = {"forward": FORWARD_PART, "backward": 1.0 - FORWARD_PART, "both": 1.0}[hand.way]
-        return part * self._shape.unit_s[self.stage]
 
     def close(self) -> None:
         self.agent.close(FINISHED if self.machine.finished else "the bench is over")

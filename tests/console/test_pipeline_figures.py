@@ -13,6 +13,7 @@ from farflung.console.bench.pipeline_bench import PipelineOptions, check
 from farflung.console.bench.pipeline_figures import Setting, result_of, table
 from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Hand
 from farflung.protocol.errors import UserError
 from farflung.protocol.outer_numbers import AdamWNumbers
 
@@ -161,6 +162,32 @@ def test_a_trainer_sees_in_the_merged_result_how_often_each_microbatch_was_count
         assert shape.works[0, version - 1].counted_once is once
 
 
+def test_one_peer_of_the_slow_stage_is_slow_from_the_middle_of_a_batch_on_and_another_one_in_the_next() -> (
+    None
+):
+    checked = check(PipelineOptions(stages=2, seats="2", unit_ms="8", batch=8))
+    shape = Shape(checked.manifest, model_of(checked.manifest, 1), checked.unit_s, slow=("ann", "bob"))
+    for version, slow in ((0, "ann"), (1, "bob"), (2, "ann")):
+        hand = Hand(
+            way="both",
+            version=version,
+            micro=0,
+            epoch=0,
+            start=0,
+            stop=1,
+            place=0,
+            given_bytes=0,
+            returned_bytes=0,
+        )
+        shape.works[1, version].made = 3
+        assert [shape.takes_s(name, 1, hand) for name in ("ann", "bob")] == [0.008, 0.008]
+        shape.works[1, version].made = 4
+        assert [shape.takes_s(name, 1, hand) == 0.032 for name in ("ann", "bob")] == [
+            slow == "ann",
+            slow == "bob",
+        ]
+
+
 WRONG = [
     (["--stages", "1"], "--stages: expected 2 to 64, found 1"),
     (["--seats", "4,4"], "--seats: expected one number, or one for each of 4 stages, found '4,4'"),
@@ -176,6 +203,7 @@ WRONG = [
     (["--kill-at", "frozen", "--kill-every", "9"], "--kill-at: expected to be given without --kill-every"),
     (["--kill-at", "frozen", "--seats", "1"], "--seats: expected at least 2 in each stage where peers die"),
     (["--kill-at", "frozen,frozen", "--batches", "1"], "--kill-at: expected at most 1 moments"),
+    (["--slow-stage", "4"], "--slow-stage: expected -1 for none, or 0 to 3, found 4"),
     (["--rebalance-s", "-1"], "--rebalance-s: expected 0 to 86400, found -1"),
     (["--rebalance-s", "5", "--kill-every", "9"], "--rebalance-s: expected to be given without"),
     (["--rebalance-s", "5", "--seats", "20,1,1,1"], "--seats: expected with --rebalance-s at most 16 each"),
