@@ -72,7 +72,8 @@ from farflung.protocol.signed_words import Said
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
-BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM}  # frames without a payload
+# Frames without a payload.
+BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
 MOST_KEPT = 256  # inputs that led somewhere new
 INTERESTING = (
     b"\0",

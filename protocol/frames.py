@@ -41,6 +41,10 @@ class Kind(IntEnum):
     GRADIENT = 12  # stage s + 1 -> s: the gradient of it
     HELD = 13  # stage s + 1 -> s: the microbatches here whose holder in stage s is gone
     ROOM = 14  # stage s + 1 -> s: `chunk` activations of this batch you may have sent me in all
+    IDLE = (
+        15  # stage s + 1 -> s: "I have next to nothing to do"; `chunk` says how soon one more would be done
+    )
+    GIVEN_BACK = 16  # stage s + 1 -> s: "I have not begun it and never will: give it to somebody else"
     WANT_CONTRIBUTION = 17
     WANT_RESULT = 18
     WANT_LOGGED = 19
@@ -50,6 +54,7 @@ class Kind(IntEnum):
     WANT_ACTIVATION = 23
     WANT_GRADIENT = 24
     WANT_HELD = 25
+    WANT_BACK = 26  # stage s -> s + 1: "if you have not begun it, another seat can do it sooner"
 
 
 WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
@@ -60,15 +65,18 @@ CROSSING_KINDS = frozenset(
         Kind.GRADIENT,
         Kind.HELD,
         Kind.ROOM,
+        Kind.IDLE,
+        Kind.GIVEN_BACK,
         Kind.WANT_ACTIVATION,
         Kind.WANT_GRADIENT,
         Kind.WANT_HELD,
+        Kind.WANT_BACK,
     }
 )
 # Where the model is in one piece nobody has a use for crossings: they are unknown there, and refused as such.
 ONE_STAGE_KINDS = frozenset(Kind) - CROSSING_KINDS
 ALL_KINDS = frozenset(Kind)
-_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM}
+_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
 
 
 @dataclass(frozen=True, slots=True)

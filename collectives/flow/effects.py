@@ -5,8 +5,10 @@ crossings: it names pieces, and the shell keeps them, in memory or on disk.
 
 A frame's header has its usual form, with meanings of this room: `version` is the state that the batch is learned from,
 `decision_no` is the sender's seat and the number of the table that it knew, `chunk` is the microbatch with a mark above
-it: of an activation, whether its stage before may have been passed already (`again`); of LATER and MISSING, the kind of
-the question.  `round_no` stays 0.
+it: of an activation AGAIN, where somebody who is gone may have passed it on, and FOR_GOOD, where it was taken back from
+somebody once and is taken back from nobody any more; the latter too of a question for a gradient; of LATER and MISSING
+the kind of the question; of IDLE and WANT_BACK how soon it would be done elsewhere, in hundredths of a second.
+`round_no` stays 0.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from farflung.protocol.frames import Frame, Header, Kind, Payload
 
 MARK_AT = 16  # bits: microbatches of a batch fit below
 _SEAT_AT = 32
+AGAIN, FOR_GOOD = 1, 2  # marks
 
 
 def header_of(

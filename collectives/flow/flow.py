@@ -4,7 +4,8 @@ Driven by the agent of a stage, and by the world of the tests.  Owns: which micr
 and went to, what the trainer does next, who is asked again.  Must not know sockets, the bytes of a crossing, the model,
 how anybody is found to be gone, or the rounds that follow a batch.
 
-Why no microbatch counts twice in a stage: it has one holder there, and it changes hands by the table alone (seats.py).
+Why no microbatch counts twice in a stage: it has one holder there, and it changes hands by the table (seats.py), or by
+that holder's own word that it has not begun it.
 
 R1  The coordinator says who holds it in stage 0 (grants), and its holder in stage s says who holds it in stage s + 1.
 R2  A table shows my `next` gone: the kept activation goes to another seat, marked `again`; also if a gradient is here
@@ -17,6 +18,8 @@ R4  What is marked `again` is computed only after every member of the next stage
 R5  Frames of a seat that is gone are refused; what may move a microbatch and names a later table than mine waits for
     that table; who reads that its own seat is gone has lost its sums.  A frame that names a table from before my own
     seat was meant for another seat of the same peer, and is refused too.
+R6  A living seat that has not begun a microbatch may give it back to whoever sent it, once, when it is asked to
+    (taking_back.py): the only other way in which one changes hands.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from collections.abc import Callable, Iterable
 
 from farflung.collectives.flow.doubts import Doubts
 from farflung.collectives.flow.effects import (
-    MARK_AT,
+    AGAIN,
+    FOR_GOOD,
     Cause,
     Effect,
     Forget,
@@ -36,10 +40,7 @@ from farflung.collectives.flow.effects import (
     Note,
     Piece,
     SeatLost,
-    SendFrame,
-    SendKept,
     Way,
-    header_of,
     mark_of,
     micro_of,
     seat_of,
@@ -48,11 +49,13 @@ from farflung.collectives.flow.effects import (
 from farflung.collectives.flow.gate import Early, is_early, refusal
 from farflung.collectives.flow.microbatches import Asks, Micro, Queue
 from farflung.collectives.flow.room import Giving, Spending, Window
-from farflung.collectives.flow.seats import Place, Seat, Table
+from farflung.collectives.flow.seats import Place, Table
+from farflung.collectives.flow.sending import Sending
+from farflung.collectives.flow.taking_back import TakingBack
 from farflung.collectives.flow.wiring import Wiring
-from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
+from farflung.protocol.digests import bits, mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled
 from farflung.protocol.verdicts import Counters, Verdict
 
 ROOM_AGAIN_S = 1.0
@@ -61,21 +64,20 @@ _QUESTIONS = {
     Kind.GRADIENT: Kind.WANT_GRADIENT,
     Kind.HELD: Kind.WANT_HELD,
 }
-_ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING})
+_ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING, Kind.GIVEN_BACK})
 Check = Callable[[Kind, Payload], None]  # FrameError unless this is a crossing of that border (crossing.py)
 
 
-class Flow:
+class Flow(Sending):
     def __init__(self, place: Place, table: Table, check: Check, chance: Callable[[], float]) -> None:
-        self.place, self.table = place, table
-        self.version, self.count = -1, 0
+        super().__init__(place, table)
         self.over = False  # my seat is gone
         self.counters = Counters()
         self.refused_for_room = 0
         self._check = check
-        self._me, self._stage = place.seat.number, place.seat.stage
         self._wiring = Wiring(chance)
         self._asks, self._early, self._queue = Asks(), Early(), Queue(place.hands_most)
+        self._taking_back = TakingBack(self._queue, self._asks)
         self._window = Window(place.stages, place.open_most)
         self._shunned: frozenset[str] = frozenset()
         self._doubts = Doubts()
@@ -85,10 +87,11 @@ class Flow:
 
     def _begin(self, version: int, count: int) -> None:
         self.version, self.count = version, count
-        self._micros: dict[int, Micro] = {}
+        self._micros = {}
         self.waiting: set[int] = set()  # they spent room here, and did not move on yet
         self._reopened: set[int] = set()  # moved on once, and are here again by a loss
         self._open: set[int] = set()  # here, and neither in the sums nor given up
+        self._taking_back.begin(self._micros, self._open)
         self._shut: set[int] = set()  # of these at a source: not in the window yet
         self._unsent: set[int] = set()  # for want of room
         self._in_doubt: set[int] = set()  # for want of HELD
@@ -138,14 +141,6 @@ class Flow:
     def complaints(self) -> dict[int, bool]:
         """Seats that I can't work with now; True: what comes from them is damaged."""
         return self._doubts.complaints(self.table.lives)
-
-    @property
-    def _before(self) -> tuple[Seat, ...]:
-        return self.table.living(self._stage - 1)
-
-    @property
-    def _after(self) -> tuple[Seat, ...]:
-        return self.table.living(self._stage + 1)
 
     # ---- the coordinator ---------------------------------------------------------------------------------------
 
@@ -238,12 +233,14 @@ class Flow:
     def on_unit(self, unit_s: float) -> None:
         """It takes so long for one microbatch: more of them may wait."""
         self._giving.on_unit(unit_s)
+        self._taking_back.on_unit(unit_s)
 
     def on_made(self, made: Made, now: float) -> list[Effect]:
         work = (made.way, made.micro)
         if self.over or made.version != self.version or work not in self._queue.in_hand:
             return []
         self._queue.in_hand.discard(work)
+        self._taking_back.on_made(now)
         record, micro = self._micros[made.micro], made.micro
         if made.problem:
             self._let_go(micro, record)
@@ -269,12 +266,16 @@ class Flow:
             return []
         effects: list[Effect] = []
         for seat, kind, micro in self._asks.due(now):
-            effects += self._say(seat, kind, micro)
+            effects += self._ask(seat, kind, micro)
         silent = self._doubts.on_silent(self._asks.silent(now))
         effects += [Note(Cause.SILENT, seat, 0) for seat in silent]
         if now - self._told_room_at >= ROOM_AGAIN_S:
             self._told_room_at = now
-            effects += [e for seat in self._giving.unspent for e in self._say_room(seat)]
+            effects += [
+                e for seat in self._giving.unspent for e in self._say_room(seat, self._giving.total(seat))
+            ]
+        if self._stage and (offer := self._taking_back.offer(now)) is not None:
+            effects += [e for seat in self._giving.unspent for e in self._say(seat, Kind.IDLE, mark=offer)]
         return effects + self._settle(now)
 
     # ---- frames ------------------------------------------------------------------------------------------------
@@ -327,23 +328,31 @@ class Flow:
             case Kind.HELD:
                 return self._on_held(seat, frame, now)
             case Kind.WANT_GRADIENT:
-                return self._on_want_gradient(seat, micro)
+                return self._on_want_gradient(seat, micro, mark_of(header))
             case Kind.WANT_HELD:
                 return Verdict.ACCEPTED, self._tell_held([self.table.seats[seat]])
             case Kind.WANT_ACTIVATION:
                 return self._on_want_activation(seat, micro)
             case Kind.MISSING:
                 return self._on_missing(seat, micro, now)
+            case Kind.IDLE:
+                return self._on_idle(seat, mark_of(header), now)
+            case Kind.WANT_BACK:
+                return self._on_want_back(seat, micro, mark_of(header), now)
+            case Kind.GIVEN_BACK:
+                return self._on_given_back(seat, micro, now)
             case _:  # LATER
                 self._asks.on_answer((seat, Kind.WANT_GRADIENT, micro), now)
                 return Verdict.ACCEPTED, []
 
     def _on_activation(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
-        micro = micro_of(frame.header)
+        micro, mark = micro_of(frame.header), mark_of(frame.header)
         record = self._micros.get(micro)
         if record is not None and record.stuck and not record.has:
             self._giving.on_received(seat, micro)
             return Verdict.STALE, []  # the batch goes without it
+        if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):
+            return Verdict.STALE, self._say(seat, Kind.GIVEN_BACK, micro)
         if record is not None and record.has:
             if not self._adopt(record, seat):
                 return Verdict.UNAUTHORISED, [Note(Cause.CONTESTED, seat, micro)]
@@ -359,7 +368,9 @@ class Flow:
         self._giving.on_received(seat, micro)
         self._asks.settle((seat, Kind.WANT_ACTIVATION, micro))
         record = self._micros.setdefault(micro, Micro())
-        record.prev, record.has, record.again = seat, True, record.again or bool(mark_of(frame.header))
+        record.prev, record.has, record.again = seat, True, record.again or bool(mark & AGAIN)
+        record.in_for_good = bool(mark & FOR_GOOD)
+        self._taking_back.on_came(now)
         self.waiting.add(micro)
         self._open.add(micro)
         kept = Keep(self.version, micro, Piece.INPUT, frame.payload)
@@ -404,8 +415,10 @@ class Flow:
             effects += self._consider(micro, now)
         return Verdict.ACCEPTED, effects
 
-    def _on_want_gradient(self, seat: int, micro: int) -> tuple[Verdict, list[Effect]]:
+    def _on_want_gradient(self, seat: int, micro: int, mark: int) -> tuple[Verdict, list[Effect]]:
         record = self._micros.get(micro)
+        if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):
+            return Verdict.ACCEPTED, self._say(seat, Kind.GIVEN_BACK, micro)
         if record is None or not record.has:
             return Verdict.ACCEPTED, self._say(seat, Kind.MISSING, micro, Kind.WANT_GRADIENT)
         if not self._adopt(record, seat):
@@ -428,6 +441,29 @@ class Flow:
             return Verdict.DUPLICATE, []  # what it misses is on its way
         record.missing, record.sent = True, False
         return Verdict.ACCEPTED, self._consider(micro, now)
+
+    def _on_idle(self, seat: int, offer: int, now: float) -> tuple[Verdict, list[Effect]]:
+        able = self._spending.left(seat) > 0 and self.table.seats[seat].peer not in self._shunned
+        asked = self._taking_back.to_ask(seat, now) if able else None
+        return Verdict.ACCEPTED, self._say(asked[0], Kind.WANT_BACK, asked[1], offer) if asked else []
+
+    def _on_want_back(self, seat: int, micro: int, offer: int, now: float) -> tuple[Verdict, list[Effect]]:
+        record = self._micros.get(micro)
+        if self._taking_back.gives_back(micro, seat, offer, now):
+            self._giving.on_given_back(seat, micro)
+            self._open.discard(micro)
+            self._moved_on(micro)
+        back = record is not None and record.is_back_at(
+            seat
+        )  # or else it stays, and nothing needs to be said
+        return Verdict.ACCEPTED, self._say(seat, Kind.GIVEN_BACK, micro) if back else []
+
+    def _on_given_back(self, seat: int, micro: int, now: float) -> tuple[Verdict, list[Effect]]:
+        verdict = self._taking_back.on_given_back(micro, seat)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict, []
+        self._spending.on_given_back(seat, micro)
+        return verdict, self._consider(micro, now)
 
     def _on_room(self, seat: int, total: int, now: float) -> tuple[Verdict, list[Effect]]:
         if not self._spending.on_room(seat, total):
@@ -499,11 +535,11 @@ class Flow:
         """Somebody of the next stage has it from a seat that is gone: it shall give me the gradient."""
         self._in_doubt.discard(micro)
         self._on_its_way(micro, record, now)
-        return self._say(record.next, Kind.WANT_GRADIENT, micro)
+        return self._ask(record.next, Kind.WANT_GRADIENT, micro)
 
     def _send_on(self, micro: int, record: Micro, now: float) -> list[Effect]:
         if not record.next:
-            chosen = self._wiring.choose(self._spending.able)
+            chosen = self._wiring.choose(self._spending.able, record.meant_for)
             if chosen is None:
                 self._unsent.add(micro)
                 return []
@@ -555,36 +591,8 @@ class Flow:
         effects: list[Effect] = [
             Hand(way, self.version, micro) for way, micro in self._queue.take(self._forward)
         ]
+        self._taking_back.on_handed(now)
         if self._stage and self.version >= 0:
             for seat in sorted(self._giving.more(len(self.waiting) + len(self._reopened))):
-                effects += self._say_room(seat)
+                effects += self._say_room(seat, self._giving.total(seat))
         return effects
-
-    # ---- frames out --------------------------------------------------------------------------------------------
-
-    def _header(self, kind: Kind, micro: int = 0, mark: int = 0) -> Header:
-        place = self.place
-        return header_of(kind, place.run_tag, self._me, self.table.number, self.version, micro, mark)
-
-    def _say(self, seat: int, kind: Kind, micro: int, mark: int = 0) -> list[Effect]:
-        return [SendFrame(self.table.seats[seat].peer, Frame(self._header(kind, micro, mark)))]
-
-    def _say_room(self, seat: int) -> list[Effect]:
-        total = self._giving.total(seat)
-        return self._say(seat, Kind.ROOM, total & (1 << MARK_AT) - 1, total >> MARK_AT)
-
-    def _tell_held(self, seats: Iterable[Seat]) -> list[Effect]:
-        lives = self.table.lives
-        orphans = mask_of(m for m, record in self._micros.items() if record.has and not lives(record.prev))
-        frame = with_payload(self._header(Kind.HELD), mask_to_bytes(orphans) or b"\0")
-        return [SendFrame(seat.peer, frame) for seat in seats]
-
-    def _pass_on(self, micro: int, record: Micro) -> list[Effect]:
-        header = self._header(Kind.ACTIVATION, micro, int(record.again))
-        return [SendKept(self.table.seats[record.next].peer, header, Piece.OUTPUT)]
-
-    def _give(self, micro: int, record: Micro) -> list[Effect]:
-        if not self.table.lives(record.prev):
-            return []
-        header = self._header(Kind.GRADIENT, micro)
-        return [SendKept(self.table.seats[record.prev].peer, header, Piece.GIVEN)]

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from farflung.collectives.flow.effects import mark_of, seat_of, table_of
+from farflung.collectives.flow.effects import AGAIN, mark_of, seat_of, table_of
 from farflung.collectives.flow.seats import Seat, Table
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.verdicts import Verdict
 
-_FROM_BEFORE = frozenset({Kind.ACTIVATION, Kind.WANT_GRADIENT, Kind.WANT_HELD})
-_FROM_AFTER = frozenset({Kind.GRADIENT, Kind.HELD, Kind.ROOM, Kind.WANT_ACTIVATION})
+_FROM_BEFORE = frozenset({Kind.ACTIVATION, Kind.WANT_GRADIENT, Kind.WANT_HELD, Kind.WANT_BACK})
+_FROM_AFTER = frozenset(
+    {Kind.GRADIENT, Kind.HELD, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK, Kind.WANT_ACTIVATION}
+)
 _ANSWERS = frozenset({Kind.LATER, Kind.MISSING})  # of the stage after, to a question for a gradient
 # These may give a microbatch to another holder, or say that it has none: only by a table that both know.
 _MOVING = frozenset({Kind.WANT_GRADIENT, Kind.WANT_HELD, Kind.HELD})
@@ -53,7 +55,7 @@ def is_early(table: Table, version: int, header: Header) -> bool:
     """Of a frame that is not refused: its reader can't judge it before its next version or table."""
     if header.version > version or seat_of(header) not in table.seats:
         return True
-    moving = header.kind in _MOVING or (header.kind == Kind.ACTIVATION and mark_of(header) != 0)
+    moving = header.kind in _MOVING or (header.kind == Kind.ACTIVATION and mark_of(header) & AGAIN != 0)
     return moving and table_of(header) > table.number
 
 

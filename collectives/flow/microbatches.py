@@ -38,6 +38,19 @@ class Micro:
     stuck: bool = False  # the trainer gets nothing out of it
     opened: bool = False  # at a source: it is in the window
     sent_at: float = 0.0
+    # R6, towards the stage before:
+    given_back_to: int = 0  # the seat there to which I gave it back, not begun
+    named: bool = False  # HELD named it: any seat there may ask for it later, so it is not given back
+    in_for_good: bool = False  # it came as one that was given back before
+    # R6, towards the next stage:
+    asked_back: int = 0  # the seat there that was asked to give it back
+    asked_back_at: float = 0.0
+    meant_for: int = 0  # the seat there that can do it sooner
+    out_for_good: bool = False  # it was given back: whoever gets it now keeps it
+
+    def is_back_at(self, seat: int) -> bool:
+        """I gave it back to this seat of the stage before, and did not get it again."""
+        return self.given_back_to == seat and not self.has
 
 
 class Queue:
@@ -55,6 +68,12 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._due) + len(self.in_hand)
+
+    def behind(self, micro: int) -> int | None:
+        """How many the trainer goes forward with after this one; None: it has it in hand, or none is due."""
+        if micro not in self._forward:
+            return None
+        return len(self._forward) - 1 - self._forward.index(micro)
 
     def drop(self, micro: int) -> None:
         """It is not wanted any more; what the trainer has in hand of it, it ends."""
@@ -129,6 +148,10 @@ class Asks:
         if ask is not None and ask.asked_at:
             took_s, ask.asked_at = now - ask.asked_at, 0.0
             self._usual_s += (_USUAL_SMOOTHED if self._usual_s else 1.0) * (took_s - self._usual_s)
+
+    def awaited(self, kind: Kind) -> list[tuple[int, int]]:
+        """(seat, microbatch) of all that is awaited of this kind."""
+        return [(seat, micro) for seat, each, micro in self._asks if each == kind]
 
     def drop(self, micro: int) -> None:
         """Nothing is awaited of this microbatch; what a stage has of who is gone is about all of them."""

@@ -57,6 +57,10 @@ class Giving:
                 self._used[each] *= _USED_SMOOTHED
             self._used[seat] = self._used.get(seat, 0.0) + 1.0
 
+    def on_given_back(self, seat: int, micro: int) -> None:
+        """It waits here no longer, and its sender has that room again."""
+        self._received.get(seat, set()).discard(micro)
+
     def _open(self, seat: int) -> int:
         return self._given[seat] - len(self._received.get(seat, ()))
 
@@ -121,6 +125,9 @@ class Spending:
     def on_sent(self, seat: int, micro: int) -> None:
         """A second copy to the same seat costs nothing."""
         self._sent[seat].add(micro)
+
+    def on_given_back(self, seat: int, micro: int) -> None:
+        self._sent.get(seat, set()).discard(micro)
 
 
 QUEUED_LEAST, QUEUED_MOST = 4, 10  # of a source's own microbatches, on their way

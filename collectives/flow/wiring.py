@@ -39,14 +39,17 @@ class Wiring:
         for number in self._shares:
             self._at.setdefault(number, least)
 
-    def choose(self, able: Collection[int]) -> int | None:
-        """One of these seats that can be talked to, by number, and its virtual time passes; None if there is none."""
+    def choose(self, able: Collection[int], rather: int = 0) -> int | None:
+        """One of these seats that can be talked to, by number, and its virtual time passes; None if there is none.
+
+        `rather`: this one, if it is one of those.
+        """
         here = {number for number, peer in self._peers.items() if peer not in self._unreached}
         willing = {number for number in here if self._peers[number] not in self._shunned} or here
         due = {number: self._at[number] + 1.0 / self.share(number) for number in willing.intersection(able)}
         if not due:
             return None
-        chosen = min(sorted(due), key=lambda number: (due[number], self._chance()))
+        chosen = rather if rather in due else min(sorted(due), key=lambda n: (due[n], self._chance()))
         self._at[chosen] = due[chosen]
         return chosen
 

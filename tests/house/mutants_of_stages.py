@@ -12,6 +12,7 @@ WHOLE = ("tests/whole/test_stages.py",)
 AT_COORDINATOR = ("tests/coordinator/run/test_stages.py", *WHOLE)
 AT_MOVES = ("tests/coordinator/batches/test_moving.py", *WHOLE)
 AT_FLOW = ("tests/collectives/flow/test_flow_world.py", *WHOLE)
+AT_TAKING_BACK = ("tests/collectives/flow/test_taking_back.py", *AT_FLOW)
 OF_NEIGHBOURS = (
     "tests/coordinator/batches/test_complaints.py",
     "tests/coordinator/batches/test_stages_of_batches.py",
@@ -96,6 +97,35 @@ PIPELINES = (
         "            if record.next and not record.grad and not table.lives(record.next):\n"
         "                record.next, record.again",
         AT_FLOW,
+    ),
+    Mutant(
+        "R6 nothing goes elsewhere before the word of who has it",
+        "collectives/flow/taking_back.py",
+        "                self._asked_for[idle] = micro\n",
+        "                self._asked_for[idle], record.next, record.sent = micro, 0, False\n",
+        AT_TAKING_BACK,
+    ),
+    Mutant(
+        "R6 what is begun is not given back",
+        "collectives/flow/microbatches.py",
+        "        if micro not in self._forward:\n            return None\n",
+        "        if micro not in self._forward:\n            return 0\n",
+        AT_TAKING_BACK,
+    ),
+    Mutant(
+        "R6 a late copy of what was given back is not taken",
+        "collectives/flow/flow.py",
+        "        if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):\n"
+        "            return Verdict.STALE",
+        "        if False:\n            return Verdict.STALE",
+        AT_TAKING_BACK,
+    ),
+    Mutant(
+        "R6 what HELD has named is not given back",
+        "collectives/flow/taking_back.py",
+        "    known = record.in_for_good or record.named or record.next\n",
+        "    known = record.in_for_good or record.next\n",
+        AT_TAKING_BACK,
     ),
     Mutant(
         "R4 a source hears what another seat had been granted before",

@@ -54,8 +54,8 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
         "SENT",
     ]
     wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE", "WANT_SENT"]
-    crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM"], start=11))
-    crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD"], start=23))
+    crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM", "IDLE", "GIVEN_BACK"], start=11))
+    crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings
     assert {kind.value: kind.name for kind in Kind} == numbers
     assert {kind.value: kind.name for kind in CROSSING_KINDS} == crossings
@@ -64,7 +64,7 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
 @pytest.mark.parametrize("kind", sorted(CROSSING_KINDS))
 def test_crossings_are_unknown_to_whoever_has_the_model_in_one_piece(kind: Kind) -> None:
     """They are refused like any other unknown kind, and nothing is asked for again because of them."""
-    payload = b"" if kind in WANTS or kind == Kind.ROOM else PAYLOAD
+    payload = PAYLOAD if kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.HELD) else b""
     frame = with_payload(Header(kind, TAG, version=2, chunk=5), payload)
     raw = frame.header.pack()
     with pytest.raises(FrameError, match=f"unknown bulk kind {int(kind)}") as caught:

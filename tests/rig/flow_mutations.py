@@ -28,6 +28,8 @@ NAMES = (
     "microbatches",
     "room",
     "wiring",
+    "sending",
+    "taking_back",
     "flow",
 )  # each after those that it imports
 
@@ -172,6 +174,36 @@ MUTATIONS = (
         "flow",
         "record.has, record.again = True, record.again or bool(again >> micro & 1)\n",
         "record.has = True\n",
+    ),
+    Mutation(
+        "R6: it is taken back without a word of who has it",
+        "taking_back",
+        "                self._asked_for[idle] = micro\n",
+        "                self._asked_for[idle], record.next, record.sent = micro, 0, False\n",
+    ),
+    Mutation(
+        "R6: what is begun is given back",
+        "microbatches",
+        "        if micro not in self._forward:\n            return None\n",
+        "        if micro not in self._forward:\n            return 0\n",
+    ),
+    Mutation(
+        "R6: a late copy of what was given back is taken",
+        "microbatches",
+        "        return self.given_back_to == seat and not self.has\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "R6: whoever gave it back waits for it all the same",
+        "flow",
+        "            self._open.discard(micro)\n            self._moved_on(micro)\n        back",
+        "        back",
+    ),
+    Mutation(
+        "R6: the second sending is not marked",
+        "sending",
+        "(FOR_GOOD if record.out_for_good else 0)",
+        "0",
     ),
 )
 

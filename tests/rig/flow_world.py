@@ -3,12 +3,15 @@
     python tests/rig/flow_world.py 3000 [--from 0]     so many seeds: what failed, what happened, how long it took
 
 A seed draws stages, seats, batches and misfortunes: deaths, peers that are cut off from the coordinator and go on, lost
-trainers (the same peer under a new seat), pairs that can't talk to each other, newcomers, stages that are empty for a
-while, and frames that are late, out of order, doubled, lost and damaged.  The trainers add up what they are handed, in
-sums that nothing repairs, so that what is checked is what a GPU would have summed.  Checked, at events and at commits:
+trainers (the same peer under a new seat), peers that become slow in mid-batch, pairs that can't talk to each other,
+newcomers, stages that are empty for a while, and frames that are late, out of order, doubled, lost and damaged.  The
+trainers add up what they are handed, in sums that nothing repairs, so that what is checked is what a GPU would have
+summed.  Checked, at events and at commits:
 
 P11  at a commit the sums of the living seats of every stage have every microbatch once
 P14  a microbatch is computed again only for a seat that held it and is gone
+R6   nobody sends one to another seat while the first one lives, unless that one has said that it gives it back, and
+     nobody says so who has begun it
 P15  every batch commits, after the last misfortune too; what waits never exceeds the room that was given
 P16  whatever is sent again or handed to a trainer is kept, until its batch is committed
 P8   every frame ends in one counter
@@ -37,7 +40,9 @@ FAIR = ("accepted", "duplicate", "stale")  # where frames of the honest end
 BEAT_S = 0.3
 DEAD_S = 1.0
 CALM_AT_S = 8.0  # no misfortune begins later
-LIMIT_S = 240.0  # by then everything is committed
+UNIT_SMOOTHED = 0.3
+LIMIT_S = 480.0  # by then everything is committed, where one slow seat is left of a stage too
+SLOW_TIMES = 4.0
 
 
 class Broken(AssertionError):
@@ -70,6 +75,10 @@ class Scenario:
     doubled: float = 0.0
     damaged: float = 0.0
     unit_s: float = 0.02
+    slows: int = 0  # peers that become SLOW_TIMES as slow
+    paces: tuple[float, ...] = (0.5, 1.0, 3.0)  # of a peer one of these, times `unit_s`
+    shares: tuple[float, ...] = (0.5, 1.0, 2.0)  # of a seat one of these
+    takes_back: bool = True  # False: nobody is heard that has nothing to do
 
     @property
     def lines_are_good(self) -> bool:
@@ -96,6 +105,7 @@ def scenario_of(seed: int) -> Scenario:
         doubled=draw.choice((0, 0.1)) if bad else 0.0,
         damaged=draw.choice((0, 0.02)) if bad else 0.0,
         unit_s=draw.choice((0.01, 0.02, 0.08)),
+        slows=draw.choice((0, 1, 2)),
     )
 
 
@@ -116,6 +126,8 @@ class Host:
     kept: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
     work: list[Any] = field(default_factory=list)
     busy: bool = False
+    slow: bool = False
+    usual_s: dict[str, float] = field(default_factory=dict)  # by way, as its agent measures it
     # (version, microbatch): how often it was added.
     sums: Counter[tuple[int, int]] = field(default_factory=Counter)
     frames: int = 0  # given to its machine
@@ -137,6 +149,10 @@ class World:
         self.forwards: Counter[tuple[int, int, int]] = Counter()  # (version, stage, microbatch)
         self.backwards: Counter[tuple[int, int, int]] = Counter()
         self.held_by: dict[tuple[int, int, int], set[int]] = defaultdict(set)  # seats that ever had it
+        # What was sent on to whom, and given back by whom to whom: (version, stage, microbatch, seat) -> seat.
+        self.sent_to: dict[tuple[int, int, int, int], int] = {}
+        self.given_back: set[tuple[int, int, int, int, int]] = set()
+        self.handed: set[tuple[int, int, int, int]] = set()  # (version, stage, microbatch, seat)
         self.told: Counter[str] = Counter()
         for stage in range(scenario.stages):
             for _ in range(scenario.per_stage):
@@ -157,12 +173,12 @@ class World:
             self.peers += 1
             peer = f"p{self.peers}"
         number = self.last_seat
-        self.table = self.table.seated(number, peer, stage, self.random.choice((0.5, 1.0, 2.0)))
+        self.table = self.table.seated(number, peer, stage, self.random.choice(self.sc.shares))
         seat = self.table.seats[number]
         chance = random.Random(f"{self.seed} {number}").random
         place = self.room.flow.Place(TAG, seat, self.sc.stages)
         machine = self.room.flow.Flow(place, self.table, self.check, chance)
-        host = Host(peer, seat, machine, self.sc.unit_s * self.random.choice((0.5, 1.0, 3.0)))
+        host = Host(peer, seat, machine, self.sc.unit_s * self.random.choice(self.sc.paces))
         machine.on_unit(host.unit_s)
         self.hosts[number] = self.at_peer[peer] = host
         self.after(self.random.uniform(0, BEAT_S), lambda: self.beat(host))
@@ -263,6 +279,7 @@ class World:
             (sc.voids, self.void),
             (sc.pairs, self.part),
             (sc.joins, lambda: self.come_in(draw.randrange(sc.stages))),
+            (sc.slows, self.slow_down),
         ):
             for _ in range(times):
                 self.after(draw.uniform(0.05, span), what)
@@ -305,6 +322,14 @@ class World:
             self.told["voids"] += 1
             self.after(self.delay(), lambda: self.unseat(host.seat.number, host.peer))
 
+    def slow_down(self) -> None:
+        """One of a stage with others, and only once: the run shall come to its end."""
+        stages = [seats for at in range(self.sc.stages) if len(seats := self.table.living(at)) > 1]
+        host = self.hosts[self.random.choice(self.random.choice(stages)).number] if stages else None
+        if host is not None and not host.slow:
+            host.unit_s, host.slow = SLOW_TIMES * host.unit_s, True
+            self.told["slowed down"] += 1
+
     def part(self) -> None:
         """Two neighbours can't talk to each other any more; after a while one of them is unseated for it."""
         host = self.victim()
@@ -336,8 +361,11 @@ class World:
         return self.random.uniform(0.005, 3.0 if slow else 0.04)
 
     def send(self, source: Host, to: str, frame: Frame) -> None:
+        self.check_hands(source, to, frame)
         if frozenset((source.peer, to)) in self.pairs or self.random.random() < self.sc.lost:
             self.told["frames lost"] += 1
+            return
+        if frame.header.kind == Kind.IDLE and not self.sc.takes_back:
             return
         self.told["frames"] += 1
         if self.sc.lines_are_good and frame.header.kind in (Kind.WANT_HELD, Kind.MISSING):
@@ -383,7 +411,12 @@ class World:
                 right = crossing(way, effect.version, at, effect.micro)
                 self.need(bytes(effect.payload) == right, f"{host.seat} keeps {effect!r}, not {right!r}")
                 key = (effect.version, effect.micro, str(effect.piece))
-                self.need(key not in host.kept, f"P14: {host.seat} gets {key} a second time")
+                back = any(
+                    (effect.version, stage, effect.micro, host.seat.number) == each[:4]
+                    for each in self.given_back
+                )
+                once = key not in host.kept or (back and effect.piece == e.Piece.INPUT)
+                self.need(once, f"P14: {host.seat} gets {key} a second time")
                 host.kept[key] = bytes(effect.payload)
                 if effect.piece == e.Piece.INPUT:
                     self.held_by[effect.version, stage, effect.micro].add(host.seat.number)
@@ -391,6 +424,7 @@ class World:
                 self.need(effect.version < self.version, f"P16: {host.seat} forgets {effect}")
                 host.kept = {key: kept for key, kept in host.kept.items() if key[0] > effect.version}
             elif isinstance(effect, e.Hand):
+                self.handed.add((effect.version, stage, effect.micro, host.seat.number))
                 host.work.append(effect)
                 self.compute(host)
             elif isinstance(effect, e.Note):
@@ -416,10 +450,15 @@ class World:
             have = (hand.version, micro, "returned") in host.kept or host.machine.version > hand.version
             self.need(have, f"P16: {host.seat} is handed {hand} without its gradient")
 
+        took_s = host.unit_s * (1 if hand.way == e.Way.FORWARD else 3)
+
         def done() -> None:
             host.busy = False
             if not host.up:
                 return
+            before_s = host.usual_s.get(hand.way, took_s)
+            host.usual_s[hand.way] = before_s + UNIT_SMOOTHED * (took_s - before_s)
+            host.machine.on_unit(sum(host.usual_s.values()))
             key = (hand.version, stage, micro)
             if hand.way != e.Way.BACKWARD:
                 self.forwards[key] += 1
@@ -432,13 +471,32 @@ class World:
             )
             self.compute(host)
 
-        self.after(host.unit_s * (1 if hand.way == e.Way.FORWARD else 3), done)
+        self.after(took_s, done)
 
     # ---- the promises ----------------------------------------------------------------------------------------
 
     def need(self, holds: bool, otherwise: str) -> None:
         if not holds:
             raise Broken(f"at {self.now:.2f} s, version {self.version}: {otherwise}")
+
+    def check_hands(self, source: Host, to: str, frame: Frame) -> None:
+        """R6, of what is sent just now."""
+        header, mine, table = frame.header, source.seat, source.machine.table
+        what = (header.version, self.room.effects.micro_of(header))
+        if header.kind == Kind.ACTIVATION:
+            [due] = [seat.number for seat in table.living(mine.stage + 1) if seat.peer == to]
+            before = self.sent_to.get((what[0], mine.stage, what[1], mine.number), due)
+            back = (what[0], mine.stage + 1, what[1], before, mine.number) in self.given_back
+            told = f"R6: {mine} gives {what} to seat {due}, and seat {before} has not given it back"
+            self.need(before == due or back or not table.lives(before), told)
+            self.sent_to[what[0], mine.stage, what[1], mine.number] = due
+        elif header.kind == Kind.GIVEN_BACK:
+            key = (what[0], mine.stage, what[1], mine.number)
+            self.need(key not in self.handed, f"R6: {mine} gives {what} back and has begun it")
+            [due] = [seat.number for seat in table.living(mine.stage - 1) if seat.peer == to]
+            self.told["given back"] += (*key, due) not in self.given_back
+            self.given_back.add((*key, due))
+            self.held_by[what[0], mine.stage, what[1]].discard(mine.number)
 
     def check_commit(self) -> None:
         for stage in range(self.sc.stages):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from farflung.collectives.flow.doubts import SHUNNED_S, Shunned
 from farflung.collectives.flow.effects import (
     Cause,
-    Effect,
     Forget,
     Hand,
     Keep,
@@ -22,87 +19,15 @@ from farflung.collectives.flow.effects import (
     SendFrame,
     SendKept,
     Way,
-    header_of,
     mark_of,
-    micro_of,
-    seat_of,
     table_of,
 )
 from farflung.collectives.flow.flow import Flow
 from farflung.collectives.flow.gate import Early
-from farflung.collectives.flow.seats import Place, Table
 from farflung.protocol.digests import mask_from_bytes
-from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.verdicts import Verdict
-
-TAG, COUNT = bytes(8), 16
-# Seats 1 and 2 in stage 0, 3 and 4 in stage 1, 5 and 6 in stage 2; the peer of seat n is called pn.
-TABLE = Table()
-for number in range(1, 7):
-    TABLE = TABLE.seated(number, f"p{number}", (number - 1) // 2)
-T = TABLE.number
-
-
-def check(kind: Kind, payload: Any) -> None:
-    if bytes(payload) == b"bad":
-        raise FrameError(Verdict.MALFORMED, "not a crossing")
-
-
-def flow_of(seat: int = 3, version: int = 0, table: Table = TABLE) -> Flow:
-    flow = Flow(Place(TAG, table.seats[seat], 3), table, check, lambda: 0.5)
-    if version >= 0:
-        flow.on_version(version, COUNT, 0.0)
-    return flow
-
-
-def frame_of(
-    kind: Kind,
-    seat: int,
-    micro: int = 0,
-    mark: int = 0,
-    table: int = T,
-    version: int = 0,
-    payload: bytes = b"x",
-) -> Frame:
-    header = header_of(kind, TAG, seat, table, version, micro, mark)
-    return (
-        with_payload(header, payload)
-        if kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.HELD)
-        else Frame(header)
-    )
-
-
-def give(flow: Flow, frame: Frame, sender: str = "", now: float = 0.0) -> tuple[str, list[Effect]]:
-    """The counter that the frame ended in, and what follows."""
-    before = flow.counters.as_dict()
-    effects = flow.on_frame(sender or f"p{seat_of(frame.header)}", frame, now)
-    after = flow.counters.as_dict()
-    ended = [name for name, times in after.items() if times > before[name]]
-    assert len(ended) + flow.early_count >= 1
-    return ended[0] if ended else "early", effects
-
-
-def said(effects: list[Effect]) -> list[tuple[str, Kind, int]]:
-    sent = [(e.to, e.frame.header) for e in effects if isinstance(e, SendFrame)]
-    sent += [(e.to, e.header) for e in effects if isinstance(e, SendKept)]
-    return [(to, header.kind, micro_of(header)) for to, header in sent if header.kind != Kind.ROOM]
-
-
-def handed(effects: list[Effect]) -> list[tuple[Way, int]]:
-    return [(e.way, e.micro) for e in effects if isinstance(e, Hand)]
-
-
-def passed_on(flow: Flow, micro: int = 0, prev: int = 1) -> int:
-    """It came, was computed, and went to a seat of the next stage, which is the answer."""
-    give(flow, frame_of(Kind.ACTIVATION, prev, micro))
-    for seat in (5, 6):
-        give(flow, frame_of(Kind.ROOM, seat, 9))
-    effects = flow.on_made(Made(Way.FORWARD, 0, micro, b"out"), 0.0)
-    ((to, kind, _),) = said(effects)
-    assert kind == Kind.ACTIVATION
-    return int(to[1:])
-
+from rig.flow_frames import COUNT, TABLE, TAG, T, flow_of, frame_of, give, handed, passed_on, said
 
 # ---- one microbatch, there and back --------------------------------------------------------------------------------
 
