@@ -6,7 +6,8 @@ and the sums themselves (stage_trainer.py), whatever any machine says of them.
 P2, P13  all stages go on to the next version by one record, or none does, and nobody rolls before
 P7, P11  every microbatch of a batch is once in the sums of every stage
 P12      what stands behind a commit was made at one version of the run's state in every stage that it passed
-P14      nothing is computed again but for a seat that is gone; in calm, nothing
+P14      nothing is computed again but for a seat that is gone; in calm, nothing.  So of the seats that are here only
+         one is ever handed a microbatch, whoever gave it back and whoever got it then (R6)
 P15      what waits at a seat never exceeds the room that was given, and no honest frame is refused for room
 P16      what crosses is kept until its batch is committed
 P17      a seat is given once, to one peer that holds its stage, and a peer has one seat; who moves has none, leaves
@@ -47,7 +48,7 @@ from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 
 TOLD_WITHIN_S = 0.5  # after two neighbours know a table
-Work = tuple[int, int, int]  # (seat, version, microbatch)
+Work = tuple[int, int, int]  # (seat or stage, version, microbatch)
 
 
 class StageInvariants(BatchInvariants):
@@ -66,6 +67,7 @@ class StageInvariants(BatchInvariants):
         self._forwards: Counter[Work] = Counter()
         self._backwards: Counter[Work] = Counter()
         self._seats_at: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # (version, stage) -> seats
+        self._handed_to: dict[Work, int] = {}  # (stage, version, microbatch) -> the seat that got it last
         self.handed = 0  # works, in all
         self.again = 0  # of these, what was computed before in the same stage
 
@@ -82,7 +84,7 @@ class StageInvariants(BatchInvariants):
             case Seated():
                 self._on_seated(record)
             case Unseated(number=number, contested=contested):
-                # The coordinator mends it, and among the honest it never has to: rules R1 to R5 see to that.
+                # The coordinator mends it, and among the honest it never has to: rules R1 to R6 see to that.
                 self._require("P14", not contested, f"two seats have one microbatch: {record}")
                 self._require("P17", number in self._seats, f"seat {number} was given up and is nobody's")
                 self._seats.pop(number, None)
@@ -199,6 +201,11 @@ class StageInvariants(BatchInvariants):
         part = peer.machine.part
         stage = next(iter(part.lanes)) if part is not None else -1
         self._seats_at[hand.version, stage].add(seat)
+        if seat in self._seats:
+            before = self._handed_to.get((stage, hand.version, hand.micro), seat)
+            told = f"{hand} is of seat {seat} in stage {stage}, and seat {before} had it and is here"
+            self._require("P14", before == seat or before not in self._seats, told)
+            self._handed_to[stage, hand.version, hand.micro] = seat
         self.handed += 1
         if hand.way != "backward":
             self._forwards[seat, hand.version, hand.micro] += 1

@@ -21,11 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rig.flow_world import SLOW_TIMES, Room, Scenario, World
 
 STAGES, SEATS, RUNS = 3, 3, 20
-UNITS = (
-    1 + 3,
-    1 + 3,
-    3,
-)  # times `unit_s` that a microbatch takes in each stage: the last one goes forward once
+# Times `unit_s` that a microbatch takes in each stage: the last one goes there and back at once.
+UNITS = (1 + 3, 1 + 3, 3)
+SIZES = ((0.01, 96), (0.1, 96), (0.5, 96), (0.5, 384))  # `unit_s`, microbatches
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def main() -> int:
     print("| a seat is slow | a microbatch takes | in a batch | best | without | with | given back |")
     print("|---|---|---|---|---|---|---|")
     for late in (True, False):
-        for unit_s, count in ((0.01, 96), (0.1, 96), (0.5, 96), (0.5, 384)):
+        for unit_s, count in SIZES if late else SIZES[:3]:
             off, on = (
                 [tail(seed, unit_s, count, late, takes_back) for seed in range(runs)]
                 for takes_back in (False, True)
