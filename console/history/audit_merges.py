@@ -46,9 +46,12 @@ class Merged:
 
 
 class Merges:
-    def __init__(self, files: SentFiles, run: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, files: SentFiles, run: str, say: Callable[[str], None], of_part: Callable[[int], str]
+    ) -> None:
+        """`of_part`: how people are told of a fragment."""
         self.merged = Merged()
-        self._files, self._run, self._say = files, run, say
+        self._files, self._run, self._say, self._of_part = files, run, say, of_part
         self._authors = files.authors(run)
 
     @property
@@ -110,7 +113,7 @@ class Merges:
         who = ", ".join(
             f"{'all' if gone == count else gone} of {author}" for author, gone in absent.items() if gone
         )
-        of = f" of fragment {fragment}" if fragment else ""
+        of = self._of_part(fragment)
         told = f"version {version}{of}: {lost} of {count} chunks not merged again: the archive lacks {who}"
         self.merged.lacking.append(told)
         self._say(f"missing  {told}")

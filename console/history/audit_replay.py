@@ -3,7 +3,8 @@
 Called by `farflung audit --replay`.  Needs no process of the run, no GPU and no torch: numpy alone, one chunk after the
 other.  Believes no file: a checkpoint's state must be what its digests say, a result what its commit says, and each
 state that follows what the run settled, by the coordinator's signature in a checkpoint, or by its event journal where
-one is given.  Holds the state of the whole model in memory.
+one is given.  Holds the state of the whole model in memory; of a model that is cut into stages that of one stage, since
+they are replayed one after the other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from farflung.checkpoints.sent_files import SentFiles
 from farflung.checkpoints.stages import Saved
 from farflung.checkpoints.store import Store
 from farflung.console.history.audit_evidence import evidence_below
+from farflung.console.history.audit_factors import Factors, OtherFactor
 from farflung.console.history.audit_merges import Merged, Merges, OtherSum
 from farflung.console.history.history import History, read_folder
 from farflung.coordinator.court.plain_steps import ChunkRules
@@ -46,6 +48,7 @@ class Outcome:
     gaps: list[str] = field(default_factory=list)
     difference: str = ""
     merged: Merged = field(default_factory=Merged)  # from contributions, where the archive has them
+    factors: str = ""  # how many, where the run clips the gradient of a batch
 
     @property
     def told(self) -> str:
@@ -53,7 +56,7 @@ class Outcome:
             return f"DIFFERS  {self.difference}"
         missing = f"; missing: {len(self.gaps)} (named above)" if self.gaps else ""
         same = f"{self.replayed} versions replayed, bit for bit the same"
-        return f"{same}; {self.settled} of them settled by the run{missing}{self.merged.told}"
+        return f"{same}; {self.settled} of them settled by the run{missing}{self.factors}{self.merged.told}"
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,24 @@ class Sources:
     store: Store
     archive: Archive
     run: str  # the beginning of its id
+    manifest: Manifest
     checkpoints: tuple[Saved, ...]
     run_key: bytes = b""  # the key of the join URL: signatures of anybody else prove nothing
     history: History | None = None  # the coordinator's event journals
     evidence: Mapping[tuple[int, int], Evidence] = field(default_factory=dict)  # by round and fragment
 
-    def starts(self, era: int, first: int) -> list[Saved]:
+    @property
+    def stages(self) -> tuple[int | None, ...]:
+        """What is replayed by itself: each stage, or the whole model."""
+        count = self.manifest.pipeline.stages
+        return tuple(range(count)) if count > 1 else (None,)
+
+    def of_part(self, fragment: int) -> str:
+        """For people: " of stage 0", " of fragment 1", or nothing."""
+        cut = self.stages != (None,)
+        return f" of {'stage' if cut else 'fragment'} {fragment}" if cut or fragment else ""
+
+    def starts(self, era: int, first: int, stage: int | None) -> list[Saved]:
         """Checkpoints from which this era's versions, of which `first` is the first, follow; the oldest first.
 
         An era begins at a version of an earlier one: a checkpoint of that very version will do, too.
@@ -76,7 +91,12 @@ class Sources:
         found = [
             saved
             for saved in self.checkpoints
-            if saved.manifest.era == era or (saved.manifest.era < era and saved.manifest.version == first - 1)
+            if saved.manifest.is_stage == (stage is not None)
+            and saved.manifest.first_fragment == (stage or 0)
+            and (
+                saved.manifest.era == era
+                or (saved.manifest.era < era and saved.manifest.version == first - 1)
+            )
         ]
         nearest = max(
             (saved.manifest.version for saved in found if saved.manifest.version < first), default=0
@@ -89,8 +109,9 @@ class Sources:
         if self.history is not None and (fragment, version) in self.history.era(era).digests:
             yield self.history.era(era).digests[fragment, version], "the run settled"
         for saved in self.checkpoints:
-            if saved.manifest.age == (era, version) and saved.manifest.run_key:
-                yield saved.manifest.fragments[fragment].digest, "the run signed"
+            signed = saved.manifest.digest_of if saved.manifest.run_key else {}
+            if saved.manifest.age == (era, version) and fragment in signed:
+                yield signed[fragment].hex(), "the run signed"
 
 
 def sources_at(
@@ -108,17 +129,18 @@ def sources_at(
     if len(runs) > 1:
         raise UserError(f"{place}: archives of several runs; choose one with --run: {', '.join(runs)}")
     found = [each for each in store.list_saved().complete if each.manifest.run_id.startswith(runs[0])]
-    if any(each.manifest.is_stage for each in found):
-        raise UserError(
-            f"{place}: the model of run {runs[0]} is cut into stages; replaying those is not built yet"
-        )
+    models = {each.manifest.model.hash: each.folder for each in found}
+    if len(models) > 1:
+        told = "these checkpoints are of different models; remove those of which you know nothing"
+        raise CheckpointError(f"{place}: {told}: {', '.join(sorted(models.values()))}")
     foreign = [each.folder for each in found if run_key and each.manifest.run_key != run_key]
     if foreign:
         raise CheckpointError(
             f"{place}: not signed by the coordinator of this join URL: {', '.join(foreign)}"
         )
     mine = {key: each for key, each in evidence.items() if each.run_id.hex().startswith(runs[0])}
-    return Sources(store, archive, runs[0], tuple(found), run_key, history, mine)
+    manifest = archive.manifest(runs[0])
+    return Sources(store, archive, runs[0], manifest, tuple(found), run_key, history, mine)
 
 
 def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: Callable[[str], None]) -> int:
@@ -131,53 +153,71 @@ def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: C
 
 
 def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
-    """All that is there, era by era, up to the first difference.  `say` is told a line for each version."""
-    merges = Merges(SentFiles(sources.archive.url), sources.run, say)
-    outcome = Outcome(merged=merges.merged)
+    """All that is there, era by era and stage by stage, up to the first difference.  `say` is told a line for each
+    version."""
+    merges = Merges(SentFiles(sources.archive.url), sources.run, say, sources.of_part)
+    outcome, factors = Outcome(merged=merges.merged), Factors(sources.manifest)
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
+    shared = _Shared(sources, outcome, merges, factors, say)
     try:
         for era, there in sorted(keys.items()):
-            _Replay(sources, era, there, outcome, merges, say).run()
+            for stage in sources.stages:
+                _Replay(shared, era, stage, [key for key in there if stage in (None, key[1])]).run()
     except Differs as difference:
         outcome.difference = str(difference)
+    outcome.factors = factors.told
     if not outcome.replayed and not outcome.difference:
         say_why = "\n".join(outcome.gaps) or f"nothing is in the archive; {KEEP_IT}"
         raise UserError(f"{sources.store.url}: nothing can be replayed: {say_why}")
     return outcome
 
 
-class _Replay:
-    """Of one era."""
+@dataclass(frozen=True)
+class _Shared:
+    """By the replays of all eras and stages."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        era: int,
-        keys: list[Key],
-        outcome: Outcome,
-        merges: Merges,
-        say: Callable[[str], None],
-    ) -> None:
-        self._sources, self._era, self._outcome, self._say = sources, era, outcome, say
-        self._merges = merges
+    sources: Sources
+    outcome: Outcome
+    merges: Merges
+    factors: Factors
+    say: Callable[[str], None]
+
+
+class _Replay:
+    """Of one era, and of one stage where the model is cut."""
+
+    def __init__(self, shared: _Shared, era: int, stage: int | None, keys: list[Key]) -> None:
+        """`keys`: of what is in the archive."""
+        self._sources, self._outcome, self._say = shared.sources, shared.outcome, shared.say
+        self._merges, self._factors = shared.merges, shared.factors
+        self._era, self._stage = era, stage
         self._there = set(keys)
         newest = {fragment: version for _, fragment, version in keys}
-        self._first, self._last = min(key[2] for key in keys), min(newest.values())
-        self._starts = sources.starts(era, self._first)
+        self._first, self._last = min((key[2] for key in keys), default=0), min(newest.values(), default=0)
+        self._starts = self._sources.starts(era, self._first, stage) if keys else []
         self._state: dict[int, bytes] = {}  # chunk -> its parameters and moments
 
     def run(self) -> None:
+        of = self._sources.of_part(self._stage or 0)
+        if not self._there:
+            self._gap(
+                f"nothing{of} is in the archive; who holds that stage may have it (copy its *.round files and its "
+                "checkpoints into the folder)"
+            )
+            return
         if not self._starts:
             self._gap(
-                f"no checkpoint from which version {self._first} follows; [checkpoint] every_rounds in run.toml asks "
-                "for them, farflung join --checkpoints keeps them"
+                f"no checkpoint{of} from which version {self._first} follows; [checkpoint] every_rounds in run.toml "
+                "asks for them, farflung join --checkpoints keeps them"
             )
             return
         manifest = self._manifest_of(self._starts[0].manifest)
         rules = ChunkRules.of(manifest, self._starts[0].manifest.model)
         fragments = self._starts[0].manifest.model.fragments(manifest.fragments)
+        if self._stage is not None:
+            fragments = (fragments[self._stage],)
         at = -1  # the version that the state is at
         for version in range(self._starts[0].manifest.version, self._last + 1):
             saved = next((each for each in self._starts if each.manifest.version == version), None)
@@ -192,7 +232,7 @@ class _Replay:
                 at = version
 
     def _manifest_of(self, start: CheckpointManifest) -> Manifest:
-        manifest = self._sources.archive.manifest(self._sources.run)
+        manifest = self._sources.manifest
         if manifest.digest.hex() != start.manifest:
             raise CheckpointError(
                 f"{self._sources.archive.url}: run.json of the archive is not the manifest of the checkpoints' run"
@@ -202,7 +242,8 @@ class _Replay:
     def _is_kept(self, version: int, fragments: tuple[Fragment, ...]) -> bool:
         missing = [f.number for f in fragments if (self._era, f.number, version) not in self._there]
         if missing:
-            of = f" of fragment {missing[0]}" if len(fragments) > 1 else ""
+            cut = self._stage is not None or len(fragments) > 1
+            of = f" of {self._kind} {missing[0]}" if cut else ""
             self._gap(
                 f"version {version}{of} is not in the archive; another peer's may have it (copy its *.round "
                 "files into the folder); it goes on at the next checkpoint"
@@ -218,10 +259,11 @@ class _Replay:
 
     def _load(self, saved: Saved) -> None:
         manifest = saved.manifest
-        for fragment, there in enumerate(manifest.fragments):
-            self._look_elsewhere(manifest.era, fragment, manifest.version, there.digest)
+        for fragment, digest in manifest.digest_of.items():
+            self._look_elsewhere(manifest.era, fragment, manifest.version, digest.hex())
         self._state = dict(self._sources.store.chunks(saved))
-        self._say(f"version {manifest.version}: read from the checkpoint {saved.folder}")
+        of = self._sources.of_part(self._stage or 0)
+        self._say(f"version {manifest.version}{of}: read from the checkpoint {saved.folder}")
 
     def _compare(self, saved: Saved, fragments: tuple[Fragment, ...]) -> None:
         for fragment, there in zip(fragments, saved.manifest.fragments, strict=True):
@@ -237,9 +279,10 @@ class _Replay:
         payloads = self._sources.archive.payloads(run, key)
         expected = split_hashes(head.chunks)
         if len(expected) != fragment.count:
-            raise Differs(f"version {version} of fragment {fragment.number} has {len(expected)} chunks")
+            raise Differs(f"version {version} of {self._kind} {fragment.number} has {len(expected)} chunks")
         self._check_commit(head)
         merged = self._merge_again(key, head, fragment, rules.form.elements)
+        squares: list[float] = []
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
             try:
@@ -252,6 +295,8 @@ class _Replay:
                     f"has {told.hex()[:SHOWN_CHARS]}"
                 )
             self._state[chunk] = state
+            squares.append(self._factors.square_of(rules, chunk, payload))
+        self._check_factor(head, squares)
         self._tell(head, self._look_elsewhere(*key, head.digest.hex()), merged)
 
     def _merge_again(self, key: Key, head: RoundHead, fragment: Fragment, elements: int) -> str:
@@ -262,8 +307,20 @@ class _Replay:
             where = self._named(head.commit.version, fragment, fragment.first + other.chunk)
             raise Differs(f"{where}: {other.told}") from None
 
+    def _check_factor(self, head: RoundHead, squares: list[float]) -> None:
+        """By which the results of all stages are multiplied: it follows from the length of all of them."""
+        try:
+            self._factors.hear(self._era, head.commit, squares)
+        except OtherFactor as other:
+            where = f"version {head.commit.version}, {self._kind} {head.commit.fragment}"
+            raise Differs(f"{where}: {other}") from None
+
+    @property
+    def _kind(self) -> str:
+        return "fragment" if self._stage is None else "stage"
+
     def _named(self, version: int, fragment: Fragment, chunk: int) -> str:
-        return f"version {version}, fragment {fragment.number}, chunk {chunk}"
+        return f"version {version}, {self._kind} {fragment.number}, chunk {chunk}"
 
     def _look_elsewhere(self, era: int, fragment: int, version: int, digest: str) -> str:
         """By what the run said that this is the version's digest, empty if nothing here tells; Differs if it said
@@ -272,26 +329,28 @@ class _Replay:
         for other, who in self._sources.settled(era, fragment, version):
             if other != digest:
                 told = f"the digest is {digest[:SHOWN_CHARS]}, {who} {other[:SHOWN_CHARS]}"
-                raise Differs(f"version {version}, fragment {fragment}: {told}")
+                raise Differs(f"version {version}, {self._kind} {fragment}: {told}")
             by = by or who
         return by
 
     def _check_commit(self, head: RoundHead) -> None:
         commit, history = head.commit, self._sources.history
+        where = f"version {commit.version}, {self._kind} {commit.fragment}"
         made = history.era(self._era).commits.get((commit.fragment, commit.version)) if history else None
         if made is not None and made["result"] != result_name(commit):
-            told = "its results are not those that the coordinator's journal has"
-            raise Differs(f"version {commit.version}, fragment {commit.fragment}: {told}")
+            raise Differs(f"{where}: its results are not those that the coordinator's journal has")
+        if made is not None and made.get("factor", 1.0) != commit.factor:
+            raise Differs(f"{where}: its factor is not the one that the coordinator's journal has")
         signed = self._sources.evidence.get((commit.round_no, commit.fragment))
         if signed is not None and signed.commit != commit:
             told = "its members, weights or results are not those that the coordinator signed as evidence"
-            raise Differs(f"version {commit.version}, fragment {commit.fragment}: {told}")
+            raise Differs(f"{where}: {told}")
 
     def _tell(self, head: RoundHead, settled: str, merged: str) -> None:
         commit = head.commit
         self._outcome.replayed += 1
         self._outcome.settled += bool(settled)
-        of = f" of fragment {commit.fragment}" if commit.fragment else ""
+        of = self._sources.of_part(commit.fragment)
         era = f" in era {self._era}" if self._era else ""
         how = f"as {settled} it" if settled else "as the archive has it"
         self._say(

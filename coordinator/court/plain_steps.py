@@ -1,4 +1,4 @@
-"""A round's arithmetic on one chunk, in numpy: the owner's sum, and the state after a committed result.
+"""A round's arithmetic on one chunk, in numpy: the owner's sum, a result's length, and the state after it.
 
 Owns: the order of the operations of both, which are those of collectives/arithmetic/merge.py, and of optim/outer.py and
 optim/adamw.py.
@@ -55,6 +55,19 @@ def merged(codec_name: str, elements: int, payloads: Sequence[Bytes], weights: S
         return codec_named(codec_name).encode(total_n)
     except NotFinite as error:
         raise FrameError(Verdict.MALFORMED, f"the sum of {len(payloads)} contributions: {error}") from None
+
+
+def square_length(codec_name: str, elements: int, payload: Bytes) -> float:
+    """The sum of the squares of a result's values, in fp64: halves are added to each other until one is left."""
+    squares_n = codec_named(codec_name).decode(payload, elements).astype(np.float64)
+    squares_n *= squares_n
+    while len(squares_n) > 1:
+        half = len(squares_n) // 2
+        sums_n = squares_n[:half] + squares_n[half : 2 * half]
+        if len(squares_n) % 2:
+            sums_n[0] += squares_n[-1]
+        squares_n = sums_n
+    return float(squares_n[0])
 
 
 def chunk_hash(state: Bytes) -> bytes:

@@ -1,8 +1,9 @@
 """By what the results of a batch are multiplied, so that its gradient is no longer than `[pipeline] clip`.  Pure.
 
-Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the record.  How
-long each chunk's result is, its maker said and whoever holds it has proven (in_flight.py), to the bit; here they are
-added up, in one place, and what follows is recorded: all peers multiply by the same number.
+Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the record, and by
+the replay of a run, which computes the factor anew from the results that were kept (console/history/audit_factors.py).
+How long each chunk's result is, its maker said and whoever holds it has proven (in_flight.py), to the bit; here they
+are added up, in one place, and what follows is recorded: all peers multiply by the same number.
 
     norm    the root of the sum of squares over every chunk of every stage, without buffers: fsum, so in any order
     factor  min(1, clip / (norm + 1e-6)), rounded once to fp32: what torch.nn.utils.clip_grad_norm_ multiplies by
@@ -30,7 +31,7 @@ HARDLY_ANYTHING = 1e-3  # of a gradient's length: people are told
 
 def factor_of(squares: Sequence[float], clip: float) -> float:
     """`squares`: of the lengths of all parts of one gradient."""
-    norm = math.sqrt(_sum(squares))
+    norm = math.sqrt(total(squares))
     return min(1.0, fp32(clip / (norm + SMALL))) if math.isfinite(norm) else 0.0
 
 
@@ -38,7 +39,7 @@ def clipped(stages: Sequence[Done], clip: float) -> list[Done]:
     """The ends of the rounds that one record commits; as they are where nothing is to be clipped."""
     if math.isinf(clip):
         return list(stages)
-    squares = [_sum(done.lengths) for done in stages]
+    squares = [total(done.lengths) for done in stages]
     factor = factor_of(squares, clip)
     return [
         replace(
@@ -67,7 +68,8 @@ def warning(stages: Sequence[Done], of: Callable[[int], str]) -> str:
     )
 
 
-def _sum(squares: Sequence[float]) -> float:
+def total(squares: Sequence[float]) -> float:
+    """Of the chunks of a stage, or of all stages: rounded once, so in any order."""
     try:
         return math.fsum(squares)
     except OverflowError:  # of lengths that nobody else holds: no result is so long

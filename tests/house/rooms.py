@@ -151,7 +151,14 @@ ROOMS: dict[str, Room] = {
     ),
     "console/screen": Room(PROTOCOL),
     "console/history": Room(
-        ("console/screen", "coordinator/court", "coordinator/ledger", "checkpoints", *PROTOCOL)
+        (
+            "console/screen",
+            "coordinator/court",
+            "coordinator/ledger",
+            "coordinator/rounds/clipping",
+            "checkpoints",
+            *PROTOCOL,
+        )
     ),
     "console/doctor": Room(
         (

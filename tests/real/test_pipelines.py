@@ -148,13 +148,13 @@ def clip_factor(gradients: list[Tensor]) -> float:
     return factor
 
 
-def start(stage: Any, codec: str, run: str = RUN) -> Path:
+def start(stage: Any, codec: str, run: str = RUN, *more: str) -> Path:
     script: Path = stage.folder / "train.py"
     script.write_text(SCRIPT)
     stage.write_run(run, rounds=ROUNDS, min_peers=3, codec=codec)
     stage.coordinate()
     for name in PEERS:
-        stage.join(name, "--script", str(script))
+        stage.join(name, "--script", str(script), *more)
     return script
 
 
@@ -278,6 +278,40 @@ def test_three_peers_that_step_by_themselves_have_the_bits_of_one_process(stage:
     found, expected = stages_of(script), by_one_process_alone(script)
     apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
     assert all(torch.equal(found[name], expected[name]) for name in expected), apart
+
+
+# ---- what was kept is computed anew -------------------------------------------------------------------------------
+
+KEPT = "[checkpoint]\nevery_rounds = 1\nkeep = 1\n"
+
+
+@pytest.mark.forked_peers
+@pytest.mark.parametrize("mode", [pytest.param("sync"), pytest.param("local", marks=pytest.mark.hard)])
+def test_P1_what_each_stage_kept_is_computed_anew_to_the_same_digests(stage: Any, mode: str) -> None:
+    """By one process, without any of the run; a bit that is turned afterwards is found."""
+    place = str(stage.folder / "kept")
+    run = RUN if mode == "sync" else local_run(2)
+    start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive", "--archive-contributions")
+    finish(stage)
+    versions = 3 * (ROUNDS - 1)  # the first checkpoint is of version 1
+    alone = stage.call("audit", "--replay", place, "--url", stage.url)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert f"{versions} versions replayed, bit for bit the same" in alone.stdout
+    assert f"; {versions // 3} of {versions // 3} factors" in alone.stdout or mode == "local"
+    assert " chunks merged again from what members sent" in alone.stdout
+    with_journals = stage.call("audit", "--replay", place, str(stage.folder))
+    assert with_journals.returncode == 0, with_journals.stderr
+    assert f"the same; {versions} of them settled by the run" in with_journals.stdout
+    sealed = {each["digest"] for name in PEERS for each in stage.events(name) if each["event"] == "sealed"}
+    told = [line for line in with_journals.stdout.splitlines() if ": digest " in line]
+    assert len(told) == versions and all(any(one[:16] in line for one in sealed) for line in told)
+    [file] = Path(place).glob("*-archive/e0000-f02-v00000003.round")
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    turned = stage.call("audit", "--replay", place)
+    assert turned.returncode == 2 and turned.stderr.count("\n") == 1
+    assert "f02-v00000003.round: the result of chunk" in turned.stderr and "is damaged" in turned.stderr
 
 
 TWO_EACH = ("ann", "bob", "cid", "dan", "eve", "fay")  # as they come: stages 0, 1, 2, and the same again

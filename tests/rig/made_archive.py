@@ -16,19 +16,28 @@ from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
 from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Store
-from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.collectives.round.effects import Install, Measure, Roll, Seal
 from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import merged
+from farflung.coordinator.rounds.clipping import clipped
+from farflung.coordinator.rounds.steps import Done
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import KeepContribution
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import hash_bytes, root_of, split_hashes
-from farflung.protocol.fragments import Fragment, fragments_of
-from farflung.protocol.manifest import CheckpointSection, Manifest, OuterSection, RoundSection
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.manifest import (
+    CheckpointSection,
+    Manifest,
+    MergeSection,
+    OuterSection,
+    PipelineSection,
+    RoundSection,
+)
 from farflung.protocol.messages import Sent
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import ModelSchema, StageSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import Said, sent_part
@@ -41,6 +50,18 @@ MANIFEST = Manifest(
     round=RoundSection(gather_codec="int8", fragments=FRAGMENTS), checkpoint=CheckpointSection(every_rounds=3)
 )
 WITH_ADAMW = MANIFEST.model_copy(update={"outer": OuterSection(step="adamw", lr=0.01)})
+# Three stages of two, three and one chunks; the last chunk of the second one holds buffers.
+STAGED_MODEL = ModelSchema(
+    (), ELEMENTS, 6, first_plain_chunk=6, frozen=bytes(32),
+    stages=(StageSpec(0, 0, 2, 0), StageSpec(2, 0, 3, 1), StageSpec(4, 0, 1, 0)),
+)  # fmt: skip
+STAGED = Manifest(
+    outer=OuterSection(step="adamw", lr=0.01),
+    round=RoundSection(gather_codec="int8"),
+    merge=MergeSection(policy="mean"),
+    pipeline=PipelineSection(batch=8, stages=3, clip=15.0),
+    checkpoint=CheckpointSection(every_rounds=3),
+)
 ME, HOST = Identity.generate(), Identity.generate()
 RUN_KEY = curve_key_of(HOST.public)
 
@@ -59,18 +80,28 @@ def commit_of(
 class Kept:
     """A peer that keeps an archive, without a network: results come from a generator of random numbers."""
 
-    def __init__(self, place: Path, host: Identity = HOST, manifest: Manifest = MANIFEST) -> None:
-        self.place, self.host, self.manifest = str(place), host, manifest
+    def __init__(
+        self,
+        place: Path,
+        host: Identity = HOST,
+        manifest: Manifest = MANIFEST,
+        model: ModelSchema = MODEL,
+        stage: int | None = None,
+    ) -> None:
+        """`stage`: that it holds, of a model that is cut."""
+        self.place, self.host, self.manifest, self.stage = str(place), host, manifest, stage
         self.told: list[str] = []
-        self.chance = np.random.default_rng(1)
-        self.state = OuterState(self.noise(CHUNKS * ELEMENTS), MODEL, manifest.round, outer_of(manifest))
-        self.fragments = fragments_of(CHUNKS, FRAGMENTS)
+        self.chance = np.random.default_rng(1 + (stage or 0))
+        self.attached = Attached(Known(manifest, RUN_ID), model, () if stage is None else (stage,))
+        self.fragments = self.attached.held
+        values_n = self.noise(sum(each.count for each in self.fragments) * ELEMENTS)
+        rules, outer = manifest.round, outer_of(manifest)
+        self.state = OuterState(values_n, model, rules, outer, held=self.fragments)
         self.hand = self.new_hand()
         self.era = 0
 
     def new_hand(self) -> Archiving:
-        attached = Attached(Known(self.manifest, RUN_ID), MODEL)
-        return Archiving(Archive(self.place), attached, lambda job, then: then(job()), self.say)
+        return Archiving(Archive(self.place), self.attached, lambda job, then: then(job()), self.say)
 
     def say(self, text: str, routine: bool = False, **facts: str) -> None:
         self.told.append(text)
@@ -81,16 +112,21 @@ class Kept:
     def roll(self, version: int, skipped: tuple[int, ...] = ()) -> None:
         """All fragments to this version; of `skipped` chunks the state is fetched."""
         for fragment in self.fragments:
-            payloads, commit = self.made(fragment, version)
-            self.hand.on_commit(commit)
-            for chunk, payload in zip(fragment.chunks, payloads, strict=True):
-                roll = Roll(chunk, version, payload)
-                self.state.roll(roll)
-                fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
-                self.hand.changed(fetched if chunk in skipped else roll)
-            digest = self.state.seal(fragment.number)
-            seal = Seal(version=version, fragment=fragment.number)
-            self.hand.sealed(seal, self.era, digest, self.state.hashes_of(fragment.chunks))
+            self.apply(fragment, *self.made(fragment, version), skipped)
+
+    def apply(
+        self, fragment: Fragment, payloads: list[bytes], commit: Commit, skipped: tuple[int, ...] = ()
+    ) -> None:
+        version = commit.version
+        self.hand.on_commit(commit)
+        for chunk, payload in zip(fragment.chunks, payloads, strict=True):
+            roll = Roll(chunk, version, payload, commit.factor)
+            self.state.roll(roll)
+            fetched = Install(chunk, version, self.state.chunk_bytes(chunk))
+            self.hand.changed(fetched if chunk in skipped else roll)
+        digest = self.state.seal(fragment.number)
+        seal = Seal(version=version, fragment=fragment.number)
+        self.hand.sealed(seal, self.era, digest, self.state.hashes_of(fragment.chunks))
 
     def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
         """The results of a round, and its commit."""
@@ -100,7 +136,7 @@ class Kept:
     def save(self, version: int, era: int = 0) -> None:
         """A checkpoint, as the run's coordinator signs it."""
         store, form = Store(self.place), self.manifest.state_form(ELEMENTS)
-        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, form)
+        draft = store.draft(RUN_ID.hex(), era, version, ME.peer_id, form, self.stage)
         saved = []
         for fragment in self.fragments:
             self.state.seal(fragment.number)
@@ -122,7 +158,8 @@ class Kept:
             era=era,
             version=version,
             incarnation=1,
-            model=MODEL,
+            model=self.attached.model,
+            stage=msgspec.UNSET if self.stage is None else self.stage,
             parts=3 if form.parts == 3 else msgspec.UNSET,
             fragments=tuple(saved),
             files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
@@ -150,6 +187,52 @@ class Kept:
         commit = msgspec.structs.replace(head.commit, hashes=hashes)
         digest = root_of(split_hashes(head.chunks))
         archive.put(msgspec.structs.replace(head, commit=commit, digest=digest), payloads)
+
+
+class KeptStages:
+    """A peer in each stage, with one place for all of them; each version is one record of all stages."""
+
+    def __init__(self, place: Path, manifest: Manifest = STAGED, model: ModelSchema = STAGED_MODEL) -> None:
+        count = manifest.pipeline.stages
+        self.peers = [Kept(place, HOST, manifest, model, stage) for stage in range(count)]
+        self.place, self.clip = str(place), manifest.batch_clip
+        self.factors: dict[int, float] = {}  # by version
+
+    def roll(self, version: int, factor: float | None = None) -> None:
+        """`factor`: what a coordinator that lies commits."""
+        made = [(peer, *peer.made(peer.fragments[0], version)) for peer in self.peers]
+        ends = [Done(commit, lengths=self._lengths(peer, payloads)) for peer, payloads, commit in made]
+        for (peer, payloads, _), done in zip(made, clipped(ends, self.clip), strict=True):
+            self.factors[version] = done.commit.factor if factor is None else factor
+            commit = msgspec.structs.replace(done.commit, factor=self.factors[version])
+            peer.apply(peer.fragments[0], payloads, commit)
+
+    @staticmethod
+    def _lengths(peer: Kept, payloads: list[bytes]) -> tuple[float, ...]:
+        """As its holders tell them."""
+        chunks = zip(peer.fragments[0].chunks, payloads, strict=True)
+        measures = [Measure(1, chunk, hash_bytes(payload), payload) for chunk, payload in chunks]
+        found = [peer.state.calculate(each) for each in measures]
+        return tuple(each for each in found if isinstance(each, float))
+
+    def save(self, version: int) -> None:
+        for peer in self.peers:
+            peer.save(version, peer.era)
+
+    def go_back(self, chunks: list[bytes], era: int) -> None:
+        """Each peer installs what it had saved."""
+        rest = iter(chunks)
+        for peer in self.peers:
+            peer.era = era
+            for chunk, raw in zip(peer.fragments[0].chunks, rest, strict=False):
+                fetched = Install(chunk, 0, raw)
+                peer.state.install(fetched)
+                peer.hand.changed(fetched)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.hand.close(finished=True)
+            assert not peer.told
 
 
 class KeptWithWork(Kept):

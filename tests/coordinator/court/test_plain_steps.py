@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from farflung.collectives.arithmetic.merge import merged_chunk
+from farflung.collectives.arithmetic.merge import square_length as length_of
 from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.court.plain_codecs import encode
-from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged
+from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged, square_length
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
@@ -67,6 +68,16 @@ def test_P8_no_payload_is_summed_unchecked() -> None:
             merged("fp32", 300, [good, bad], [0.5, 0.5])
     with pytest.raises(FrameError, match="the sum of 1 contributions: value 0 is nan"):
         merged("fp32", 300, [good], [float("nan")])
+
+
+# ---- how long a result is ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(NAMES), sizes, st.sampled_from((1, 2, 63, 65, 300, 4097)))
+def test_P1_a_length_is_that_of_its_holders(seed: int, name: str, scale: float, elements: int) -> None:
+    payload = encode(name, noise(elements, scale, np.random.default_rng(seed)))
+    assert square_length(name, elements, payload) == length_of(elements, payload)
 
 
 # ---- the step -------------------------------------------------------------------------------------------------
