@@ -29,6 +29,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 Figure = dict[str, object]
 SIMULATOR = "tests/whole/test_simulator.py"
 WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
+PIPELINES, STAGES = "tests/real/test_pipelines.py", "tests/whole/test_stages.py"
 PARTITIONS, CROWDS = "tests/chaos/test_partitions.py", "tests/chaos/test_crowds.py"
 
 
@@ -308,6 +309,54 @@ ROWS = [
         "a donor breaks while it serves",
         "the next donor is asked",
         f"{WALK}, tests/whole/test_data_plane_bounds.py",
+    ),
+    Row(
+        "37",
+        "a peer of any stage: while it counts, with its sums frozen, in SCATTER, at its round's end, at the commit",
+        "its stage computes its share again, the others nothing; once its contribution is safe it costs nothing",
+        f"{PIPELINES}, {STAGES}",
+    ),
+    Row(
+        "37",
+        "... its trainer",
+        "its seat and its sums are gone; the agent starts it again, and it gets another seat",
+        f"{PIPELINES}, tests/peer/machine/test_crossings.py",
+    ),
+    Row(
+        "37",
+        "... the coordinator, before and after the record of all stages",
+        "all stages are at the next version or none; rounds at their end begin again",
+        f"{PIPELINES}, tests/coordinator/run/test_stages.py",
+    ),
+    Row(
+        "37",
+        "... all peers of a stage",
+        "somebody who can hold it is given it before all others; without its newest state all stages go back together",
+        f"{STAGES}, tests/coordinator/run/test_stages_go_back.py",
+    ),
+    Row(
+        "38",
+        "a stage is left with a single seat, or with too few",
+        "a peer of another stage moves there between two batches; nothing is computed twice",
+        f"{PIPELINES}, {STAGES}, tests/coordinator/batches/test_moving.py",
+    ),
+    Row(
+        "38",
+        "... whoever moves dies while it fetches, or never comes",
+        "as if it had left; the next look is taken",
+        f"{STAGES}, tests/coordinator/batches/test_moving.py",
+    ),
+    Row(
+        "39",
+        "neighbours in a pipeline: a cut line, one that answers nothing, damaged crossings, slander",
+        "one of the two gives its seat up, to those with whom all get on; one word unseats nobody",
+        f"{STAGES}, tests/coordinator/batches/test_complaints.py",
+    ),
+    Row(
+        "39",
+        "... all of a stage can't be dialled",
+        "one seat has the stage for itself; who can be dialled goes there",
+        f"{STAGES}, tests/coordinator/batches/test_stages_of_batches.py",
     ),
 ]
 
