@@ -1,10 +1,16 @@
-"""What pipelines compute, beside one process that holds the whole model.
+"""What pipelines compute, and how fast, beside others.
 
     python benchmarks/pipeline.py equal [--updates 20] [--seeds 3] [--write]
+    python benchmarks/pipeline.py beside [--runs 3] [--batches 8] [--micros 8 64 256] [--write]
+    python benchmarks/pipeline.py beside --lab [--hivemind-python PATH] [--write]
+    python benchmarks/pipeline.py wan [--batch 200] [--batches 3] [--mbit 100] [--rtt-ms 50] [--write]
 
-`equal`: every model in 1, 2, 3 and 4 stages with fp32 crossings; the SHA-256 of all weights and buffers must be that of
-the unsplit process; then in 4 stages through coarser codecs: how far the loss is off.  Models, data and the
-unsplit process are those of tests/rig/unsplit.py.  `--write` puts the figures into docs/pipelines.md.
+`equal`: beside one process that holds the whole model: every model in 1, 2, 3 and 4 stages with fp32 crossings; the
+SHA-256 of all weights and buffers must be that of the unsplit process; then in 4 stages through coarser codecs: how far
+the loss is off.  Models, data and the unsplit process are those of tests/rig/unsplit.py.  `beside`: beside
+torch.distributed.pipelining on this machine, and what becomes of each when somebody is killed (beside.py); with `--lab`
+beside hivemind's MoE servers over far lines (beside_lab.py).  `wan`: how well far stages use their lines, in the lab
+(pipeline_wan.py).  `--write` puts the figures into docs/pipelines.md.
 """
 
 from __future__ import annotations
@@ -13,16 +19,21 @@ import argparse
 import importlib.util
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
+import beside
+import beside_lab
+import pipeline_wan
 from pages import write_between
 
 from farflung.peer.pipeline.cuts import plan_stages
 from farflung.peer.pipeline.part_checks import survey_parts
+from rig.nursery import Nursery
 from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
 PAGE = HERE.parent / "docs" / "pipelines.md"
@@ -41,20 +52,75 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("equal",))
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--write", action="store_true")
+    modes = parser.add_subparsers(dest="what", required=True)
+    takes = {"equal": takes_equal, "beside": takes_beside, "wan": takes_wan}
+    for name, take in takes.items():
+        mode = modes.add_parser(name)
+        mode.add_argument("--write", action="store_true", help="into docs/pipelines.md")
+        mode.set_defaults(mark=name)  # in the page
+        take(mode)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    models = {name: task for name, task in MODELS.items() if task is not LLAMA or has_transformers()}
-    if len(models) < len(MODELS):
-        print("transformers is not installed: no Llama in this table", file=sys.stderr)
-    all_equal, text = equal(models, options.updates, options.seeds)
+    all_well, text = options.run(options)
     print(text)
     if options.write:
-        write_between(PAGE, options.what, text)
-    return 0 if all_equal else 1
+        write_between(PAGE, options.mark, text)
+    return 0 if all_well else 1
+
+
+def takes_equal(mode: argparse.ArgumentParser) -> None:
+    mode.add_argument("--updates", type=int, default=20)
+    mode.add_argument("--seeds", type=int, default=3)
+
+    def run(options: argparse.Namespace) -> tuple[bool, str]:
+        models = {name: task for name, task in MODELS.items() if task is not LLAMA or has_transformers()}
+        if len(models) < len(MODELS):
+            print("transformers is not installed: no Llama in this table", file=sys.stderr)
+        return equal(models, options.updates, options.seeds)
+
+    mode.set_defaults(run=run)
+
+
+def takes_beside(mode: argparse.ArgumentParser) -> None:
+    usual = beside.Asked()
+    mode.add_argument("--runs", type=int, default=usual.runs, help="turns of each")
+    mode.add_argument("--batches", type=int, default=usual.batches, help="of a turn; one more warms up")
+    mode.add_argument("--micros", type=int, nargs="+", default=list(usual.micros), help="of a batch")
+
+    mode.add_argument(
+        "--hangs-s", type=float, default=usual.hangs_s, help="whoever does not end by then hangs"
+    )
+    mode.add_argument("--lab", action="store_true", help="beside hivemind over far lines instead")
+    mode.add_argument("--hivemind-python", help="of an environment with hivemind 1.1, for --lab")
+
+    def run(options: argparse.Namespace) -> tuple[bool, str]:
+        if options.lab:
+            options.mark = "beside in the lab"
+            far = beside_lab.Asked(options.hivemind_python)
+            with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
+                return beside_lab.beside_lab(far, nursery)
+        asked = beside.Asked(options.runs, options.batches, tuple(options.micros), hangs_s=options.hangs_s)
+        with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
+            return beside.beside(asked, nursery)
+
+    mode.set_defaults(run=run)
+
+
+def takes_wan(mode: argparse.ArgumentParser) -> None:
+    usual = pipeline_wan.Asked()
+    mode.add_argument("--batch", type=int, default=usual.batch, help="microbatches")
+    mode.add_argument(
+        "--batches", type=int, default=usual.batches, help="that are measured; one more warms up"
+    )
+    mode.add_argument("--mbit", type=float, default=usual.mbit)
+    mode.add_argument("--rtt-ms", type=float, default=usual.rtt_ms)
+
+    def run(options: argparse.Namespace) -> tuple[bool, str]:
+        asked = pipeline_wan.Asked(options.mbit, options.rtt_ms, options.batch, options.batches)
+        with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
+            return pipeline_wan.wan(asked, nursery)
+
+    mode.set_defaults(run=run)
 
 
 def has_transformers() -> bool:
