@@ -82,13 +82,14 @@ rebalance_s = 0.0
 @dataclass(frozen=True)
 class Asked:
     runs: int = 3
-    batches: int = 8  # that are measured, in a turn
-    micros: tuple[int, ...] = (8, 64, 256)
+    batches: int = 4  # that are measured, in a turn
+    micros: tuple[int, ...] = (8, 64)
     stages: int = 3
     layers: int = 1
     width: int = 256
     tokens: int = 256
     hangs_s: float = HANGS_S
+    deaths: bool = True
 
     def shape(self, micros: int) -> Shape:
         return Shape(self.stages, self.layers, self.width, self.tokens, micros, self.batches + 1)
@@ -311,6 +312,15 @@ def beside(asked: Asked, nursery: Nursery) -> tuple[bool, str]:
         turns = [a_turn_each(nursery, asked.shape(micros)) for _ in range(asked.runs)]
         same &= all(alike(turn) for turn in turns)
         rows.append(row_of(micros, turns))
+    how = (
+        f"{asked.stages} stages, a microbatch of {asked.tokens} x {asked.width} in fp32, {2 * asked.layers} square "
+        f"layers a stage; medians of {asked.batches} batches in each of {asked.runs} turns, seconds a batch"
+        f"{'' if same else '; THE LOSSES DIFFER'}; {len(os.sched_getaffinity(0))} cores"
+    )
+    return same, "\n".join([f"{how}.", "", *rows, "", *(deaths(asked, nursery) if asked.deaths else [])])
+
+
+def deaths(asked: Asked, nursery: Nursery) -> list[str]:
     shape = asked.shape(asked.micros[len(asked.micros) // 2])
     notes = [
         f"torch {name}, a rank of the middle stage killed in mid-batch: "
@@ -321,12 +331,7 @@ def beside(asked: Asked, nursery: Nursery) -> tuple[bool, str]:
         f"farflung, {SEATS} peers in each stage, one of the middle stage killed in mid-batch (agent and trainer): "
         f"{our_death(nursery, shape)}."
     )
-    how = (
-        f"{asked.stages} stages, a microbatch of {asked.tokens} x {asked.width} in fp32, {2 * asked.layers} square "
-        f"layers a stage; medians of {asked.batches} batches in each of {asked.runs} turns, seconds a batch"
-        f"{'' if same else '; THE LOSSES DIFFER'}; {len(os.sched_getaffinity(0))} cores"
-    )
-    return same, "\n".join([f"{how}.", "", *rows, "", *(f"- {note}" for note in notes)])
+    return [f"- {note}" for note in notes]
 
 
 def a_turn_each(nursery: Nursery, shape: Shape) -> dict[str, Turn]:

@@ -1,7 +1,7 @@
 """What pipelines compute, and how fast, beside others.
 
     python benchmarks/pipeline.py equal [--updates 20] [--seeds 3] [--write]
-    python benchmarks/pipeline.py beside [--runs 3] [--batches 8] [--micros 8 64 256] [--write]
+    python benchmarks/pipeline.py beside [--runs 3] [--batches 4] [--micros 8 64] [--write]
     python benchmarks/pipeline.py beside --lab [--hivemind-python PATH] [--write]
     python benchmarks/pipeline.py wan [--batch 200] [--batches 3] [--mbit 100] [--rtt-ms 50] [--write]
 
@@ -90,6 +90,7 @@ def takes_beside(mode: argparse.ArgumentParser) -> None:
     mode.add_argument(
         "--hangs-s", type=float, default=usual.hangs_s, help="whoever does not end by then hangs"
     )
+    mode.add_argument("--no-deaths", action="store_true", help="nobody is killed after it")
     mode.add_argument("--lab", action="store_true", help="beside hivemind over far lines instead")
     mode.add_argument("--hivemind-python", help="of an environment with hivemind 1.1, for --lab")
 
@@ -99,7 +100,13 @@ def takes_beside(mode: argparse.ArgumentParser) -> None:
             far = beside_lab.Asked(options.hivemind_python)
             with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
                 return beside_lab.beside_lab(far, nursery)
-        asked = beside.Asked(options.runs, options.batches, tuple(options.micros), hangs_s=options.hangs_s)
+        asked = beside.Asked(
+            options.runs,
+            options.batches,
+            tuple(options.micros),
+            hangs_s=options.hangs_s,
+            deaths=not options.no_deaths,
+        )
         with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
             return beside.beside(asked, nursery)
 

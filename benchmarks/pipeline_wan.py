@@ -40,9 +40,10 @@ from rig.nursery import Child, Nursery
 
 FAST_MBIT = 1000.0
 LOOK_S = 0.05
-# Run as a module it would be __main__, where the nursery's process has something else, and its types are looked up there.
+# Run as a module it would be __main__, where the nursery's process has something else, and there its types are sought.
 CROWD = "import sys; del sys.argv[1]; from farflung.console.bench.crowd import main; sys.exit(main())"
 CODECS = 'codec = "{codec}"\ngradient_codec = "{codec}"\n'
+ENDS = 0.1  # of a batch, in which the pipeline fills and drains
 LINE_GOAL, ROUND_GOAL = 0.9, 1.25
 ROUND_BATCH = 48  # microbatches before a round that is measured
 LEAST_CHUNK_KB = -(-MICROS_PER_BATCH * 4 // (1024 * CHUNKS))  # a value of a stage for each microbatch
@@ -220,12 +221,15 @@ def watched(asked: Asked, seating: Seating, nursery: Nursery) -> Seen:
 # ---- the two rows --------------------------------------------------------------------------------------------------
 
 
-def shares_of(seen: Seen, host: str, mbit: float) -> list[tuple[float, float]]:
-    """Of each batch: of this host's line up, and down, while microbatches were counted."""
-    return [
-        (seen.wire.rate_mbit(host, 0, *span) / mbit, seen.wire.rate_mbit(host, 1, *span) / mbit)
-        for span in seen.counting()
-    ]
+def shares_of(seen: Seen, host: str, mbit: float, cut: float = 0.0) -> list[tuple[float, float]]:
+    """Of each batch: of this host's line up, and down, while microbatches were counted; `cut`: but for so much of that
+    time at its beginning and at its end."""
+    shares = []
+    for from_s, to_s in seen.counting():
+        rest_s = cut * (to_s - from_s)
+        span = from_s + rest_s, to_s - rest_s
+        shares.append(tuple(seen.wire.rate_mbit(host, way, *span) / mbit for way in (0, 1)))
+    return shares
 
 
 def rounds_s(seen: Seen, stage: int) -> list[float]:
@@ -239,10 +243,12 @@ def line_row(asked: Asked, nursery: Nursery) -> tuple[bool, str]:
     shares = shares_of(seen, "host-1", asked.mbit)
     up, down = (statistics.median(way) for way in zip(*shares, strict=True))
     ends = [statistics.median(max(each) for each in shares_of(seen, f"host-{n}", asked.mbit)) for n in (0, 2)]
+    full = statistics.median(max(each) for each in shares_of(seen, "host-1", asked.mbit, ENDS))
     rate = statistics.median(seating.batch / (to_s - from_s) for from_s, to_s in seen.counting())
     got = (
         f"{100 * up:.0f} % up, {100 * down:.0f} % down (those at the ends {100 * ends[0]:.0f} and "
-        f"{100 * ends[1]:.0f} % of theirs), {rate:.1f} microbatches/s"
+        f"{100 * ends[1]:.0f} % of theirs); {100 * full:.0f} % without a batch's first and last tenth; "
+        f"{rate:.1f} microbatches/s"
     )
     what = f"line of the middle one of 3 stages, {shape_of(asked)}, batches of {asked.batch}"
     return row(what, got, f">= {100 * LINE_GOAL:.0f} %", max(up, down) >= LINE_GOAL, [seen])
