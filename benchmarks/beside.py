@@ -90,9 +90,21 @@ class Asked:
     tokens: int = 256
     hangs_s: float = HANGS_S
     deaths: bool = True
+    pause_ms: float = 20.0  # of a stage, each way there, in one more row; 0: no such row
+    paused: int = 32  # microbatches of a batch, there
 
-    def shape(self, micros: int) -> Shape:
-        return Shape(self.stages, self.layers, self.width, self.tokens, micros, self.batches + 1)
+    def shape(self, micros: int, pause_ms: float = 0.0) -> Shape:
+        return Shape(
+            self.stages, self.layers, self.width, self.tokens, micros, self.batches + 1, pause_ms=pause_ms
+        )
+
+    @property
+    def rows(self) -> dict[str, Shape]:
+        rows = {str(micros): self.shape(micros) for micros in self.micros}
+        if self.pause_ms:
+            name = f"{self.paused}, {self.pause_ms:g} ms waited each way there"
+            rows[name] = self.shape(self.paused, self.pause_ms)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -308,10 +320,10 @@ def beside(asked: Asked, nursery: Nursery) -> tuple[bool, str]:
     head = ["microbatches", *(f"torch {name}" for name in THEIRS), "farflung", "of it nobody counts"]
     head += [f"over {name}" for name in THEIRS]
     rows, same = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], True
-    for micros in asked.micros:
-        turns = [a_turn_each(nursery, asked.shape(micros)) for _ in range(asked.runs)]
+    for name, shape in asked.rows.items():
+        turns = [a_turn_each(nursery, shape) for _ in range(asked.runs)]
         same &= all(alike(turn) for turn in turns)
-        rows.append(row_of(micros, turns))
+        rows.append(row_of(name, turns))
     how = (
         f"{asked.stages} stages, a microbatch of {asked.tokens} x {asked.width} in fp32, {2 * asked.layers} square "
         f"layers a stage; medians of {asked.batches} batches in each of {asked.runs} turns, seconds a batch"
@@ -347,7 +359,7 @@ def alike(turn: Mapping[str, Turn]) -> bool:
     return all(abs(each.loss / turn["farflung"].loss - 1) < 1e-3 for each in turn.values())
 
 
-def row_of(micros: int, turns: list[dict[str, Turn]]) -> str:
+def row_of(what: str, turns: list[dict[str, Turn]]) -> str:
     def median(name: str) -> float:
         return statistics.median(turn[name].median_s for turn in turns)
 
@@ -356,5 +368,5 @@ def row_of(micros: int, turns: list[dict[str, Turn]]) -> str:
         return statistics.median(turn["farflung"].median_s / turn[name].median_s for turn in turns)
 
     aside = statistics.median(turn["farflung"].aside_s for turn in turns)
-    cells = [str(micros), *(f"{median(name):.3f}" for name in (*THEIRS, "farflung")), f"{aside:.3f}"]
+    cells = [what, *(f"{median(name):.3f}" for name in (*THEIRS, "farflung")), f"{aside:.3f}"]
     return f"| {' | '.join([*cells, *(f'{over(name):.2f}' for name in THEIRS)])} |"

@@ -45,7 +45,8 @@ class Shape:
 
     @property
     def parts(self) -> list[partial[nn.Module]]:
-        blocks = [partial(Block, self.width) for _ in range(self.stages * self.layers)]
+        pauses_s = [self.pause_ms / 1000, *[0.0] * (self.layers - 1)] * self.stages
+        blocks = [partial(Block, self.width, pause_s) for pause_s in pauses_s]
         return [*blocks, partial(nn.Linear, self.width, KINDS)]
 
     @property
@@ -55,11 +56,14 @@ class Shape:
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, pause_s: float) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+        self._pause_s = pause_s
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._pause_s:
+            time.sleep(self._pause_s)
         return x + self.down(F.gelu(self.up(x)))
 
 

@@ -90,6 +90,9 @@ def takes_beside(mode: argparse.ArgumentParser) -> None:
     mode.add_argument(
         "--hangs-s", type=float, default=usual.hangs_s, help="whoever does not end by then hangs"
     )
+    mode.add_argument(
+        "--pause-ms", type=float, default=usual.pause_ms, help="that stages wait in one more row; 0: no row"
+    )
     mode.add_argument("--no-deaths", action="store_true", help="nobody is killed after it")
     mode.add_argument("--lab", action="store_true", help="beside hivemind over far lines instead")
     mode.add_argument("--hivemind-python", help="of an environment with hivemind 1.1, for --lab")
@@ -106,6 +109,7 @@ def takes_beside(mode: argparse.ArgumentParser) -> None:
             tuple(options.micros),
             hangs_s=options.hangs_s,
             deaths=not options.no_deaths,
+            pause_ms=options.pause_ms,
         )
         with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
             return beside.beside(asked, nursery)

@@ -30,7 +30,7 @@ def test_beside_torch_the_same_is_learned(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pipeline, "Nursery", lambda folder: contextlib.nullcontext(nursery))
-    words = ["--runs", "1", "--batches", "1", "--micros", "4", "--no-deaths"]
+    words = ["--runs", "1", "--batches", "1", "--micros", "4", "--pause-ms", "0", "--no-deaths"]
     monkeypatch.setattr(sys, "argv", ["pipeline.py", "beside", *words])
     assert pipeline.main() == 0, capsys.readouterr().out  # 1: the losses differ
     told = capsys.readouterr().out
@@ -71,12 +71,20 @@ def test_beside_hivemind_where_that_does_not_run_the_row_says_why(nursery: Nurse
     assert float(rate) > 0
 
 
+FAR = pipeline_wan.Asked(mbit=100, rtt_ms=10, batch=24, batches=1, crossing_kb=512, state_mb=1)
+
+
 @pytest.mark.usefixtures("lab_can_be")
-def test_far_stages_fill_the_line_of_the_middle_one_and_have_a_round(nursery: Nursery) -> None:
-    asked = pipeline_wan.Asked(mbit=100, rtt_ms=10, batch=24, batches=1, crossing_kb=512, state_mb=1)
-    _, told = pipeline_wan.wan(asked, nursery)
-    [(up, down)] = re.findall(r"\| (\d+) % up, (\d+) % down", told)
-    assert 20 <= int(up) <= 101 and 20 <= int(down) <= 101, told
+def test_far_stages_use_the_line_of_the_middle_one(nursery: Nursery) -> None:
+    _, told = pipeline_wan.line_row(FAR, nursery)
+    [(up, down, full)] = re.findall(r"\| (\d+) % up, (\d+) % down .* (\d+) % without", told)
+    assert all(20 <= int(each) <= 101 for each in (up, down, full)), told
+
+
+@pytest.mark.hard
+@pytest.mark.usefixtures("lab_can_be")
+def test_far_stages_have_a_round_right_after_crossings_and_one_after_hardly_any(nursery: Nursery) -> None:
+    _, told = pipeline_wan.round_row(FAR, nursery)
     [(beside_s, alone_s)] = re.findall(r"\| ([\d.]+) s; ([\d.]+) s after crossings of 1 kB", told)
     # Each of the two sends half of its sums and half of the result, over a line of 100 Mbit/s.
     assert float(beside_s) > 0.08 and float(alone_s) > 0.08, told
