@@ -453,9 +453,8 @@ class Flow(Sending):
             self._giving.on_given_back(seat, micro)
             self._open.discard(micro)
             self._moved_on(micro)
-        back = record is not None and record.is_back_at(
-            seat
-        )  # or else it stays, and nothing needs to be said
+        # Or else it stays, and nothing needs to be said.
+        back = record is not None and record.is_back_at(seat)
         return Verdict.ACCEPTED, self._say(seat, Kind.GIVEN_BACK, micro) if back else []
 
     def _on_given_back(self, seat: int, micro: int, now: float) -> tuple[Verdict, list[Effect]]:

@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "R6: whoever gave it back waits for it all the same",
         "flow",
-        "            self._open.discard(micro)\n            self._moved_on(micro)\n        back",
-        "        back",
+        "            self._open.discard(micro)\n            self._moved_on(micro)\n        # Or else",
+        "        # Or else",
     ),
     Mutation(
         "R6: the second sending is not marked",
