@@ -482,12 +482,14 @@ def test_P3_who_is_in_a_round_keeps_its_seat_though_nobody_of_its_stage_can_be_d
     hall = Hall("Ann", "bob", "cyd")
     hall.workers["bob"].dialable = hall.workers["cyd"].dialable = False
     hall.in_round |= {"bob", "cyd"}
+    hall.flying.add(1)
     whole(hall)
     for _ in range(3):
         hall.desk.now += 5.0
         hall.turn()
     assert not hall.unseated
     hall.in_round.clear()
+    hall.flying.clear()
     hall.turn()
     assert [peer for peer, _ in hall.unseated] == ["cyd"]
 
