@@ -39,9 +39,8 @@ class Shape:
     micros: int  # of a batch
     batches: int
     schedule: str = "GPipe"  # of theirs
-    again: bool = (
-        False  # theirs keeps nothing of the way there, and goes it again on the way back, as ours does
-    )
+    again: bool = False  # theirs keeps nothing of the way there, and goes it again on the way back, as ours
+    pause_ms: float = 0.0  # that a stage waits on each way there, as if something else computed
 
     @property
     def parts(self) -> list[partial[nn.Module]]:
