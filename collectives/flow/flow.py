@@ -429,7 +429,8 @@ class Flow(Sending):
     def _on_want_activation(self, seat: int, micro: int) -> tuple[Verdict, list[Effect]]:
         record = self._micros.get(micro)
         if record is None or record.next != seat or not record.out:
-            return Verdict.UNAUTHORISED, []
+            late = record is not None and record.was_at(seat)
+            return Verdict.STALE if late else Verdict.UNAUTHORISED, []
         return Verdict.ACCEPTED, self._pass_on(micro, record)
 
     def _on_missing(self, seat: int, micro: int, now: float) -> tuple[Verdict, list[Effect]]:

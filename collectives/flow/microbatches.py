@@ -52,6 +52,10 @@ class Micro:
         """I gave it back to this seat of the stage before, and did not get it again."""
         return self.given_back_to == seat and not self.has
 
+    def was_at(self, seat: int) -> bool:
+        """This seat of the next stage gave it back; what it asked before may come late."""
+        return self.out_for_good and self.asked_back == seat
+
 
 class Queue:
     """Gradients before activations, of each the first that came; to the trainer only a few at a time."""

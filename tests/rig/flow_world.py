@@ -41,7 +41,7 @@ BEAT_S = 0.3
 DEAD_S = 1.0
 CALM_AT_S = 8.0  # no misfortune begins later
 UNIT_SMOOTHED = 0.3
-LIMIT_S = 480.0  # by then everything is committed, where one slow seat is left of a stage too
+LIMIT_S = 900.0  # by then everything is committed, where one slow seat is left of a stage too
 SLOW_TIMES = 4.0
 
 

@@ -235,6 +235,8 @@ def test_what_is_given_back_goes_to_the_idle_one_for_good() -> None:
     verdict, effects = give(flow, back, now=1.2)
     assert verdict == "accepted" and marks_of(effects, Kind.ACTIVATION) == [(f"p{fast}", FOR_GOOD)]
     assert give(flow, back, now=1.3) == ("duplicate", [])
+    late = frame_of(Kind.WANT_ACTIVATION, slow, 2)
+    assert give(flow, late, now=1.3) == ("stale", [])  # it asked for that one before
     # Whoever gave it back and made it all the same: nobody wants that.
     assert give(flow, frame_of(Kind.GRADIENT, slow, 2))[0] == "unauthorised"
     assert give(flow, frame_of(Kind.GRADIENT, fast, 2))[0] == "accepted"
