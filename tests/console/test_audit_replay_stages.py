@@ -11,14 +11,15 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farflung.checkpoints.archive import RoundHead
+from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
 from farflung.console.history.audit_factors import Factors, OtherFactor
 from farflung.console.history.audit_replay import Outcome, replay, sources_at
+from farflung.console.history.history import History
 from farflung.console.main import app
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.manifest import Manifest, OuterSection
-from farflung.protocol.round_words import Commit
+from farflung.protocol.round_words import Commit, result_name
 from rig.made_archive import RUN_ID, RUN_KEY, STAGED, STAGED_MODEL, KeptStages
 
 OF_LOCAL_STEPS = STAGED.model_copy(
@@ -115,6 +116,21 @@ def test_a_factor_that_all_stages_took_and_that_does_not_follow_from_their_resul
         "version 5, stage 2: its commit multiplies by 0.5, its results make that 0."
     )
     assert lines[-1].startswith("version 4 of stage 2: digest")
+
+
+def test_a_factor_that_is_not_the_one_of_the_coordinators_journal_is_found(
+    kept: KeptStages, tmp_path: Path
+) -> None:
+    history = History(tmp_path)
+    made = Archive(kept.place).head(RUN_ID.hex()[:8], (0, 1, 5)).commit
+    told = history.eras[0].commits[1, 5] = {"result": result_name(made), "factor": made.factor}
+    lines: list[str] = []
+    assert not replay(sources_at(kept.place, "", RUN_KEY, history), lines.append).difference
+    told["factor"] = 0.5
+    outcome = replay(sources_at(kept.place, "", RUN_KEY, history), lines.append)
+    assert outcome.difference == (
+        "version 5, stage 1: its factor is not the one that the coordinator's journal has"
+    )
 
 
 def test_of_the_stages_that_are_there_each_is_replayed_and_who_may_have_the_rest_is_said(

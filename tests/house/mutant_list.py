@@ -7,10 +7,12 @@ who rewrites a rule writes its mutant anew.  The tests of each are those that ar
 from __future__ import annotations
 
 from mutant import Mutant
+from mutants_of_batches import BATCHES
 from mutants_of_peers import ARITHMETIC, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
+from mutants_of_seats import SEATS
 from mutants_of_stages import PIPELINES
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -20,6 +22,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *CROSSINGS,
     *RUN,
     *PIPELINES,
+    *BATCHES,
+    *SEATS,
     *ARITHMETIC,
     *STATE,
     *STAGES,

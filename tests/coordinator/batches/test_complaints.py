@@ -63,6 +63,29 @@ def test_P9_whoever_complains_of_most_is_itself_the_one() -> None:
     assert after(seats, LATE, s1=(3, 4), s2=(3,)) == GivesUp(1, about=3, by=0, damaged=False)
 
 
+def test_whoever_complains_of_most_keeps_its_seat_until_others_could_be_heard() -> None:
+    assert after(seats_of(2, 3), LATE - 0.1, s1=(3, 4)) is None
+
+
+def test_what_is_said_of_two_stages_is_weighed_stage_by_stage() -> None:
+    """Seat 3 has no word about most of either; of seat 1 both who sit beside it complain."""
+    seats = seats_of(2, 2, 2)
+    assert after(seats, SOON, s3=(1, 5), s4=(1,)) == GivesUp(1, about=3, by=2, damaged=False)
+
+
+def test_a_pair_that_a_verdict_helps_is_not_told_to_people() -> None:
+    heard, seats = Complaints(1.0), seats_of(2, 2)
+    heard.hear(1, [Complaint(3, False)], 0.0)
+    assert heard.verdict(seats, LATE) is not None and heard.stuck(seats, LATE) == []
+
+
+def test_a_complaint_that_is_said_again_is_as_old_as_it_was() -> None:
+    heard, seats = Complaints(1.0), seats_of(1, 2)
+    for now in (0.0, 1.0, SOON):
+        heard.hear(1, [Complaint(2, False)], now)
+    assert heard.verdict(seats, SOON) is not None
+
+
 def test_where_one_is_alone_in_its_stage_the_other_one_goes_if_there_is_another() -> None:
     assert after(seats_of(1, 2), SOON, s1=(2,)) == GivesUp(2, about=1, by=1, damaged=False)
     assert after(seats_of(2, 1), LATE, s1=(3,)) == GivesUp(1, about=3, by=0, damaged=False)

@@ -474,6 +474,96 @@ def test_P17_a_seat_whose_trainer_is_not_there_is_none_that_is_left_behind() -> 
     assert hall.batches.moves.under_way is None
 
 
+def test_P17_a_move_that_the_stage_can_t_spare_any_more_is_off() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    assert hall.batches.moves.under_way is not None
+    del hall.workers["a3"]
+    hall.turn()
+    hall.turn()
+    hall.next_batch()
+    assert not hall.moved and hall.batches.moves.under_way is None
+
+
+def test_nobody_moves_out_of_a_round() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.in_round.add("a1")
+    hall.next_batch()
+    assert not hall.moved
+    hall.in_round.clear()
+    hall.turn()
+    assert hall.moved == [("a1", 0, 1)]
+
+
+def test_who_is_about_to_leave_holds_nothing_for_those_who_stay() -> None:
+    """Its stage keeps two who hold what was committed, and one of them goes."""
+    hall = Hall.of(4, 1)
+    hall.look()
+    for peer in ("a2", "a3"):
+        hall.workers[peer].leaving = True
+    hall.next_batch()
+    assert not hall.moved, "a4 alone would have it"
+    assert hall.batches.moves.rates().sums == [2.0, 1.0], "nor does it compute for them"
+    hall.workers["a3"].leaving = False
+    hall.turn()
+    assert hall.moved == [("a1", 0, 1)]
+
+
+def test_who_has_come_to_its_new_stage_is_not_on_its_way_out_of_it() -> None:
+    hall = Hall.of(3, 1)
+    hall.look()
+    hall.next_batch()
+    assert hall.batches.moves.is_due("a1") and not hall.batches.moves.is_due("a2")
+    hall.comes("a1", 1)
+    assert not hall.batches.moves.is_due("a1")
+
+
+def test_a_stage_below_min_per_stage_is_filled_and_nobody_moves_if_somebody_came_meanwhile() -> None:
+    hall = Hall.of(3, 2, least=2)
+    del hall.workers["b2"]
+    hall.look(2)
+    assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.fills
+    assert (
+        hall.batches.moves.told == "a1 is to move from stage 0 to stage 1: stage 1 has 1 of at least 2 peers"
+    )
+    hall.arrives("b3", 1)
+    hall.next_batch()
+    assert not hall.moved and hall.batches.moves.under_way is None
+
+
+def test_the_stage_with_the_fewest_peers_is_filled_first() -> None:
+    hall = Hall.of(4, 3, 3, least=2)
+    for peer in ("b2", "b3", "c1", "c2", "c3"):
+        del hall.workers[peer]
+    hall.look(3)
+    assert hall.moved == [("a1", 0, 2)]
+
+
+def test_P17_a_stage_of_two_gives_nobody_to_one_with_a_single_seat() -> None:
+    hall = Hall.of(2, 1, 3)
+    for peer in ("c1", "c2", "c3"):
+        hall.workers[peer].fits = (2,)
+    hall.units = {"b1": 9.0}
+    hall.look(4)
+    assert not hall.desk.notes, "nobody is even told to"
+
+
+def test_P15_the_only_one_that_can_be_dialled_stays() -> None:
+    hall = Hall.of(4, 2)
+    for peer in ("a2", "a3", "a4", "b1", "b2"):
+        hall.workers[peer].dialable = False
+    hall.look(4)
+    assert hall.batches.moves.under_way is None, "its stage would have nobody, and the others nobody to go to"
+
+
+def test_nobody_moves_for_a_gain_that_was_not_measured() -> None:
+    hall = Hall.of(4, 2)
+    hall.units = {f"b{number}": 0.0 for number in (1, 2)}
+    hall.look(4)
+    assert hall.batches.moves.under_way is None
+
+
 def test_before_anything_was_learned_nobody_holds_any_state_and_all_count() -> None:
     hall = Hall.of(3, 1)
     hall.workers["b1"].verified, hall.saved = False, {"a1"}
@@ -492,6 +582,52 @@ def test_P15_who_holds_no_state_of_its_stage_for_half_an_hour_does_not_count_as_
         hall.saved = saved
         hall.look(4)
         assert hall.moved == [("a2", 0, 1)] * len(saved), "nobody else could get the state there"
+
+
+def test_nobody_moves_for_less_than_run_toml_asks_for() -> None:
+    hall = Hall.of(4, 3)
+    hall.units = {
+        f"b{number}": 3 / 2.75 for number in (1, 2, 3)
+    }  # 2.75/s: 3/s after a move, 1.09 times as much
+    hall.look(4)
+    assert hall.batches.moves.under_way is None
+    hall.units = {f"b{number}": 3 / 2.5 for number in (1, 2, 3)}
+    hall.look(4)
+    assert hall.batches.moves.under_way is not None
+
+
+def test_nobody_moves_who_would_fetch_longer_than_the_move_gains() -> None:
+    stage = StageSpec(0, 0, 1000, 0)
+    model = ModelSchema((), 1000, 2000, 2000, bytes(32), stages=(stage, stage))
+    hall = Hall.of(4, 2)
+    hall.desk.ledger.model = model
+    hall.line = 12_000_000 // 1000, False  # the state takes 1,000 s; half of 1,800 s are gained
+    hall.look(4)
+    assert hall.batches.moves.under_way is None
+    hall.line = 12_000_000 // 800, False
+    hall.look(4)
+    assert hall.batches.moves.under_way is not None
+
+
+def test_that_one_moves_after_whose_move_the_slowest_stage_is_the_fastest() -> None:
+    hall = Hall.of(5, 2)
+    hall.units = {"a1": 2.0}
+    hall.look(2)
+    assert hall.batches.moves.under_way is not None and hall.batches.moves.under_way.peer == "a2"
+
+
+def test_a_rough_rate_blames_no_line() -> None:
+    hall = Hall.of(1, 1)
+    hall.line = 7, False
+    hall.says()
+    assert [(each.up_bytes_per_s, each.down_bytes_per_s) for each in hall.batches.moves.rates().crew] == [
+        (7, 7)
+    ] * 2
+    hall.line = 7, True
+    hall.says()
+    assert [(each.up_bytes_per_s, each.down_bytes_per_s) for each in hall.batches.moves.rates().crew] == [
+        (0, 0)
+    ] * 2
 
 
 # ---- rates and shares --------------------------------------------------------------------------------------
@@ -529,6 +665,11 @@ def test_P9_a_seat_that_says_it_takes_no_time_at_all_stops_no_batch_and_no_statu
     hall.next_batch()
     assert hall.batches.book.batch is not None
     assert json.dumps(hall.batches.told_of_stages(), allow_nan=False)
+
+
+def test_a_share_is_a_quarter_of_the_usual_at_least() -> None:
+    rates = Rates([Mate("a", 0, 1.0), Mate("b", 0, 1.0), Mate("slow", 0, 100.0)], [Traffic(0, 0)])
+    assert rates.shares() == {"a": 1.0, "b": 1.0, "slow": 0.25}
 
 
 def test_a_slow_peer_stays_slow_in_another_stage_and_costs_differ_by_stage() -> None:

@@ -494,6 +494,25 @@ def test_P3_who_is_in_a_round_keeps_its_seat_though_nobody_of_its_stage_can_be_d
     assert [peer for peer, _ in hall.unseated] == ["cyd"]
 
 
+def test_the_oldest_seat_has_a_stage_without_a_door_for_itself() -> None:
+    hall = Hall("Ann", "bob", "cyd", "dan")
+    for peer in ("bob", "cyd", "dan"):
+        hall.workers[peer].dialable = False
+    hall.turn()
+    hall.desk.now += 5.0
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated] == ["cyd", "dan"]
+
+
+def test_who_does_not_hold_the_state_yet_is_no_way_for_anybody() -> None:
+    hall = Hall("Ann", "bob", "cyd", "dan")
+    hall.workers["bob"].dialable = hall.workers["cyd"].dialable = hall.workers["dan"].verified = False
+    hall.turn()
+    hall.desk.now += 5.0
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated if peer != "dan"] == ["cyd"]
+
+
 def test_whoever_can_t_be_dialled_goes_where_somebody_can_and_the_next_one_that_can_to_who_is_alone() -> None:
     def of(*reached: int, members: tuple[int, ...] = (1, 1, 1)) -> list[Load]:
         return [Load(count, 1.0, stage in reached) for stage, count in enumerate(members)]
@@ -521,4 +540,9 @@ def test_people_are_told_where_two_neighbouring_stages_can_t_reach_each_other() 
     assert hall.batches.shares(0)[1].endswith(
         "; nobody of stages 0 and 1 can be dialled, so that they can't reach each other: one peer there needs an open "
         "port (farflung doctor)"
+    )
+    del hall.workers["bob"], hall.workers["cyd"]
+    hall.desk.now += 0.1
+    assert "can be dialled" not in hall.batches.shares(0)[1], (
+        "nobody is in stage 1: that is what it waits for"
     )

@@ -13,7 +13,7 @@ from torch import nn
 
 from farflung.collectives.arithmetic.merge import square_length
 from farflung.compression.codec import codec_named
-from farflung.coordinator.rounds.clipping import clipped, factor_of, warning
+from farflung.coordinator.rounds.clipping import clipped, factor_of, total, warning
 from farflung.coordinator.rounds.steps import Done
 from farflung.protocol.digests import length_to_bytes, split_lengths
 from farflung.protocol.outer_numbers import fp32
@@ -30,6 +30,10 @@ def test_all_stages_have_one_factor_from_the_length_of_the_whole() -> None:
     assert [done.commit.factor for done in ends] == [fp32(6.5 / (13.0 + 1e-6))] * 2
     assert [done.norm for done in ends] == [5.0, 12.0], "of each stage, for people"
     assert [done.commit.fragment for done in ends] == [0, 1]
+
+
+def test_P1_squares_are_added_up_so_that_no_order_matters() -> None:
+    assert total([1e16, 1.0, 1.0]) == total([1.0, 1.0, 1e16]) == 1e16 + 2
 
 
 def test_a_gradient_that_is_short_enough_stays_as_it_is_and_so_does_a_run_that_clips_nothing() -> None:

@@ -775,6 +775,43 @@ def test_P3_who_dies_when_its_share_is_safe_costs_nothing() -> None:
     assert isinstance(settled, Settled) and settled.decision.weights[2] > 0.0
 
 
+def test_P11_whoever_is_found_out_after_the_decision_has_no_share_in_the_batch() -> None:
+    """Everybody holds what it sent: without it a batch would lack its microbatches."""
+    room = Room(WHOLE).decided()
+    for member in ALL:
+        room.has_results(member, 0, 1, 2)
+    room.flight.on_found_out(BOB, Excluded(ExclusionCause.UNUSABLE, "it sums wrongly"))
+    failed = room.step()
+    assert isinstance(failed, Failed) and (failed.cause, failed.lost) == (AbortCause.SHARE_LOST, {BOB})
+
+
+def test_P15_a_round_that_waited_for_other_stages_has_all_its_time_again_when_results_are_lost() -> None:
+    """And no more than that."""
+    room = Room(replace_rules(WHOLE, scatter_grace_s=1000.0)).decided()  # no owner is to blame meanwhile
+    for member, chunks in ((BOB, (0, 1, 2)), (CYD, (0, 1, 2)), (ANN, (0,))):
+        room.has_results(member, *chunks)
+    assert isinstance(room.step(50.0), Done)
+    room.flight.prepared = True
+    assert isinstance(room.step(500.0), Done)
+    room.alive.discard(BOB)
+    assert isinstance(room.step(500.0), Moved)
+    assert isinstance(room.step(500.0), Waiting)
+    assert isinstance(room.step(559.0), Waiting)
+    failed = room.step(561.0)
+    assert isinstance(failed, Failed) and failed.cause is AbortCause.TIMED_OUT
+
+
+def test_an_owner_that_lacks_a_single_share_is_not_to_blame_for_it() -> None:
+    room = Room(WHOLE)
+    for member in ALL:
+        room.sent(member)
+    for owner in (ANN, BOB):
+        room.holds(owner, *ALL)
+    room.holds(CYD, BOB, CYD)
+    failed = room.step(60.0)
+    assert isinstance(failed, Failed) and (failed.lost, failed.unfit) == ({ANN}, frozenset())
+
+
 def test_a_few_shares_that_do_not_come_across_in_time_are_for_others_and_owners_that_hear_nobody_own_nothing() -> (
     None
 ):

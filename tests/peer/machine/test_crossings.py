@@ -162,6 +162,81 @@ def test_P11_what_was_made_for_sums_that_are_gone_counts_nowhere() -> None:
     assert not [e for e in cyd.crossings.words(None, 0, 0.0) if not isinstance(e, ForgetCrossings)]
 
 
+def test_P11_a_word_of_an_older_version_is_not_of_the_microbatch_that_has_its_number_now() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    bob.slow = True
+    row.run()
+    late = bob.hands[0]
+    row.begin(1, 8)
+    row.run()
+    now = next(hand for hand in bob.hands if (hand.way, hand.micro) == (late.way, late.micro))
+    assert bob.crossings.place_of(made_of(late)) is None
+    assert bob.crossings.place_of(made_of(now)) == now.place
+
+
+def test_P12_nothing_is_handed_out_for_sums_of_the_version_before() -> None:
+    """The trainer has loaded the next one, and the tick that speaks of it is still to come."""
+    row = row_of(1, 1)
+    ann, bob = row.peers["ann"], row.peers["bob"]
+    ann.slow = True
+    row.run()
+    bob.crossings.on_load(1)
+    bob.crossings.on_loaded()
+    row.answer(ann)
+    row.run()
+    assert bob.kept and not bob.hands and not bob.sums
+
+
+def test_a_table_that_is_older_than_the_one_that_is_known_says_nothing() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    old = msgspec.structs.replace(row.due(bob), table=(), table_no=row.table.number - 1)
+    assert not bob.crossings.on_tick(old)
+    assert bob.crossings.table_no == row.table.number
+
+
+def test_the_line_is_for_crossings_until_the_sums_are_frozen() -> None:
+    row = row_of(1, 1)
+    row.run()
+    row.tick()
+    assert all(peer.crossings.is_open for peer in row.peers.values())
+    row.tick(freeze=True)
+    assert not any(peer.crossings.is_open for peer in row.peers.values())
+
+
+def test_P11_a_seat_stays_void_though_its_trainer_is_lost_twice_before_the_next_word() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    row.run()
+    bob.crossings.lose_sums()
+    bob.crossings.lose_sums()
+    row.load(bob)
+    row.tick()
+    assert bob.crossings.seat == 0 and not bob.hands
+
+
+def test_a_new_seat_sends_nothing_to_whom_it_can_t_reach() -> None:
+    row, (ann, bob, cyd) = StageRow(2), NAMES[:3]
+    row.seat(ann, 0), row.seat(bob, 1), row.seat(cyd, 1)
+    row.peers[ann].crossings.on_lines({bob})
+    row.begin(0, 8)
+    row.run()
+    assert row.is_whole() and not row.peers[bob].kept
+
+
+def test_P8_frames_that_wait_in_a_seat_that_is_lost_end_in_a_counter() -> None:
+    row = row_of(1, 1)
+    bob = row.peers["bob"]
+    row.run()
+    for micro in range(3):  # of a seat that no table shows yet
+        early = header_of(Kind.HELD, TAG, 9, row.table.number + 1, 0, micro)
+        assert bob.crossings.on_frame("zoe", Frame(early), 0.0) == []
+    assert bob.crossings.early_count == 3 and bob.crossings._counters.as_dict()["stale"] == 0
+    bob.crossings.lose_sums()
+    assert bob.crossings.early_count == 0 and bob.crossings._counters.as_dict()["stale"] == 3
+
+
 def made_of(hand: object) -> Made:
     return Made(
         way=hand.way,  # type: ignore[attr-defined]
