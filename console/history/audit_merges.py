@@ -14,6 +14,7 @@ from itertools import repeat
 
 from farflung.checkpoints.archive import Key, RoundHead
 from farflung.checkpoints.sent_files import Contribution, SentFiles
+from farflung.console.history.audit_shares import Shares
 from farflung.coordinator.court.plain_steps import merged
 from farflung.protocol.digests import hash_bytes, split_hashes
 from farflung.protocol.errors import FrameError
@@ -47,10 +48,16 @@ class Merged:
 
 class Merges:
     def __init__(
-        self, files: SentFiles, run: str, say: Callable[[str], None], of_part: Callable[[int], str]
+        self,
+        files: SentFiles,
+        run: str,
+        shares: Shares,
+        say: Callable[[str], None],
+        of_part: Callable[[int], str],
     ) -> None:
         """`of_part`: how people are told of a fragment."""
         self.merged = Merged()
+        self._shares = shares
         self._files, self._run, self._say, self._of_part = files, run, say, of_part
         self._authors = files.authors(run)
 
@@ -60,7 +67,8 @@ class Merges:
         return bool(self._authors)
 
     def check(self, key: Key, head: RoundHead, elements: int) -> str:
-        """How many chunks of this version were merged again, in words; OtherSum where one is another."""
+        """How many chunks of this version were merged again, in words; OtherSum where one is another, OtherShare where
+        its members signed what makes no batch."""
         if not self.any:
             return ""
         commit = head.commit
@@ -70,6 +78,8 @@ class Merges:
             self._files.open(self._run, key, author) if author in here else None for author in commit.included
         ]
         self._refuse_others(opened, head)
+        signed = [each.head.said.sent if each is not None else None for each in opened]
+        self._shares.hear(key[0], commit, signed)
         weights = [weight for weight in commit.weights if weight > 0.0]
         done, absent = 0, dict.fromkeys(commit.included, 0)
         pieces = [_pieces(each, count) for each in opened]

@@ -23,6 +23,7 @@ from farflung.checkpoints.store import Store
 from farflung.console.history.audit_evidence import evidence_below
 from farflung.console.history.audit_factors import Factors, OtherFactor
 from farflung.console.history.audit_merges import Merged, Merges, OtherSum
+from farflung.console.history.audit_shares import OtherShare, Shares
 from farflung.console.history.history import History, read_folder
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.ledger.evidence import Evidence
@@ -48,7 +49,8 @@ class Outcome:
     gaps: list[str] = field(default_factory=list)
     difference: str = ""
     merged: Merged = field(default_factory=Merged)  # from contributions, where the archive has them
-    factors: str = ""  # how many, where the run clips the gradient of a batch
+    factors: str = ""  # how many were made again, where the run clips the gradient of a batch
+    shares: str = ""  # of how many rounds, where it learns by batches
 
     @property
     def told(self) -> str:
@@ -56,7 +58,8 @@ class Outcome:
             return f"DIFFERS  {self.difference}"
         missing = f"; missing: {len(self.gaps)} (named above)" if self.gaps else ""
         same = f"{self.replayed} versions replayed, bit for bit the same"
-        return f"{same}; {self.settled} of them settled by the run{missing}{self.factors}{self.merged.told}"
+        more = f"{self.factors}{self.merged.told}{self.shares}"
+        return f"{same}; {self.settled} of them settled by the run{missing}{more}"
 
 
 @dataclass(frozen=True)
@@ -155,8 +158,9 @@ def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: C
 def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
     """All that is there, era by era and stage by stage, up to the first difference.  `say` is told a line for each
     version."""
-    merges = Merges(SentFiles(sources.archive.url), sources.run, say, sources.of_part)
-    outcome, factors = Outcome(merged=merges.merged), Factors(sources.manifest)
+    factors, shares = Factors(sources.manifest), Shares(sources.manifest)
+    merges = Merges(SentFiles(sources.archive.url), sources.run, shares, say, sources.of_part)
+    outcome = Outcome(merged=merges.merged)
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
@@ -167,7 +171,7 @@ def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
                 _Replay(shared, era, stage, [key for key in there if stage in (None, key[1])]).run()
     except Differs as difference:
         outcome.difference = str(difference)
-    outcome.factors = factors.told
+    outcome.factors, outcome.shares = factors.told, shares.told
     if not outcome.replayed and not outcome.difference:
         say_why = "\n".join(outcome.gaps) or f"nothing is in the archive; {KEEP_IT}"
         raise UserError(f"{sources.store.url}: nothing can be replayed: {say_why}")
@@ -306,6 +310,8 @@ class _Replay:
         except OtherSum as other:
             where = self._named(head.commit.version, fragment, fragment.first + other.chunk)
             raise Differs(f"{where}: {other.told}") from None
+        except OtherShare as other:
+            raise Differs(f"version {head.commit.version}, {self._kind} {fragment.number}: {other}") from None
 
     def _check_factor(self, head: RoundHead, squares: list[float]) -> None:
         """By which the results of all stages are multiplied: it follows from the length of all of them."""

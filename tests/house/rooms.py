@@ -156,6 +156,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/rounds/clipping",
+            "coordinator/rounds/weighting",
             "checkpoints",
             *PROTOCOL,
         )

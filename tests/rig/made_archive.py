@@ -5,6 +5,7 @@ For tests of its replay.  The members' contributions come from a generator of ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.rounds.clipping import clipped
 from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.rounds.weighting import token_weights
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import KeepContribution
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.digests import hash_bytes, root_of, split_hashes
+from farflung.protocol.digests import hash_bytes, mask_to_bytes, root_of, split_hashes
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import (
     CheckpointSection,
@@ -192,9 +194,11 @@ class Kept:
 class KeptStages:
     """A peer in each stage, with one place for all of them; each version is one record of all stages."""
 
+    kind: type[Kept] = Kept
+
     def __init__(self, place: Path, manifest: Manifest = STAGED, model: ModelSchema = STAGED_MODEL) -> None:
         count = manifest.pipeline.stages
-        self.peers = [Kept(place, HOST, manifest, model, stage) for stage in range(count)]
+        self.peers = [self.kind(place, HOST, manifest, model, stage) for stage in range(count)]
         self.place, self.clip = str(place), manifest.batch_clip
         self.factors: dict[int, float] = {}  # by version
 
@@ -267,11 +271,35 @@ class KeptWithWork(Kept):
         return Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / name
 
 
-def said_by(member: Identity, round_no: int, payloads: Iterable[bytes]) -> Said:
+class KeptShares(Kept):
+    """It keeps what both peers of its stage sent: of a batch of 8 microbatches 3 and 5, of 10 tokens each."""
+
+    counted = (0b111, 0b11111000)
+    tokens = (30, 50)
+
+    def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
+        members = sorted((Identity.generate() for _ in self.counted), key=lambda each: each.peer_id)
+        sent = [[encode("int4", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks] for _ in members]
+        weights = token_weights([30, 50], math.inf)
+        results = [merged("int8", ELEMENTS, column, weights) for column in zip(*sent, strict=True)]
+        commit = commit_of(fragment, version, results, tuple(m.peer_id for m in members), tuple(weights))
+        for member, payloads, mask, tokens in zip(members, sent, self.counted, self.tokens, strict=True):
+            said = said_by(member, version, payloads, mask, tokens)
+            self.hand.contributed(KeepContribution(self.era, commit, said, tuple(payloads)))
+        return results, commit
+
+
+class KeptStagesWithShares(KeptStages):
+    kind = KeptShares
+
+
+def said_by(
+    member: Identity, round_no: int, payloads: Iterable[bytes], counted: int = 0, tokens: int = 1
+) -> Said:
     """Its signed list of what it sent."""
     bare = Sent(
-        session=bytes(16), seq=1, round_no=round_no, hashes=b"".join(map(hash_bytes, payloads)), tokens=1, steps=1,
-        loss=None, used=(), seat=0, counted=b"", signature=b"",
+        session=bytes(16), seq=1, round_no=round_no, hashes=b"".join(map(hash_bytes, payloads)), tokens=tokens, steps=1,
+        loss=None, used=(), seat=0, counted=mask_to_bytes(counted), signature=b"",
     )  # fmt: skip
     sent = msgspec.structs.replace(bare, signature=member.sign(sent_part(RUN_ID, bare)))
     return Said(member.public, sent)
