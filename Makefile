@@ -49,7 +49,7 @@ adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning or
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
 	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos
 
-mutants: $(STAMP) ## break each rule of the protocol by one line and see whether the tests notice (half an hour)
+mutants: $(STAMP) ## break each rule of the protocol by one line and see whether the tests notice (three quarters of an hour)
 	@$(BIN)/python tests/house/mutants.py
 
 storm: $(STAMP) ## 16 peers, faults that come by chance, 15 minutes
