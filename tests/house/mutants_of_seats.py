@@ -18,8 +18,8 @@ SEATS = (
     Mutant(
         "an empty stage is filled in the middle of a batch, which would never end",
         "coordinator/batches/moving.py",
-        "        stuck = move.fills and not self._book.of_stage(move.to)\n",
-        "        stuck = False\n",
+        "        stuck = move.fills and all(",
+        "        stuck = False and all(",
         AT_MOVING,
     ),
     Mutant(
@@ -74,7 +74,7 @@ SEATS = (
     Mutant(
         "nobody moves to a stage that was filled meanwhile",
         "coordinator/batches/moving.py",
-        "            still = len(self._here(move.to)) < self._desk.manifest.pipeline.min_per_stage\n",
+        "            still = self._held()[move.to] < self._desk.manifest.pipeline.min_per_stage\n",
         "            still = True\n",
         AT_MOVING,
     ),
@@ -88,8 +88,8 @@ SEATS = (
     Mutant(
         "who has the state of the short stage on disk goes there first",
         "coordinator/batches/moving.py",
-        "            return (worker.peer not in saved, -held[worker.stage]",
-        "            return (True, -held[worker.stage]",
+        "            return (rests, worker.peer not in saved, ",
+        "            return (rests, True, ",
         AT_MOVING,
     ),
     Mutant(
@@ -165,8 +165,8 @@ SEATS = (
     Mutant(
         "a stage below min_per_stage is short, and not only an empty one",
         "coordinator/batches/moving.py",
-        "        short = [stage for stage in range(stages) if held[stage] < least]\n",
-        "        short = [stage for stage in range(stages) if held[stage] < 1]\n",
+        "        short = [stage for stage in range(self._stages) if held[stage] < least]\n",
+        "        short = [stage for stage in range(self._stages) if held[stage] < 1]\n",
         AT_MOVING,
     ),
     Mutant(
@@ -319,15 +319,15 @@ SEATS = (
     Mutant(
         "whoever does not hold the state is no way for anybody",
         "coordinator/batches/reach.py",
-        "    return any(worker.dialable and worker.verified for",
-        "    return any(worker.dialable for",
+        " if worker.dialable and worker.verified}\n",
+        " if worker.dialable}\n",
         AT_NEIGHBOURS,
     ),
     Mutant(
         "a stage that nobody holds is not one without a way",
         "coordinator/batches/reach.py",
-        " if stage in held and not _is_reached(stage, workers)]\n",
-        " if not _is_reached(stage, workers)]\n",
+        " if stage in held and stage not in reached]\n",
+        " if stage not in reached]\n",
         AT_NEIGHBOURS,
     ),
     Mutant(
