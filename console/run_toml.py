@@ -25,6 +25,10 @@ context = 64              # tokens per sample
 
 [data]
 source = "python-stdlib"  # text that every peer already has; "" if your own script brings the data
+                          # or token shards at https:// or s3://BUCKET/..., a place or a list: "s3://bucket/*.bin"
+length = 0                # token shards: ids in a row, which is a sample; 0: context + 1
+dtype = "uint16"          # of .bin files: uint8, uint16, int16, uint32, int32, int64
+column = "input_ids"      # of parquet files
 batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
 lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
 

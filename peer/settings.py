@@ -24,12 +24,21 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from farflung.peer.identity import default_path
-from farflung.protocol.caps import CONNECTIONS_MOST, CROSSINGS_BYTES, RESULTS_BYTES, Cap, parse_cap, strictest
+from farflung.protocol.caps import (
+    CONNECTIONS_MOST,
+    CROSSINGS_BYTES,
+    RESULTS_BYTES,
+    SHARDS_BYTES,
+    Cap,
+    parse_cap,
+    strictest,
+)
 from farflung.protocol.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "FARFLUNG_"
 RECORD_VARIABLE = _PREFIX + "RECORD"  # for the trainer, which is a process of its own
+DATA_VARIABLE = _PREFIX + "DATA"  # likewise
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )
@@ -38,6 +47,7 @@ _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
 _RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
 _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
+_DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
 
@@ -72,6 +82,14 @@ def _connections(text: str) -> int:
 
 def _file(text: str) -> Path:
     return Path(text).expanduser()
+
+
+def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CACHE_HOME/farflung/shards`, else `~/.cache/farflung/shards`."""
+    try:
+        return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "farflung" / "shards"
+    except RuntimeError as error:
+        raise UserError(f"no place for shards: {error}; set FARFLUNG_CACHE to a folder") from error
 
 
 def _cap(text: str) -> str:
@@ -117,6 +135,10 @@ class OwnConfig:
     )
     record: Path | None = _setting(None, _RECORD_HELP, _folder)  # noqa: RUF009
     metrics: str = _setting("", METRICS_HELP)
+    data: str = _setting("", _DATA_HELP, place_of)
+    # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
+    cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009
+    cache_limit: int = _setting(SHARDS_BYTES, parse=_bytes)
 
     def as_json(self) -> str:
         """For the agent: an option of `python -m farflung.peer.agent.main`."""

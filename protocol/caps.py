@@ -17,6 +17,7 @@ DAY_S = 24 * 3600
 CONNECTIONS_MOST = 16  # to one peer
 RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise
 CROSSINGS_BYTES = 2 << 30  # of microbatches of a batch that is not committed, in memory; the same holds
+SHARDS_BYTES = 2 << 30  # of token shards that were fetched, for all trainers of a machine; the same holds
 LEAST_BITS_PER_S = 8000.0  # below this even a small model takes weeks; it is a slip of the pen
 
 FORMS = '"20 Mbit/s", "2.5 MB/s", "500 kbit/s", "none", or with hours of the day "20 Mbit/s, 5 Mbit/s 08:00-18:00"'

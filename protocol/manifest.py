@@ -30,6 +30,7 @@ _SHOWN_CHARS = 60
 COORDINATORS_OWN = {"admission"}  # sections that no peer needs to know
 _SAME_VERSION = "are both sides on the same farflung version?"
 _NAME = "^[a-z0-9-]{1,64}$"
+_PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
 
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
 CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
@@ -62,8 +63,23 @@ class ModelSection(_Section):
     context: Annotated[int, Field(ge=1, le=2**20)] = 64
 
 
+# Of token shards, read by everybody on the run's word: nothing that a volunteer's machine alone can reach.
+Place = Annotated[str, Field(pattern=_PLACE, description="https://HOST/... or s3://BUCKET/...")]
+
+# As betas of [inner]: a list in the file.
+Places = Annotated[tuple[Place, ...], Field(strict=False, min_length=1, max_length=1024)]
+
+
 class DataSection(_Section):
-    source: Literal["python-stdlib", ""] = "python-stdlib"
+    source: Annotated[
+        Literal["python-stdlib", ""] | Place | Places,
+        Field(description='"python-stdlib", "", or token shards at https:// or s3://, one place or a list'),
+    ] = "python-stdlib"
+    length: Annotated[int, Field(ge=0, le=2**24)] = 0
+    dtype: Literal["uint8", "uint16", "int16", "uint32", "int32", "int64"] = "uint16"
+    column: Annotated[
+        str, Field(min_length=1, max_length=256, description="the name of a column, 1 to 256 characters")
+    ] = "input_ids"
     batch: Annotated[int, Field(ge=1, le=65536)] = 8
     lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
 
@@ -254,6 +270,11 @@ class Manifest(_Section):
         return AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
 
     @property
+    def row_tokens(self) -> int:
+        """Of a row of token shards: by itself what the built-in model learns from at once, and one to be predicted."""
+        return self.data.length or self.model.context + 1
+
+    @property
     def batch_clip(self) -> float:
         """The largest norm of the gradient of a batch, over the whole model; infinite: it is not clipped."""
         return self.pipeline.clip if self.pipeline.batch and self.pipeline.clip else math.inf
@@ -295,6 +316,8 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
     samples, limit, dead = m.data.lease_samples, m.round.round_timeout_s, m.net.dead_after_s
     expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
+    long = m.model.builtin and m.data.length > m.model.context + 1
+    expect(not long, "[data] length", f"at most context + 1 ({m.model.context + 1})", m.data.length)
     coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
     if not coarse:
         found = f'codec = "{m.round.codec}"'

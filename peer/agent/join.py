@@ -18,7 +18,7 @@ from farflung.peer.agent.agent import Agent, AgentOptions
 from farflung.peer.agent.supervisor import ChildTrainer
 from farflung.peer.local.memory import make_folder, remove_folder, sweep_stale
 from farflung.peer.machine.effects import Exit
-from farflung.peer.settings import RECORD_VARIABLE, OwnConfig
+from farflung.peer.settings import DATA_VARIABLE, RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
@@ -48,6 +48,8 @@ def join(options: JoinOptions) -> int:
         told = {AGENT_VARIABLE: str(folder)}
         if options.own.record is not None:
             told[RECORD_VARIABLE] = str(options.own.record)
+        if options.own.data:
+            told[DATA_VARIABLE] = options.own.data
         trainer = ChildTrainer(command, os.environ | told)
         agent_options = AgentOptions(options.url, folder, options.own)
         agent = Agent(agent_options, trainer, say)

@@ -1,4 +1,4 @@
-"""A text that is on every machine already: the sources of Python's own standard library.
+"""What the built-in model reads: the sources of Python's own standard library, or the bytes that a run names.
 
 Owns: which files are read, in which order, which of them are held out, and how text is cut into windows.
 Called by: the trainer (when the manifest names the built-in data), examples, benchmarks, tests.
@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from farflung.peer.builtin.tiny_gpt import VOCAB
+from farflung.peer.data.token_shards import TokenShards
 from farflung.protocol.errors import UserError
 
 DEFAULT_MAX_BYTES = 8 * 1000 * 1000
@@ -66,10 +70,39 @@ class ByteWindows(Dataset[Tensor]):
         return self.data[start : start + self.context + 1].to(torch.int64)
 
 
+class ByteTokens(Dataset[Tensor]):
+    """Rows of token shards as windows of a model of bytes: ids that it has not are named and refused."""
+
+    def __init__(self, shards: TokenShards) -> None:
+        self.shards = shards
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        rows = self.shards.__getitems__(indices)
+        for index, row in zip(indices, rows, strict=True):
+            if int(row.max()) >= VOCAB or int(row.min()) < 0:
+                wrong = next(each for each in row.tolist() if not 0 <= each < VOCAB)
+                raise UserError(
+                    f"[data] source: row {index} has token {wrong}, and the built-in model knows {VOCAB}, one for each "
+                    "byte; other vocabularies need a model of their own (docs/train.md)"
+                )
+        return rows
+
+
+class Windows(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Tensor: ...
+
+
 class NextBytes(Dataset[dict[str, Tensor]]):
     """The same windows as what goes in and what is to come out: `ids` and `labels`, each [context] int64."""
 
-    def __init__(self, windows: ByteWindows) -> None:
+    def __init__(self, windows: Windows) -> None:
         self.windows = windows
 
     def __len__(self) -> int:

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
-from farflung.peer.builtin.corpus import ByteWindows, NextBytes, load_corpus
+from farflung.peer.builtin.corpus import ByteTokens, ByteWindows, NextBytes, Windows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, next_byte_loss, untied_parts
+from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.pipeline.api import TakesPart, best_device, hold_a_stage
 from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.settings import own_config
 from farflung.peer.trainer.api import Connection, connect, save_weights
 from farflung.protocol.errors import FarflungError, Refused, UserError
 from farflung.protocol.manifest import Manifest
@@ -60,7 +62,7 @@ def train(out: Path | None) -> None:
     device = best_device()
     try:
         model = _model(connection.manifest).to(device)
-        data = ByteWindows(load_corpus().train, connection.manifest.model.context)
+        data = _windows(connection.manifest)
     except UserError:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
@@ -98,8 +100,7 @@ def train_in_batches(connection: Connection, out: Path | None) -> None:
             train_a_stage(connection, out)
             return
         model = _model(manifest).to(best_device())
-        windows = ByteWindows(load_corpus().train, manifest.model.context)
-        samples = Samples(windows, inputs=("window",), riders=(), run_seed=manifest.run.seed)
+        samples = Samples(_windows(manifest), inputs=("window",), riders=(), run_seed=manifest.run.seed)
         stage = StageLoop(Stage(0, [_WithLoss(model)]), manifest.run.seed, lambda loss, riders: loss)
         loop = BatchLoop(agent.channel, model, stage, samples, manifest, agent.problem)
         loop.run()
@@ -111,7 +112,7 @@ def train_a_stage(connection: Connection, out: Path | None) -> None:
     """Of a TinyGPT whose head is a matrix of its own: the ends of a cut model lie with different peers."""
     manifest = connection.manifest
     parts = untied_parts(_shape(manifest))
-    windows = NextBytes(ByteWindows(load_corpus().train, manifest.model.context))
+    windows = NextBytes(_windows(manifest))
     samples = Samples(windows, inputs=("ids",), riders=("labels",), run_seed=manifest.run.seed)
     loop = hold_a_stage(connection, parts, samples, next_byte_loss, None)
     if out is not None:
@@ -124,12 +125,19 @@ def _model(manifest: Manifest) -> TinyGPT:
 
 def _shape(manifest: Manifest) -> GPTConfig:
     shape = manifest.model
-    if shape.builtin != "tiny-gpt" or manifest.data.source != "python-stdlib":
+    if shape.builtin != "tiny-gpt" or not manifest.data.source:
         raise UserError(
             f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
             "which calls farflung.join or farflung.pipeline"
         )
     return GPTConfig(shape.layers, shape.width, shape.heads, shape.context)
+
+
+def _windows(manifest: Manifest) -> Windows:
+    """[context + 1] bytes each, or as long as [data] length says."""
+    if manifest.data.source == "python-stdlib":
+        return ByteWindows(load_corpus().train, manifest.model.context)
+    return ByteTokens(TokenShards.of_run(manifest, own_config({}).data))
 
 
 def _threads() -> int:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from farflung.peer.data.fingerprint import FIRST_ITEMS, Fingerprint, fingerprint, places
+from farflung.peer.data.data_files import ENDINGS, ending_of
+from farflung.peer.data.fingerprint import FIRST_ITEMS, READ_AGAIN, Fingerprint, fingerprint, places
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.sampling import permuted_range
 from farflung.peer.data.text_lines import TextLines
@@ -46,6 +47,10 @@ class Source(Protocol):
 def source_of(dataset: Any, seed: int) -> Source:
     """UserError for what can't be read twice in the same order."""
     if isinstance(dataset, (str, os.PathLike)):
+        if ending_of(place := os.fspath(dataset)) in ENDINGS:
+            raise UserError(
+                f"{place}: shards of tokens are no text: farflung.TokenShards({place!r}, length=...)"
+            )
         dataset = TextLines(dataset)
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if not is_stream and hasattr(dataset, "__len__"):
@@ -64,14 +69,20 @@ class MapStyle:
         self._dataset, self._seed = dataset, seed
 
     def read(self, span: Span) -> list[Any]:
-        order = list(permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop))
+        return self._items(list(permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop)))
+
+    def _items(self, indices: list[int]) -> list[Any]:
         # Of torch's own convention; many times as fast.
         at_once = getattr(self._dataset, "__getitems__", None)
-        return list(at_once(order)) if at_once is not None else [self._dataset[index] for index in order]
+        return list(at_once(indices)) if at_once is not None else [self._dataset[index] for index in indices]
 
     def fingerprint(self, run: bytes) -> Fingerprint:
+        """Of items as they are read for training, a few at a time: each may be a request to a store far away."""
         looked_at = places(self.samples, run)
-        return fingerprint(f"{self.samples} indexed", lambda: (self._dataset[index] for index in looked_at))
+        few = [looked_at[at : at + READ_AGAIN] for at in range(0, len(looked_at), READ_AGAIN)]
+        return fingerprint(
+            f"{self.samples} indexed", lambda: (item for indices in few for item in self._items(indices))
+        )
 
 
 class Stream:

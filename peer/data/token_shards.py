@@ -1,82 +1,299 @@
-"""Tokenised shards as a data set: .bin files of raw integers and .npy arrays, read at random.
+"""Tokenised shards as a data set, read at random: .bin files of raw integers, .npy arrays, a column of parquet files.
 
-Called by users, who give it to `run.batches`.  Must not know leases or models.
-Files are mapped, not read: what is not leased costs neither memory nor disk, and workers share one page cache.
+Called by users, who give it to `run.batches`, and for the data that a run's manifest names.  Must not know leases or
+models.
+
+Files on a disk are mapped, not read: what is not leased costs neither memory nor disk, and workers share one page
+cache.  Files elsewhere are fetched once for all trainers of the machine, if all of them fit into its cache; otherwise
+only the rows that are leased are asked for, which no cache would make fewer: each is read once.  Of parquet, in which
+no row can be found alone, the column goes into the cache as bare integers.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from farflung.peer.data.data_files import DataFile, DataFiles, Options
+from farflung.peer.data.parquet_column import column_of, integers
+from farflung.peer.data.shared_cache import NoRoom, SharedCache
 from farflung.peer.data.text_lines import TextPath
-from farflung.protocol.errors import UserError
+from farflung.peer.settings import default_cache, own_config
+from farflung.protocol.errors import StoreError, UserError
+from farflung.protocol.manifest import Manifest
+
+log = logging.getLogger(__name__)
 
 INTEGERS = ("uint8", "uint16", "int16", "uint32", "int32", "int64")
+NPY_HEAD_BYTES = 4096  # far more than the head of a row of integers has
+MAPPED_MOST = 256  # each holds a file open, of which a process may have about a thousand
+AT_ONCE = 8  # of files whose heads are read, or which are fetched
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    file: DataFile
+    dtype: str
+    offset: int  # of the first token in the file; in the cache's entry, where it is decoded, 0
+    tokens: int
+    decoded: bool = False  # of the cache's entry alone
+
+    @property
+    def width(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def cached_bytes(self) -> int:
+        return self.tokens * self.width if self.decoded else self.file.size_bytes
 
 
 class TokenShards(Dataset[Tensor]):
     """Rows of `length` token ids [length], int64, out of one file or several; what is left at a file's end is not used.
 
-    `dtype` is that of .bin files, which have nothing but integers in them, the lowest byte first ("uint16" for
-    vocabularies up to 65,536, "uint32" above).  Every peer needs the same files in the same order.
+    `paths`: files, folders, or names with stars in them, here or at any URL of fsspec (s3://, https://, ...).  `dtype`
+    is that of .bin files, which have nothing but integers in them, the lowest byte first ("uint16" for vocabularies up
+    to 65,536, "uint32" above); `column` that of parquet files.  `storage_options`: for the file system of fsspec.
+    Every peer needs the same files in the same order.
     """
 
-    def __init__(self, paths: TextPath | Iterable[TextPath], length: int, dtype: str = "uint16") -> None:
+    def __init__(
+        self,
+        paths: TextPath | Iterable[TextPath],
+        length: int,
+        dtype: str = "uint16",
+        column: str = "input_ids",
+        storage_options: Options | None = None,
+    ) -> None:
+        listed: list[TextPath] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        places = [os.fspath(path) for path in listed]
+        self._begin(places, length, dtype, column, DataFiles(storage_options or {}))
+
+    @classmethod
+    def of_run(cls, manifest: Manifest, own_place: str = "") -> TokenShards:
+        """What [data] of the run's manifest names.  `own_place`: where this peer has it, on its own word."""
+        data = manifest.data
+        if data.source in ("", "python-stdlib") and not own_place:
+            raise UserError(
+                f"[data] source of run '{manifest.run.name}' names no token shards: give run.batches a data set"
+            )
+        named = [data.source] if isinstance(data.source, str) else list(data.source)
+        places, files = ([own_place], DataFiles({})) if own_place else (named, DataFiles(None))
+        made = cls.__new__(cls)
+        made._begin(places, manifest.row_tokens, data.dtype, data.column, files)
+        return made
+
+    def _begin(self, places: list[str], length: int, dtype: str, column: str, files: DataFiles) -> None:
         if length < 1:
             raise UserError(f"TokenShards: length must be at least 1, found {length}")
         if dtype not in INTEGERS:
             raise UserError(f"TokenShards: dtype must be one of {', '.join(INTEGERS)}, found {dtype!r}")
-        listed: list[TextPath] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        self.paths = [os.fspath(path) for path in listed]
-        self.length, self.dtype = length, dtype
-        self._shards = [self._map(path) for path in self.paths]
+        self.paths, self.length, self.dtype, self.column = places, length, dtype, column
+        self._files = files
+        own = own_config({})
+        self._cache = SharedCache(own.cache or default_cache(), own.cache_limit)
+        self._maps: OrderedDict[int, Any] = OrderedDict()
+        self._given_up = False
+        found = [each for place in places for each in files.find(place)]
+        self._shards = self._side_by_side(self._measured, found)
         # So many rows lie before shard 0, 1, 2, ...
-        self._before = [0, *accumulate(len(shard) // length for shard in self._shards)]
+        self._before = [0, *accumulate(shard.tokens // length for shard in self._shards)]
         if not self._before[-1]:
-            raise UserError(f"TokenShards: no row of {length} tokens in {', '.join(self.paths) or 'no file'}")
+            raise UserError(f"TokenShards: no row of {length} tokens in {', '.join(places) or 'no file'}")
+        self._fetch()
 
-    def _map(self, path: str) -> Any:
-        try:
-            if path.endswith(".npy"):
-                shard = np.lib.format.open_memmap(path, mode="r")  # which unpickles nothing
-            else:
-                whole = np.dtype(self.dtype).newbyteorder("<")
-                shard = np.memmap(path, whole, mode="r")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot read as {self.dtype} tokens: {error}") from None
-        if shard.ndim != 1 or shard.dtype.kind not in "ui":
+    # ---- what is in a file
+
+    def _measured(self, file: DataFile) -> Shard:
+        if file.ending == ".parquet":
+            with self._files.open(file) as opened:
+                dtype, tokens = column_of(opened, file.url, self.column, self.length)
+            return Shard(file, dtype, 0, tokens, decoded=True)
+        if file.ending == ".npy":
+            first = self._files.read([(file, 0, min(NPY_HEAD_BYTES, file.size_bytes))])[0]
+            return self._measured_npy(file, first)
+        raw = np.dtype(self.dtype).newbyteorder("<")
+        if not file.size_bytes:
+            raise UserError(f"{file.url}: empty")
+        if file.size_bytes % raw.itemsize:
             raise UserError(
-                f"{path}: expected one row of integers, found {shard.dtype} of shape {list(shard.shape)}"
+                f"{file.url}: {file.size_bytes} bytes are no whole number of {self.dtype} tokens; say dtype="
             )
-        return shard
+        return Shard(file, raw.str, 0, file.size_bytes // raw.itemsize)
+
+    def _measured_npy(self, file: DataFile, first: bytes) -> Shard:
+        head = io.BytesIO(first)
+        try:
+            version = np.lib.format.read_magic(head)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read(head)
+        except ValueError as error:
+            raise UserError(f"{file.url}: cannot read as .npy: {str(error).splitlines()[0]}") from None
+        if dtype.kind not in "ui" or len(shape) not in (1, 2):
+            raise UserError(
+                f"{file.url}: expected integers in one row, or in rows of {self.length}, found {dtype} of shape "
+                f"{list(shape)}"
+            )
+        if len(shape) == 2 and shape[1] != self.length:
+            raise UserError(f"{file.url}: its rows have {shape[1]} tokens, expected {self.length}")
+        tokens = int(np.prod(shape, dtype=np.int64))
+        if head.tell() + tokens * dtype.itemsize != file.size_bytes:
+            raise UserError(
+                f"{file.url}: damaged: {file.size_bytes} bytes do not hold {tokens} tokens of {dtype}"
+            )
+        return Shard(file, dtype.str, head.tell(), tokens)
+
+    # ---- the cache
+
+    def _fetch(self) -> None:
+        """What the cache can take whole is there before the run is joined: nobody waits for a file in a step."""
+        wanted = [
+            number for number, shard in enumerate(self._shards) if shard.decoded or not shard.file.is_local
+        ]
+        total = sum(self._shards[number].cached_bytes for number in wanted)
+        self._by_rows = frozenset[int]()
+        if not wanted:
+            return
+        limit = self._cache.limit_bytes
+        must = sum(self._shards[number].cached_bytes for number in wanted if self._shards[number].decoded)
+        if must > limit:
+            raise UserError(
+                f"TokenShards: the column {self.column!r} of these parquet files has {must / 1e6:.1f} MB of integers, "
+                f"and the cache of shards on this disk may have {limit / 1e6:.1f} MB: raise cache_limit (docs/data.md)"
+            )
+        if total > limit:
+            self._by_rows = frozenset(number for number in wanted if not self._shards[number].decoded)
+            log.info("%.1f MB of shards, more than the cache may have: row by row", total / 1e6)
+            wanted = [number for number in wanted if number not in self._by_rows]
+        log.info("%d shards, %.1f MB: in %s, or fetched now", len(wanted), total / 1e6, self._cache.folder)
+        self._side_by_side(self._mapped, wanted)
+
+    def _opened(self, number: int) -> BinaryIO | None:
+        shard = self._shards[number]
+        if shard.file.is_local and not shard.decoded:
+            return open(shard.file.path, "rb")
+        return self._entry(number)
+
+    def _entry(self, number: int) -> BinaryIO | None:
+        """Named by what is in it: a file that was written again is another one.  None: there is no room for it."""
+        shard = self._shards[number]
+        file, made_by = shard.file, f"{self.column} {self.length}" if shard.decoded else ""
+        name = blake3(f"{file.url}\n{file.mark}\n{file.size_bytes}\n{made_by}".encode()).hexdigest(length=16)
+        plain = PurePosixPath(file.path).name[-60:] + (".tokens" if shard.decoded else "")
+        readable = "".join(c if c.isalnum() or c in "._" else "-" for c in plain)
+        try:
+            return self._cache.open(f"{name}-{readable}", shard.cached_bytes, self._bytes_of(shard))
+        except NoRoom as error:
+            if shard.decoded:
+                raise UserError(f"{file.url}: {error}") from None
+            log.info("%s: %s: row by row", file.url, error)
+            self._by_rows |= {number}
+            return None
+
+    def _bytes_of(self, shard: Shard) -> Callable[[], Iterable[bytes]]:
+        def decoded() -> Iterable[bytes]:
+            with self._files.open(shard.file) as opened:
+                yield from integers(opened, shard.file.url, self.column, self.length, shard.dtype)
+
+        def wanted_still() -> Iterable[bytes]:
+            for piece in decoded() if shard.decoded else self._files.pieces(shard.file):
+                if self._given_up:
+                    raise StoreError(f"{shard.file.url}: not fetched to its end")
+                yield piece
+
+        return wanted_still
+
+    def _side_by_side(self, act: Callable[[T], R], each_of: Sequence[T]) -> list[R]:
+        """In their order.  The threads are gone when it returns: workers are forked from a process that has none."""
+        if len(each_of) < 2:
+            return [act(one) for one in each_of]
+        with ThreadPoolExecutor(min(AT_ONCE, len(each_of))) as pool:
+            try:
+                return list(pool.map(act, each_of))
+            except BaseException:  # the outermost loop over files: after Ctrl-C nobody waits for the others
+                self._given_up = True
+                raise
+
+    # ---- rows
 
     def __len__(self) -> int:
         return self._before[-1]
 
     def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} is outside [0, {len(self)})")
-        shard = bisect_right(self._before, index) - 1
-        start = (index - self._before[shard]) * self.length
-        row = self._shards[shard][start : start + self.length]
-        return torch.from_numpy(row.astype(np.int64))
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
-        return [self[index] for index in indices]
+        rows = np.empty((len(indices), self.length), np.int64)
+        elsewhere: list[tuple[int, Shard, int]] = []
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(f"row {index} is outside [0, {len(self)})")
+            number = bisect_right(self._before, index) - 1
+            start = (index - self._before[number]) * self.length
+            tokens = None if number in self._by_rows else self._mapped(number)
+            if tokens is None:
+                elsewhere.append((place, self._shards[number], start))
+            else:
+                rows[place] = tokens[start : start + self.length]
+        if elsewhere:
+            self._read_rows(elsewhere, rows)
+        return list(torch.from_numpy(rows).unbind(0))
+
+    def _read_rows(self, wanted: list[tuple[int, Shard, int]], rows: Any) -> None:
+        """All at the same time: each is a request, whose answer is about as far away as that of the others."""
+        ranges = [
+            (
+                shard.file,
+                shard.offset + start * shard.width,
+                shard.offset + (start + self.length) * shard.width,
+            )
+            for _, shard, start in wanted
+        ]
+        for (place, shard, _), raw in zip(wanted, self._files.read(ranges), strict=True):
+            rows[place] = np.frombuffer(raw, shard.dtype)
+
+    def _mapped(self, number: int) -> Any:
+        """None: it is not in the cache, which is full of what others use."""
+        found = self._maps.get(number)
+        if found is not None:
+            self._maps.move_to_end(number)
+            return found
+        shard = self._shards[number]
+        try:
+            opened = self._opened(number)
+            if opened is None:
+                return None
+            with opened as file:
+                # The mapping has a descriptor of its own, and with it the cache's lock.
+                found = np.memmap(file, shard.dtype, "r", shard.offset, (shard.tokens,))
+        except OSError as error:
+            raise UserError(f"{shard.file.url}: cannot read: {error.strerror or error}") from None
+        self._maps[number] = found
+        if len(self._maps) > MAPPED_MOST:
+            self._maps.popitem(last=False)
+        return found
 
     def __getstate__(self) -> dict[str, object]:
         """A worker maps the files anew; a copy of their contents would be sent otherwise."""
-        return self.__dict__ | {"_shards": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self._shards = [self._map(path) for path in self.paths]
+        return self.__dict__ | {"_maps": OrderedDict()}

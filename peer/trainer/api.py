@@ -30,6 +30,7 @@ from torch.utils.data import default_collate
 from farflung.optim.rates import rates_of
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
+from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.data.workers import Ahead
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
@@ -180,7 +181,7 @@ class Run:
 
     def batches(
         self,
-        dataset: Any,
+        dataset: Any = None,
         batch_size: int | None = None,
         collate: Collate | None = None,
         fingerprint: bool = True,
@@ -192,10 +193,11 @@ class Run:
 
         `dataset`, the same on every peer: map-style (`__len__`, `__getitem__`), visited in the run's own order; or
         iterable, visited in its own order (docs/data.md says what that costs); or the path of a text file, whose
-        lines are the samples.  A batch counts as used once the next step is done; where nothing more is leased it
-        may be smaller.  Some items are read before the first batch, to see that all peers have the same data;
-        `fingerprint=False` compares its length alone.  `ahead`: so many batches the loader around it asks for before
-        it gives one out (1 for that of accelerate, of transformers' Trainer and of Lightning): they are not used yet.
+        lines are the samples; left out: the token shards that `[data] source` names.  A batch counts as used once the
+        next step is done; where nothing more is leased it may be smaller.  Some items are read before the first batch,
+        to see that all peers have the same data; `fingerprint=False` compares its length alone.  `ahead`: so many
+        batches the loader around it asks for before it gives one out (1 for that of accelerate, of transformers'
+        Trainer and of Lightning): they are not used yet.
         `workers`: so many processes read map-style data before it is wanted, `prefetch` batches each; 0: this one does.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
@@ -204,6 +206,8 @@ class Run:
         for name, count in (("ahead", ahead), ("workers", workers), ("prefetch", prefetch)):
             if count < 0:
                 raise UserError(f"{name} must not be negative, found {count}")
+        if dataset is None:
+            dataset = TokenShards.of_run(self.manifest, own_config({}).data)
         source, made_of = source_of(dataset, self.manifest.run.seed), b""
         if fingerprint:
             made_of, why_none = source.fingerprint(self.manifest.digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutants_of_batches import BATCHES
-from mutants_of_peers import ARITHMETIC, STAGES, STATE
+from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
@@ -27,6 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ARITHMETIC,
     *STATE,
     *STAGES,
+    *SHARDS,
     *PROOFS,
     *SUMS,
     *ERAS,

@@ -319,3 +319,86 @@ STAGES = (
         ("tests/peer/pipeline/test_fitting.py",),
     ),
 )
+
+CACHE_TESTS = ("tests/peer/data/test_shared_cache.py",)
+FILE_TESTS = ("tests/peer/data/test_data_files.py",)
+SHARD_TESTS = ("tests/peer/data/test_token_shards.py",)
+SHARDS = (
+    Mutant(
+        "what is fetched has the length that was said",
+        "peer/data/shared_cache.py",
+        "if written != size_bytes:",
+        "if False:",
+        CACHE_TESTS,
+    ),
+    Mutant(
+        "a fetch that fails leaves nothing",
+        "peer/data/shared_cache.py",
+        "part.unlink(missing_ok=True)",
+        "os.replace(part, path)",
+        CACHE_TESTS,
+    ),
+    Mutant(
+        "who uses an entry keeps it",
+        "peer/data/shared_cache.py",
+        "fcntl.flock(file, fcntl.LOCK_SH)",
+        "pass",
+        CACHE_TESTS,
+    ),
+    Mutant(
+        "nothing but entries is removed from the cache's folder",
+        "peer/data/shared_cache.py",
+        "if _NAME.match(path.name) and path.name != but]",
+        "if path.name != but]",
+        CACHE_TESTS,
+    ),
+    Mutant(
+        "an entry counts with its whole length while it is fetched",
+        "peer/data/shared_cache.py",
+        "os.truncate(file.fileno(), size_bytes)",
+        "pass",
+        CACHE_TESTS,
+    ),
+    Mutant(
+        "a run's data are read without this machine's keys",
+        "peer/data/data_files.py",
+        'return {"anon": True}',
+        "return {}",
+        FILE_TESTS,
+    ),
+    Mutant(
+        "a run's data are followed over TLS alone",
+        "peer/data/data_files.py",
+        'if "://" in to and not to.lower().startswith("https://"):',
+        "if False:",
+        FILE_TESTS,
+    ),
+    Mutant(
+        "no answer is read that is longer than what was asked for",
+        "peer/data/data_files.py",
+        "if asked.response.status != 206 or length is None or length > due:",
+        "if False:",
+        FILE_TESTS,
+    ),
+    Mutant(
+        "a short answer is no row",
+        "peer/data/data_files.py",
+        "if len(piece) != due:",
+        "if False:",
+        FILE_TESTS,
+    ),
+    Mutant(
+        "every row of a parquet column has the length of all",
+        "peer/data/parquet_column.py",
+        "if (wrong := np.flatnonzero(counts != length)).size:",
+        "if (wrong := np.flatnonzero(counts != counts)).size:",
+        SHARD_TESTS,
+    ),
+    Mutant(
+        "a file that was written again is another entry",
+        "peer/data/token_shards.py",
+        'f"{file.url}\\n{file.mark}\\n{file.size_bytes}\\n{made_by}"',
+        'f"{file.url}\\n{file.size_bytes}\\n{made_by}"',
+        SHARD_TESTS,
+    ),
+)

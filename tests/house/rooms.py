@@ -68,7 +68,7 @@ ROOMS: dict[str, Room] = {
     ),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
-    "peer/data": Room(PROTOCOL),
+    "peer/data": Room(("peer", *PROTOCOL)),
     "peer/machine": Room(
         (
             "peer/local/words",
@@ -111,7 +111,7 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "peer/adapters": Room(("peer/trainer", *PROTOCOL)),
-    "peer/builtin": Room(("peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
+    "peer/builtin": Room(("peer", "peer/data", "peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
         (
             "peer",

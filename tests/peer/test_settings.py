@@ -38,9 +38,16 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "archive_contributions": ("yes", True),
     "record": ("/tmp/work", Path("/tmp/work")),
     "metrics": ("9100", "9100"),
+    "data": ("s3://there/tokens", "s3://there/tokens"),
+    "cache": ("/tmp/shards", Path("/tmp/shards")),
+    "cache_limit": ("40 GB", 40_000_000_000),
 }
 FLAGS = {"archive", "archive_contributions", "results_on_disk"}
-ONLY_WRITTEN_DOWN = {"stuck_after"}  # in the file or the environment: no option of `farflung join`
+ONLY_WRITTEN_DOWN = {
+    "stuck_after",
+    "cache",
+    "cache_limit",
+}  # in the file or the environment: no option of `farflung join`
 
 
 def config(file: Path, text: str = "", env: dict[str, str] | None = None, **given: str | None) -> OwnConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from typing import get_args
 
 import pytest
@@ -34,7 +36,7 @@ def test_template_spells_out_exactly_the_defaults() -> None:
 def test_canonical_bytes_are_stable() -> None:
     manifest = Manifest.from_toml("[round]\nsync_every = 7\n[inner]\nlr = 1\n", "run.toml")
     assert manifest.canonical().startswith(
-        b'{"checkpoint":{"every_rounds":0,"go_back_after_s":300.0,"keep":3},"data":{"batch":8,"lease_samples":256,"source":"python-stdlib"},"inner"'
+        b'{"checkpoint":{"every_rounds":0,"go_back_after_s":300.0,"keep":3},"data":{"batch":8,"column":"input_ids","dtype":"uint16","lease_samples":256,"length":0,"source":"python-stdlib"},"inner"'
     )
     assert Manifest.from_canonical(manifest.canonical()) == manifest
     assert Manifest.from_canonical(manifest.canonical()).digest == manifest.digest
@@ -42,13 +44,26 @@ def test_canonical_bytes_are_stable() -> None:
     assert Manifest.from_toml("[inner]\nlr = 1.0\n[round]\nsync_every = 7\n", "x").digest == manifest.digest
 
 
+def test_a_run_names_one_place_of_its_data_or_several() -> None:
+    for written in ('"s3://a-bucket/run 1"', '["https://a.example:8443/x-00.bin?v=2", "s3://bucket/*.npy"]'):
+        text = f"[data]\nsource = {written.replace(' 1', '-1')}\nlength = 33\n"
+        manifest = Manifest.from_toml(text, "run.toml")
+        assert Manifest.from_canonical(manifest.canonical()) == manifest
+        assert json.loads(manifest.canonical())["data"]["source"] == tomllib.loads(text)["data"]["source"]
+        assert manifest.row_tokens == 33
+    assert Manifest().row_tokens == Manifest().model.context + 1
+
+
 def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("7d46937e")
+    assert Manifest().digest.hex().startswith("bc2fc030")
 
 
+_SOURCE = (
+    '[data] source: expected "python-stdlib", "", or token shards at https:// or s3://, one place or a list'
+)
 _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
 
 
@@ -88,6 +103,12 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ('a = "', "line 1, column 6: not valid TOML: Unterminated string"),
         ("[run]\nmin_peers = 9\nmax_peers = 3", "[run] max_peers: expected at least min_peers (9), found 3"),
         ("[model]\nheads = 5", "[model] width: expected a multiple of heads (5), found 64"),
+        ('[data]\nsource = "/etc/passwd"', f'{_SOURCE}, found "/etc/passwd"'),
+        ('[data]\nsource = "http://a.example/b.bin"', f'{_SOURCE}, found "http://a.example/b.bin"'),
+        ('[data]\nsource = "https://a/b::file:///c"', f'{_SOURCE}, found "https://a/b::file:///c"'),
+        ('[data]\nsource = "https://me:word@a/b"', f'{_SOURCE}, found "https://me:word@a/b"'),
+        ("[data]\nsource = []", f"{_SOURCE}, found []"),
+        ("[data]\nlength = 99", "[data] length: expected at most context + 1 (65), found 99"),
         ("[data]\nbatch = 300", "[data] lease_samples: expected at least one batch (300), found 256"),
         (
             "[round]\nround_timeout_s = 9.0",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import boto3
@@ -51,6 +52,14 @@ class Buckets:
         name = f"bucket-{next(self._numbers)}"
         self.client.create_bucket(Bucket=name)
         return f"s3://{name}"
+
+    def publish(self, files: Mapping[str, bytes]) -> str:
+        """The URL of a bucket with these, that anybody may list and read."""
+        url = self.new()
+        self.client.put_bucket_acl(Bucket=bucket_of(url), ACL="public-read")
+        for name, content in files.items():
+            self.client.put_object(Bucket=bucket_of(url), Key=name, Body=content, ACL="public-read")
+        return url
 
     def sizes(self, url: str) -> dict[str, int]:
         """What is finished in the bucket of this URL."""

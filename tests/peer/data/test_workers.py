@@ -1,9 +1,8 @@
-"""`run.batches(workers=)` and token shards: the same batches as without workers, whatever was read early."""
+"""`run.batches(workers=)`: the same batches as without workers, whatever was read early."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -13,13 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from farflung.peer.data.leased_data import Span
 from farflung.peer.data.text_lines import TextLines
-from farflung.peer.data.token_shards import TokenShards
+from farflung.peer.data.workers import INLINE_BYTES, Ahead, Spans
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import LeasesNow, Load
 from farflung.peer.trainer.api import Run
@@ -150,6 +149,56 @@ def iter_of_numbers() -> Any:
     return type("Endless", (), {"__iter__": lambda self: iter(range(9))})()
 
 
+class NeedsTwo(Exception):
+    """Can't be made again from what it keeps of its arguments."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+def many_kinds(spans: Spans) -> Any:
+    if spans[0].start == 9:
+        raise NeedsTwo("rows 9", " is damaged")
+    made = torch.arange(12).reshape(3, 4)
+    kinds = {
+        str(dtype): made.to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.uint8, torch.complex64)
+    }
+    return kinds | {
+        "one": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "turned": made.T,
+        "conj": torch.tensor([1 + 2j]).conj(),
+        "large": torch.arange(INLINE_BYTES // 8 + 1),
+        "learns": torch.ones(2, requires_grad=True),
+        "text": "a row",
+        "pair": (made[0], [made[1].numpy()]),
+    }
+
+
+def test_batches_of_all_kinds_come_as_they_were_made() -> None:
+    spans = (Span(1, 0, 0, 1),)
+    with Ahead(1, many_kinds, 0) as pool:
+        found = pool.take(spans, [])
+        for name, value in many_kinds(spans).items():
+            if isinstance(value, Tensor):
+                assert torch.equal(found[name], value) and found[name].dtype is value.dtype, name
+        assert found["learns"].requires_grad and found["text"] == "a row"
+        assert found["pair"][0].tolist() == [0, 1, 2, 3] and found["pair"][1][0].tolist() == [4, 5, 6, 7]
+        found["turned"].zero_()
+        assert pool.take(spans, [])["turned"].sum() == 66, "what the script does to a batch stays with it"
+        with pytest.raises(RuntimeError, match="NeedsTwo: rows 9 is damaged") as caught:
+            pool.take((Span(1, 0, 9, 10),), [])
+        assert "in many_kinds" in str(caught.value.__cause__), "where it was in the worker"
+
+
+def test_what_is_not_wanted_any_more_goes_by() -> None:
+    each = [(Span(1, 0, at, at + 1),) for at in range(9)]
+    with Ahead(2, lambda spans: spans[0].start, 0) as pool:
+        assert pool.take(each[0], each[1:5]) == 0
+        assert [pool.take(spans, ()) for spans in (each[7], each[1], each[7], each[0])] == [7, 1, 7, 0]
+        assert pool.take(each[2], each[3:5]) == 2
+
+
 @pytest.mark.slow
 def test_workers_end_with_a_script_that_is_killed(tmp_path: Path) -> None:
     code = """
@@ -176,54 +225,6 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-# ---- token shards ------------------------------------------------------------------------------------------------
-
-
-def test_token_shards_are_rows_of_all_files_in_order(tmp_path: Path) -> None:
-    np.arange(10, dtype="<u2").tofile(tmp_path / "a.bin")
-    np.save(tmp_path / "b.npy", np.arange(100, 109, dtype=np.int32))
-    shards = TokenShards([tmp_path / "a.bin", tmp_path / "b.npy"], length=4)
-    assert len(shards) == 4
-    assert [shards[row].tolist() for row in range(4)] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [100, 101, 102, 103],
-        [104, 105, 106, 107],
-    ]
-    assert shards[0].dtype is torch.int64
-    assert [row[0].item() for row in shards.__getitems__([3, 0])] == [104, 0]
-    with pytest.raises(IndexError, match="row 4 is outside"):
-        shards[4]
-
-
-def test_token_shards_go_to_workers_without_their_contents(tmp_path: Path) -> None:
-    np.arange(5000, dtype="<u2").tofile(tmp_path / "a.bin")
-    shards = TokenShards(tmp_path / "a.bin", length=100)
-    sent = pickle.dumps(shards)
-    assert len(sent) < 1000 and torch.equal(pickle.loads(sent)[49], shards[49])  # noqa: S301
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "text"),
-    [
-        (b"", {}, "cannot read as uint16"),
-        (bytes(10), {"length": 6}, "no row of 6 tokens"),
-        (bytes(10), {"length": 0}, "length must be at least 1"),
-        (bytes(10), {"dtype": "float32"}, "dtype must be one of"),
-        (bytes(11), {}, "not a multiple of the data-type size"),
-    ],
-)
-def test_shards_that_do_not_fit_are_refused(
-    tmp_path: Path, content: bytes, options: dict[str, Any], text: str
-) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    with pytest.raises(UserError, match=text):
-        TokenShards(tmp_path / "a.bin", **{"length": 2, **options})
-    np.save(tmp_path / "b.npy", np.zeros((2, 2)))
-    with pytest.raises(UserError, match="expected one row of integers, found float64"):
-        TokenShards(tmp_path / "b.npy", 2)
 
 
 def test_a_forked_worker_does_not_move_the_place_in_its_parents_files(tmp_path: Path) -> None:
