@@ -1,4 +1,4 @@
-"""From a checkpoint to model.safetensors: the model's own names, shapes and dtypes.
+"""From a checkpoint to model.safetensors, or a folder of torch's DCP: the model's own names, shapes and dtypes.
 
 Called by `farflung checkpoint export`.  Where each tensor lies in the flat vector follows from the model's
 description alone, so no model code is needed.  Must not know how checkpoints are stored.
@@ -6,9 +6,14 @@ description alone, so no model code is needed.  Must not know how checkpoints ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,3 +81,53 @@ def as_state_dict(exported: Exported, tied_once: bool) -> dict[str, Tensor]:
     if tied_once:
         return exported.tensors
     return exported.tensors | {name: exported.tensors[of].clone() for name, of in exported.aliases.items()}
+
+
+# ---- for torch.distributed.checkpoint
+
+
+def dcp_folder_is_free(folder: Path, force: bool) -> None:
+    """UserError where something lies there that is no such folder, or may not be overwritten."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / ".metadata").is_file():
+        raise UserError(
+            f"{folder} exists and is no folder of torch.distributed.checkpoint: choose another name"
+        )
+    if not force:
+        raise UserError(f"{folder} exists; choose another folder, or add --force to overwrite it")
+
+
+def write_dcp(tensors: Mapping[str, Tensor], folder: Path, name: str) -> None:
+    """A folder that `torch.distributed.checkpoint.load` reads, on any number of ranks: whole or not there.
+
+    `name` stands in it where torch writes a random number: equal weights of a version are equal bytes.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    class Writer(FileSystemWriter):
+        def storage_meta(self) -> StorageMeta | None:
+            return StorageMeta(save_id=name)
+
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():  # that this is one process is meant
+            warnings.simplefilter("ignore", UserWarning)
+            save(dict[str, Any](tensors), storage_writer=Writer(aside), no_dist=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.replace(folder)
+    except (OSError, CheckpointException) as error:
+        cause = (
+            next((each for each, _ in error.failures.values()), error)
+            if isinstance(error, CheckpointException)
+            else error
+        )
+        why = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+        raise UserError(f"{folder}: cannot write: {why}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -30,6 +30,19 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
 
+Hf = Annotated[
+    str | None,
+    typer.Option(
+        "--hf",
+        help="Config (folder or name) of the transformers model whose farflung.hf_parts these are: write what "
+        "from_pretrained loads, with config.json beside it.",
+    ),
+]
+Dcp = Annotated[
+    Path | None,
+    typer.Option(help="Write this folder for torch.distributed.checkpoint.load (torchtitan) instead."),
+]
+
 
 @app.command("ls")
 def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
@@ -81,25 +94,20 @@ def export(
     provenance: Annotated[
         Path | None, typer.Option(help="The run's provenance.jsonl: say in the file who contributed.")
     ] = None,
-    hf: Annotated[
-        str | None,
-        typer.Option(
-            "--hf",
-            help="Config (folder or name) of the transformers model whose farflung.hf_parts these are: write what "
-            "from_pretrained loads, with config.json beside it.",
-        ),
-    ] = None,
+    hf: Hf = None,
+    dcp: Dcp = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
+    if dcp is not None and (hf is not None or provenance is not None):
+        raise UserError("--dcp: such a folder has no place for --hf or --provenance; export twice")
     config = out.parent / "config.json"
-    for written in [out] if hf is None else [out, config]:
-        if written.exists() and not force:
-            raise UserError(
-                f"{written} exists; choose another name with --out, or add --force to overwrite it"
-            )
-    from farflung.checkpoints.export import as_state_dict, tensors_of
+    if dcp is None:
+        _are_free([out] if hf is None else [out, config], force)
+    from farflung.checkpoints.export import as_state_dict, dcp_folder_is_free, tensors_of, write_dcp
 
+    if dcp is not None:
+        dcp_folder_is_free(dcp, force)
     store = Store(place_of(place))
     for found in _candidates(_look(store, run, url), place, version):
         _tell_if_large(found)
@@ -113,15 +121,26 @@ def export(
         tensors = as_state_dict(exported, tied_once)
         if hf is not None:
             tensors, said = _for_transformers(tensors, hf)
-        _save(tensors, out, _head_of(found, provenance))
+        if dcp is not None:
+            write_dcp(tensors, dcp, f"{manifest.run} {manifest.run_id} version {manifest.version}")
+        else:
+            _save(tensors, out, _head_of(found, provenance))
         if hf is not None:
             _write(config, said)
         if exported.frozen:
             _tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
         joins = f", joined from {found.stages} stages," if found.stages else ""
-        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {out}")
+        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {dcp or out}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+
+
+def _are_free(files: list[Path], force: bool) -> None:
+    for written in files:
+        if written.exists() and not force:
+            raise UserError(
+                f"{written} exists; choose another name with --out, or add --force to overwrite it"
+            )
 
 
 def _head_of(found: Joined, provenance: Path | None) -> dict[str, str]:

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import (
@@ -552,3 +553,21 @@ def test_mistakes_are_one_line(
     save(store, 10, run_id="f" * 32)
     code, _, err = say("export", tmp_path / "there", "--out", tmp_path / "m")
     assert code == 2 and "choose one with --run" in err and err.count("\n") == 1
+
+
+def test_export_writes_a_folder_of_torchs_own_checkpoints_instead(
+    tmp_path: Path, say: Callable[..., tuple[int, str, str]]
+) -> None:
+    place, out = tmp_path / "there", tmp_path / "out"
+    save(Store(str(place)), 10)
+    code, said, err = say("export", place, "--dcp", out)
+    assert code == 0 and f"wrote version 10 of small to {out}" in said, err
+    expected = b"".join(raw[: len(raw) // 2] for raw in state(10))
+    into = {"w": torch.zeros(len(expected) // 4)}
+    dcp.load(into, checkpoint_id=out, no_dist=True)
+    assert into["w"].numpy().tobytes() == expected
+    code, _, err = say("export", place, "--dcp", out)
+    assert code == 2 and "--force" in err and err.count("\n") == 1
+    assert say("export", place, "--dcp", out, "--force")[0] == 0
+    code, _, err = say("export", place, "--dcp", tmp_path / "x", "--hf", "org/name")
+    assert code == 2 and "export twice" in err and not (tmp_path / "x").exists()
