@@ -36,8 +36,8 @@ hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partition
 # A layer over .venv/, so that lint and the other tests see what they always see. A machine that reaches no registry
 # has not run these tests, and says so: that is no fault of farflung's.
 LAYER := .venv/adapters
-WHOSE := transformers accelerate lightning peft
-adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning or peft; NOT RUN where these can't be had (minutes)
+WHOSE := transformers accelerate lightning peft trl
+adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft or trl; NOT RUN where these can't be had (minutes)
 	@$(BIN)/python -m venv --without-pip $(LAYER)
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$($(LAYER)/bin/python -c "$$purelib")/below.pth"; \

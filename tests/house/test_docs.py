@@ -43,7 +43,7 @@ MODULES_WITHOUT_README = 5  # a room with more of them has a page of its own
 # Names in code spans that are no file of ours: what a reader makes, or has.
 MADE_BY_READERS = {"run.toml", "train.py"}
 # Classes of others, and message names that are written as they stand on the wire.
-FOREIGN = {"Dockerfile", "GradScaler", "DataParallel", "DistributedDataParallel", "Write"}
+FOREIGN = {"Dockerfile", "GradScaler", "DataParallel", "DistributedDataParallel", "SFTTrainer", "Write"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 

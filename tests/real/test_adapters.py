@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from farflung.protocol.manifest import Manifest
 
@@ -29,6 +30,8 @@ def weights_at(folder: Path) -> list[dict[str, torch.Tensor]]:
         load_file(path)
         for path in sorted([*folder.glob("*-model/*.safetensors"), *folder.glob("*.safetensors")])
     ]
+    for number, written in enumerate(sorted(folder.glob("*-titan"))):
+        dcp_to_torch_save(written, folder / f"{number}.pt")
     return found + [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.pt"))]
 
 
@@ -37,7 +40,9 @@ def weights_at(folder: Path) -> list[dict[str, torch.Tensor]]:
     [
         ("finetune_trainer.py", "transformers"),
         ("finetune_hf.py", "transformers"),
+        ("finetune_sft.py", "trl"),
         ("lightning_model.py", "lightning"),
+        ("titan_model.py", "torchtitan"),
         ("accelerate_model.py", "accelerate"),
     ],
 )
@@ -65,4 +70,5 @@ def test_the_example_runs_and_ends_with_the_runs_weights(stage: Any, example: st
         assert said, stage.log(name)[-2000:]
         assert "farflung: samples" not in stage.log(name)
     one, other = weights_at(stage.folder)
+    assert one
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
