@@ -295,7 +295,7 @@ def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch
 
 
 def test_a_stage_that_is_left_empty_is_filled_by_a_peer_of_another_one() -> None:
-    """Its only peer comes back to the stage that had nobody just then."""
-    world, report = run_seed(34)
+    """A seed in which nobody has a seat there when the move is written down."""
+    world, report = run_seed(102)
     assert isinstance(world.invariants, StageInvariants) and world.scenario.rebalance_s
     assert report.outcome == "finished" and world.invariants.moves
