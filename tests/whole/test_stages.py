@@ -296,6 +296,7 @@ def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch
 
 def test_a_stage_that_is_left_empty_is_filled_by_a_peer_of_another_one() -> None:
     """A seed in which nobody has a seat there when the move is written down."""
-    world, report = run_seed(102)
+    world, report = run_seed(314)
     assert isinstance(world.invariants, StageInvariants) and world.scenario.rebalance_s
-    assert report.outcome == "finished" and world.invariants.moves
+    assert report.outcome == "finished"
+    assert any(" has 0 of at least " in move.reason for move in world.invariants.moves)
