@@ -4,8 +4,7 @@ Everybody runs this script in a run whose manifest asks for an own model (custom
 
 farflung join --identity a.pem --script finetune_sft.py "URL"   or: python finetune_sft.py "URL" a.pem
 
-To fine-tune for real, put a model's name and your data set in the places below.  `peft_config=LoraConfig(...)` works as
-without farflung: then the adapter alone is exchanged.
+To fine-tune for real, put a model's name, its tokenizer and your data set in the places below.
 """
 
 import sys
