@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.process.journal import Event, read_events
-from rig.nursery import Child, Nursery
+from rig.nursery import Child, Nursery, end_in_turn
 
 RANKS = str(Path(__file__).resolve().with_name("beside_ranks.py"))
 ENVIRON = {"OMP_NUM_THREADS": "1"}
@@ -162,14 +161,7 @@ class Group:
             time.sleep(LOOK_S)
 
     def end(self) -> None:
-        """Whoever came first goes last: a peer says good-bye to its coordinator."""
-        for child in reversed(self.children.values()):
-            child.terminate()
-            try:
-                child.wait(20.0)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        end_in_turn(self.children.values(), 20.0)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from farflung.protocol.limits import MICROS_PER_BATCH
 from farflung.protocol.process.journal import Event, read_events
 from rig.lab.emulator import HostSpec, Lab
 from rig.lab_run import PORT, SAMPLE_S, Wire
-from rig.nursery import Child, Nursery
+from rig.nursery import Child, Nursery, end_in_turn
 
 FAST_MBIT = 1000.0
 LOOK_S = 0.05
@@ -185,13 +185,7 @@ class Hosts:
             time.sleep(LOOK_S)
 
     def end(self) -> None:
-        for child in reversed(self._children.values()):
-            child.terminate()
-            try:
-                child.wait(10.0)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        end_in_turn(self._children.values(), 10.0)
 
 
 def watched(asked: Asked, seating: Seating, nursery: Nursery) -> Seen:

@@ -1,4 +1,4 @@
-"""Files at a URL: the one place that knows fsspec.  Local path, s3://, gs://, memory:// and others.
+"""Files at a URL: the one place of checkpoints that knows fsspec.  Local path, s3://, gs://, memory:// and others.
 
 Called by the store only.  A file appears whole or not at all: on a local disk it is written aside, fsynced and
 renamed, so it is also durable when `write` returns; elsewhere it is sent at once, or in a transaction of the store's

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from farflung.collectives.flow.stage_rates import Traffic, borders_of, seat_pace, traffic_of
-from farflung.coordinator.batches.micros import UNIT_LEAST_S
+from farflung.coordinator.batches.micros import UNIT_LEAST_S, believed_unit_s
 from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
@@ -46,7 +46,7 @@ class Rates:
         """`crew`: of all stages; `traffic`: of each."""
         self.crew, self._traffic = tuple(crew), traffic
         units = [
-            [max(UNIT_LEAST_S, mate.unit_s) for mate in self.of_stage(n) if mate.unit_s > 0]
+            [believed_unit_s(mate.unit_s) for mate in self.of_stage(n) if mate.unit_s > 0]
             for n in range(self.stages)
         ]
         # Before each stage that is served has measured something, peers and stages count alike.

@@ -60,9 +60,8 @@ def staged_tick_of(
     )
 
 
-@lru_cache(
-    maxsize=64
-)  # a table is the same object until another one takes its place, and the same for a whole stage
+# A table is the same object until another one takes its place, and all members of a stage are told the same.
+@lru_cache(maxsize=64)
 def _told(table: Table, stage: int) -> tuple[SeatRow, ...]:
     """All who are here; of those who are gone the newest, by which members know what they have to ask again."""
     near = [row for row in table.seats.values() if abs(row.stage - stage) <= 1]

@@ -172,7 +172,8 @@ class Guidance:
         if member.beat is None or _versions(member.beat) != _versions(beat):
             self._changes += 1
         member.beat = beat
-        self._unheard.add(member.peer)
+        if not core.ledger.learned:  # or nobody would ever take them out again
+            self._unheard.add(member.peer)
         refusal = self._lending.words.hear(member, beat)
         if refusal:
             return refusal

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -198,6 +198,17 @@ class Nursery:
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(list(words), child.wait(), out.read(), err.read())
+
+
+def end_in_turn(children: Iterable[Child], patience_s: float) -> None:
+    """Whoever came first goes last: a peer says good-bye to its coordinator."""
+    for child in reversed(list(children)):
+        child.terminate()
+        try:
+            child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 # ---- the nursery's own process -----------------------------------------------------------------------------

@@ -258,6 +258,14 @@ def test_whose_turn_was_over_begins_like_all_others_when_the_run_has_learned_som
     assert run.goal(ann, -1)[0] == Goal.FOUND, "the oldest"
 
 
+def test_of_who_comes_and_goes_nothing_is_kept_for_founding_once_the_run_has_learned() -> None:
+    """Strangers with ever new identities must not make it grow."""
+    run = Guide(1)
+    for number in range(20):
+        run.hears(run.comes(f"guest{number}"), -1)
+    assert not run.guidance._unheard
+
+
 def test_P20_what_was_learned_takes_every_turn_away() -> None:
     run = Guide(1)
     ann, bob = run.comes("ann"), run.comes("bob")
