@@ -182,8 +182,7 @@ class Invariants:
             self._require("P4", key[1] <= self.version_of(key[0]), f"the run goes forward to {key}")
         if not self.host_says:
             self._require("P20", any(versions) or self._holds_version_0(), "a run was founded anew by itself")
-            for fragment, version in enumerate(versions):
-                self._nobody_of_weight_holds_more(fragment, version)
+            self._nobody_is_passed_over(versions)
         self._begin_era(now.back_to(versions))
 
     def _on_won_back(self, of_era: int, versions: tuple[int, ...]) -> None:
@@ -206,8 +205,14 @@ class Invariants:
         parts = [peer.machine.part for peer in self._living() if peer.machine.part is not None]
         return all(any(_held_by(part, each.number) == 0 for part in parts) for each in self._fragments)
 
-    def _nobody_of_weight_holds_more(self, fragment: int, version: int) -> None:
-        """The living that hold more, out of the coordinator's sight, are not those who brought most."""
+    def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:
+        for fragment, version in enumerate(versions):
+            lost = self._of_weight_with_more(fragment, version)
+            told = f"the run goes back to {version} of {fragment}, while {sorted(lost)} live and hold more"
+            self._require("P20", not lost, told)
+
+    def _of_weight_with_more(self, fragment: int, version: int) -> set[str]:
+        """The living that hold more, out of the coordinator's sight, if they are those who brought most."""
         now, brought = self.eras[-1], self.brought[fragment]
         lost: set[str] = set()
         for peer in self._living():
@@ -216,9 +221,7 @@ class Invariants:
             if lane is not None and peer.machine.era == len(self.eras) - 1:
                 if lane.version > version and now.sealed.get((fragment, lane.version)) == lane.digest:
                     lost.add(peer.peer)
-        few = 2 * sum(brought[peer] for peer in lost) <= brought.total()
-        told = f"the run goes back to {version} of {fragment}, while {sorted(lost)} live and hold more"
-        self._require("P20", few, told)
+        return lost if 2 * sum(brought[peer] for peer in lost) > brought.total() else set()
 
     def _on_commit(self, record: CommittedRound, commit: Commit) -> None:
         fragment, version = commit.fragment, commit.version

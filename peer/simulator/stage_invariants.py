@@ -1,4 +1,4 @@
-"""The promises of pipelines as checks on a simulated run: P2, P7 and P11 to P17 where a model is cut into stages.
+"""The promises of pipelines as checks on a simulated run: P2, P7, P11 to P17 and P20 where a model is cut into stages.
 
 Fed like the other invariants, of which it is a kind.  Who counted what, and at which states, is read off the crossings
 and the sums themselves (stage_trainer.py), whatever any machine says of them.
@@ -12,6 +12,7 @@ P15      what waits at a seat never exceeds the room that was given, and no hone
 P16      what crosses is kept until its batch is committed
 P17      a seat is given once, to one peer that holds its stage, and a peer has one seat; who moves has none, leaves
          enough seats behind it, and is the only one within three looks
+P20      the stages go back together, so what is lost of one is given up in all: but of one of them it must be lost
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class StageInvariants(BatchInvariants):
             case RolledBack() | WonBack() | Genesis() | DataFixed():  # what was counted is of no use
                 self._seats.clear()
         super().on_record(record)
+
+    def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:
+        held = [self._of_weight_with_more(stage, version) for stage, version in enumerate(versions)]
+        told = f"the run goes back to {versions}, while of every stage somebody lives and holds more: {held}"
+        self._require("P20", not all(held), told)
 
     def _on_skipped(self, micro: int) -> None:
         super()._on_skipped(micro)

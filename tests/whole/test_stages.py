@@ -1,4 +1,4 @@
-"""Pipelines in bad worlds: P2, P7 and P11 to P17 over whole runs of the production machines.
+"""Pipelines in bad worlds: P2, P7, P11 to P17 and P20 over whole runs of the production machines.
 
 More seeds: FARFLUNG_STAGE_SEEDS=2000 pytest tests/whole/test_stages.py; one of them by hand:
 `python -m farflung.peer.simulator.world SEED stages`, or `local stages`.
@@ -121,6 +121,22 @@ def test_P11_P15_seats_of_all_stages_go_and_come_within_every_batch() -> None:
         kills += report.kills
         again += world.invariants.again
     assert kills > 2 * DENSE_SEEDS and again > DENSE_SEEDS, "hardly anybody died: this shows nothing"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_P20_stages_go_back_together_once_one_of_them_is_lost_and_not_before(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(
+        39, Scenario.of_dense_stages(39)
+    )  # the only holder of a stage dies; that of the other one lives
+    if lost:
+        assert world.run().outcome == "finished"
+        assert sum(line.endswith("RolledBack") for line in world.log) == 1
+        return
+    monkeypatch.setattr(StageInvariants, "_of_weight_with_more", lambda seen, stage, version: {f"of {stage}"})
+    with pytest.raises(Broken, match=r"P20 is broken: .* \(1, 1\), while of every stage somebody lives"):
+        world.run()
 
 
 @pytest.mark.parametrize(
