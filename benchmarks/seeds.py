@@ -44,7 +44,9 @@ def play(world: str, first: int, count: int) -> tuple[str, Counter[str], list[st
         except Exception as error:  # whatever it is, it is this seed's, and the others are to be played
             seen["bad"] += 1
             again = " ".join(world.split("_")) if world != PLAIN else ""
-            bad.append(f"python -m farflung.peer.simulator.world {seed} {again}: {type(error).__name__}: {error}")
+            bad.append(
+                f"python -m farflung.peer.simulator.world {seed} {again}: {type(error).__name__}: {error}"
+            )
             continue
         seen["finished" if report.outcome == "finished" else "waited"] += 1
         seen["kills"] += report.kills

@@ -60,9 +60,10 @@ mix = "auto"              # how much of its own values a peer keeps when it take
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
 period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps
-codec = "fp32"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
-                          # "auto": each peer's follows from its upload, so that it is sent within scatter_grace_s
-gather_codec = "fp32"     # how merged results travel; int8 costs about nothing, less than that does
+codec = "auto"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
+                          # "auto": int8, or coarser where a peer's upload would take longer than scatter_grace_s; in
+                          # [pipeline] batch > 0 with mode = "sync" fp32, since such an update is exact
+gather_codec = "auto"     # how merged results travel; "auto": int8, which costs about nothing; in such batches fp32
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
 fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
 deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are

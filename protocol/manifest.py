@@ -33,8 +33,7 @@ _NAME = "^[a-z0-9-]{1,64}$"
 _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
 
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
-CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
-ScatterCodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
+CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
 Count = Annotated[int, Field(ge=1, le=_HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -121,8 +120,8 @@ class OuterSection(_Section):
 class RoundSection(_Section):
     sync_every: Count = 50
     period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
-    codec: ScatterCodecName = "fp32"
-    gather_codec: CodecName = "fp32"
+    codec: CodecName = "auto"
+    gather_codec: CodecName = "auto"
     chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     deadline_s: Seconds = 60.0
@@ -214,12 +213,18 @@ class Manifest(_Section):
         return self.pipeline.stages if self.pipeline.stages > 1 else self.round.fragments
 
     @property
+    def makes_exact_batches(self) -> bool:
+        """The update of a batch is that of one machine, so its gradient is not rounded unless [round] says how."""
+        return self.pipeline.batch > 0 and self.pipeline.mode == "sync"
+
+    @property
     def total_steps(self) -> int:
         """Inner steps of the run, each round counted as one period."""
         return self.run.rounds * self.round.sync_every
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
+        self.__dict__["round"] = _with_codecs(self.round, exact=self.makes_exact_batches)
         problems = _cross_checks(self)
         if problems:
             raise ValueError("\n".join(problems))
@@ -287,6 +292,14 @@ class Manifest(_Section):
     def digest(self) -> bytes:
         """blake3 of `canonical()`, 32 bytes: the identity of what is trained and how."""
         return blake3(self.canonical()).digest()
+
+
+def _with_codecs(rules: RoundSection, exact: bool) -> RoundSection:
+    """What "auto" stands for is part of what all agree on; only the codec of contributions may go by the lines."""
+    due = {"codec": "fp32"} if exact and rules.codec == "auto" else {}
+    if rules.gather_codec == "auto":
+        due["gather_codec"] = "fp32" if exact else "int8"
+    return rules.model_copy(update=due)
 
 
 def _cross_checks(m: Manifest) -> list[str]:

@@ -57,6 +57,7 @@ class Scenario:
     rounds: int = 5
     min_peers: int = 2
     codec: str = "fp32"
+    gather_codec: str = "fp32"
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     faults_until_s: float = 8.0
     end_s: float = 120.0
@@ -529,6 +530,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [round]
         period_s = {scenario.period_s}
         codec = "{scenario.codec}"
+        gather_codec = "{scenario.gather_codec}"
         fragments = {scenario.fragments}
         sync_every = 4
         deadline_s = 6.0

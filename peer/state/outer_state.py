@@ -204,6 +204,8 @@ class OuterState:
         """
         size, codec = self._model.chunk_elements, codec_named(effect.codec)
         delta_n, feedback = self.part(slot, effect.fragment), self._feedbacks[effect.fragment]
+        if effect.codec not in BETA_OF and feedback is not None and feedback.residual is None:
+            feedback = None  # nothing coarse was ever sent: the memory for what it loses is not taken
         if feedback is not None:
             feedback.open(delta_n, BETA_OF.get(effect.codec, 1.0))
             read(delta_n)

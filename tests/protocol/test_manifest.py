@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.compression.codec import codec_names
+from farflung.compression.feedback import AUTO
 from farflung.console.run_toml import TEMPLATE
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
@@ -58,7 +59,27 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("bc2fc030")
+    assert Manifest().digest.hex().startswith("d6a2d927")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "codec", "gather"),
+    [
+        ("", "auto", "int8"),
+        ("batch = 8", "fp32", "fp32"),
+        ('batch = 8\nstages = 2\nmode = "local"', "auto", "int8"),
+    ],
+)
+def test_codecs_that_nobody_chose_are_small_where_training_allows_it_and_exact_in_batches(
+    pipeline: str, codec: str, gather: str
+) -> None:
+    rest = f'[merge]\npolicy = "mean"\n[pipeline]\n{pipeline}\n'
+    for chosen in ("", '[round]\ncodec = "auto"\ngather_codec = "auto"\n'):
+        manifest = Manifest.from_toml(chosen + rest, "run.toml")
+        assert (manifest.round.codec, manifest.round.gather_codec) == (codec, gather)
+        assert Manifest.from_canonical(manifest.canonical()) == manifest
+    bf16 = Manifest.from_toml('[round]\ncodec = "bf16"\ngather_codec = "int4"\n' + rest, "run.toml")
+    assert (bf16.round.codec, bf16.round.gather_codec) == ("bf16", "int4")
 
 
 _SOURCE = (
@@ -85,7 +106,7 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ),
         (
             '[outer]\nstep = "sparse"',
-            '[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "fp32"',
+            '[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "auto"',
         ),
         ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
         ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
@@ -222,7 +243,7 @@ def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
 
 def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
     """The coordinator knows them by name only: it starts without torch."""
-    assert sorted(get_args(CodecName)) == codec_names()
+    assert sorted(get_args(CodecName)) == sorted([*codec_names(), AUTO])
     with pytest.raises(UserError, match="codec"):
         Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")
 

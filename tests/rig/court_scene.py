@@ -29,7 +29,8 @@ MODEL = ModelSchema(
     (TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32)
 )
 # The step that depends on the version: an answer about another version leads elsewhere.
-MANIFEST = Manifest(outer=OuterSection(step="adamw"), round=RoundSection(fragments=2))
+ROUND = RoundSection(fragments=2, codec="fp32", gather_codec="fp32")
+MANIFEST = Manifest(outer=OuterSection(step="adamw"), round=ROUND)
 FRAGMENT = fragments_of(CHUNKS, 2)[1]
 RULES = ChunkRules.of(MANIFEST, MODEL)
 FACTORS = {1: 1.0, 2: 0.5, 3: 0.125}  # of the commits, as where gradients are clipped

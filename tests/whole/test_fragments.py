@@ -123,7 +123,7 @@ ADAMW = AdamW(AdamWNumbers(0.1, 0.1, 0, 9, 0.9, 0.95, 0.1))
 
 
 def outer_state(codec: str, fragments: int, step: OuterStep | None = None) -> OuterState:
-    rules = RoundSection.model_validate({"codec": codec, "fragments": fragments})
+    rules = RoundSection(codec=codec, gather_codec="fp32", fragments=fragments)
     return OuterState(torch.arange(20.0), schema(5), rules, step or Nesterov())
 
 
@@ -183,7 +183,7 @@ def test_P4_moments_of_zeros_are_not_sent_and_the_joiners_state_is_the_same_to_t
 
 def test_a_state_knows_how_many_parts_its_step_needs() -> None:
     with pytest.raises(ValueError, match="a state of 2 parts, for a step that needs 3"):
-        OuterState(torch.zeros(20), schema(5), RoundSection(), ADAMW, moments=[torch.zeros(20)])
+        OuterState(torch.zeros(20), schema(5), Manifest().round, ADAMW, moments=[torch.zeros(20)])
 
 
 @pytest.mark.parametrize("size", [0, 4, 15, 20, 31, 32, 49, 64])
@@ -223,6 +223,24 @@ def test_fragments_are_encoded_as_parts_of_the_whole_and_settled_each_on_its_own
     slot[9] = torch.nan
     cut.resolve(slot, used=True, fragment=1)
     assert made(cut, slot, codec, 1, 2) == ["element 9 of the pseudo-gradient is nan"]
+
+
+def test_a_run_whose_codecs_go_by_the_lines_takes_memory_for_what_is_lost_once_a_line_needs_a_coarse_one() -> (
+    None
+):
+    slot, state = torch.randn(20, generator=torch.Generator().manual_seed(1)), outer_state("auto", 1)
+    assert made(state, slot, "int8", 0, 4) == made(outer_state("int8", 1), slot, "int8", 0, 4)
+    state.resolve(slot, used=True)
+    assert state.residual(0) is None
+    coarse = outer_state("int4", 1)
+    for _ in range(2):  # from then on it has what int4 lost
+        assert made(state, slot, "int4", 0, 4) == made(coarse, slot, "int4", 0, 4)
+        state.resolve(slot, used=True)
+        coarse.resolve(slot, used=True)
+    lost = state.residual(0)
+    assert lost is not None and lost.any()
+    fine = made(state, slot, "int8", 0, 4)
+    assert fine != made(outer_state("int8", 1), slot, "int8", 0, 4)
 
 
 # ---- the trainer's work, as the agent sees it ------------------------------------------------------------------

@@ -10,16 +10,19 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
+from farflung.compression.codec import codec_names
 from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.lane_states import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.protocol.manifest import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
 
@@ -68,6 +71,17 @@ def test_no_promise_is_broken(batch: int) -> None:
     # The rest lost every holder of the newest version at once, and rightly waits for one or for the host (P4, P20):
     # 3 to 40 % of a batch of 15.
     assert finished >= 0.5 * len(outcomes), f"only {finished} of {len(outcomes)} runs came to their end"
+
+
+@pytest.mark.parametrize("codec", get_args(CodecName))
+def test_P1_no_promise_is_broken_whatever_codecs_the_values_travel_by(codec: str) -> None:
+    """Contributions each way there is, "auto" included, beside results each way."""
+    first, outcomes = 100 * get_args(CodecName).index(codec), []
+    for place in range(max(3, SEEDS // 50)):
+        gather = codec_names()[(first // 100 + place) % len(codec_names())]
+        world = replace(Scenario.of(first + place), codec=codec, gather_codec=gather)
+        outcomes.append(simulate(first + place, world).outcome)
+    assert "finished" in outcomes
 
 
 def test_a_calm_run_always_finishes() -> None:

@@ -67,6 +67,8 @@ lr = 0.7
 momentum = 0.9
 [round]
 sync_every = 2
+codec = "fp32"
+gather_codec = "fp32"
 deadline_s = 30.0
 chunk_kb = 16
 [data]

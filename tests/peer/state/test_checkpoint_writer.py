@@ -29,7 +29,7 @@ OUTERS = {"nesterov": OuterSection(), "adamw": OuterSection(step="adamw")}
 
 
 def manifest_of(step: str) -> Manifest:
-    return Manifest(outer=OUTERS[step], round=RoundSection(fragments=2))
+    return Manifest(outer=OUTERS[step], round=RoundSection(fragments=2, codec="fp32", gather_codec="fp32"))
 
 
 def at_version(manifest: Manifest) -> OuterState:
