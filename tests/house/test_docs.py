@@ -339,6 +339,39 @@ def test_modules_that_are_run_exist(page: Path) -> None:
 
 
 @every_page
+def test_options_of_benchmarks_exist(page: Path) -> None:
+    """Whoever wants to see a figure again types what the page says."""
+    text = "\n".join([*spans(page), *(text for _, text in blocks(page))])
+    for script, options in re.findall(r"(benchmarks/[\w/]+\.py)([^\n;|]*)", text):
+        known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / script).parent.glob("*.py"))
+        complain(
+            [
+                f"{script} has no {each}"
+                for each in re.findall(r"--[\w-]+", options)
+                if f'"{each}"' not in known
+            ]
+        )
+
+
+def test_figures_that_are_checked_for_drift_stand_on_their_pages_and_in_what_was_printed() -> None:
+    """One that was reworded would never be compared again."""
+    drift = runpy.run_path(str(ROOT / "benchmarks" / "drift.py"))
+    for figure in drift["FIGURES"]:
+        found = drift["numbers_in"]((DOCS / figure.page).read_text(encoding="utf-8"), figure.row)
+        assert len(found) == figure.printed.count("{}"), figure
+        assert (ROOT / figure.command.split()[0]).is_file()
+    figure = drift["Figure"](
+        "page.md", "command", "| a row | {} | {_} % | {} |", "row {}  {}%", times=(1, 100)
+    )
+    page, drift_of = "| another | 1 | 2 % | 3 |\n| a row | 1,000 | 2 % | 52.5 |\n", drift["drift_of"]
+    assert drift_of(figure, page, "head\nrow   1001    0.53%\n") == []
+    assert drift_of(figure, page, "row 1000 0.5%") == [f"docs/page.md: {figure.row}: 52.5 there, 50 now"]
+    assert drift_of(figure, page, "column 1000 0.5%") == [
+        "docs/page.md: 0 lines are like 'row {}  {}%', one was expected"
+    ]
+
+
+@every_page
 def test_code_compiles(page: Path) -> None:
     for language, text in blocks(page):
         if language == "python":
