@@ -7,6 +7,7 @@ newcomer does, for whom the stage is reserved.  Must not know the words that say
 What is looked for, every `rebalance_s`:
   a stage that nobody serves (or too few), while another one has peers to spare: at two looks running; the stage that
       gives somebody keeps `min_per_stage`.  Where the stage is empty the batch is stuck, and the peer goes at once.
+      So is a stage of which nobody there has the state, while a peer elsewhere wrote a checkpoint of it.
   a stage at one seat, while another one has three or more: at the first look, whatever it gains.
   else the move after which the slowest stage is the fastest, if that gains `rebalance_gain` at two looks running, and
       more within half an hour than the fetch of the state takes.  The old stage keeps two seats, or `min_per_stage`.
@@ -240,13 +241,21 @@ class Moves:
         """By stage: how many serve it."""
         return Counter(each.stage for each in self._house.living().values() if self.serves(each))
 
+    def _is_lost_there(self, stage: int) -> bool:
+        """Those who serve it have nothing of what was learned, and wait for somebody who serves another one now."""
+        here = {worker.peer for worker in self._here(stage) if self.serves(worker)}
+        saved = set(self._house.saved_by(stage))
+        works = any(mate.stage == stage for mate in self.rates().crew)
+        return self._desk.ledger.learned and not works and not here & saved and bool(here and saved)
+
     @property
     def _empty(self) -> set[int]:
         return set(range(self._stages)) - self._held().keys()
 
     def _can_spare(self, move: Move) -> bool:
         if move.fills:
-            still = self._held()[move.to] < self._desk.manifest.pipeline.min_per_stage
+            least = self._desk.manifest.pipeline.min_per_stage
+            still = self._held()[move.to] < least or self._is_lost_there(move.to)
             return still and len(self._here(move.of, move.peer)) >= move.keeps
         seated = {seat.peer for seat in self._book.of_stage(move.of)} - {move.peer}
         return len(seated) >= move.keeps
@@ -266,7 +275,7 @@ class Moves:
         """A stage with too few peers for a batch; among them those count that are still coming in."""
         least = self._desk.manifest.pipeline.min_per_stage
         held = self._held()
-        short = [stage for stage in range(self._stages) if held[stage] < least]
+        short = [stage for stage in range(self._stages) if held[stage] < least or self._is_lost_there(stage)]
         if not short:
             return None
         to, rates = min(short, key=lambda stage: (held[stage], stage)), self.rates()
@@ -289,6 +298,8 @@ class Moves:
 
         best = min(able, key=worth, default=None)
         why = f"stage {to} has {held[to]} of at least {least} peers"
+        if held[to] >= least:
+            why = f"nobody in stage {to} has its state, and this peer wrote a checkpoint of it"
         return Wish(best.peer, to, why, least, fills=True) if best is not None else None
 
     def _may(self, worker: Worker, to: int, works: bool) -> bool:

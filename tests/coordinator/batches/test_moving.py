@@ -584,6 +584,29 @@ def test_P15_who_holds_no_state_of_its_stage_for_half_an_hour_does_not_count_as_
         assert hall.moved == [("a2", 0, 1)] * len(saved), "nobody else could get the state there"
 
 
+@pytest.mark.parametrize(
+    ("saved", "moved"), [(set[str](), []), ({"a2"}, [("a2", 0, 1)]), ({"a2", "b3"}, []), ({"gone"}, [])]
+)
+def test_P15_a_state_that_nobody_of_its_stage_has_is_fetched_by_who_wrote_a_checkpoint_of_it_elsewhere(
+    saved: set[str], moved: list[tuple[str, int, int]]
+) -> None:
+    hall = Hall.of(3, 2)
+    hall.next_batch()
+    hall.saved = saved
+    hall.look(3)
+    assert not hall.moved, "the state is there"
+    del hall.workers["b1"], hall.workers["b2"]
+    hall.turn()
+    hall.comes("b3", 1)
+    hall.workers["b3"].verified = False
+    hall.look()
+    assert not hall.moved, "whoever had it may be back soon"
+    hall.look(3)
+    assert hall.moved == moved
+    if moved:
+        assert any("nobody in stage 1 has its state" in told for told in hall.desk.notes)
+
+
 def test_nobody_moves_for_less_than_run_toml_asks_for() -> None:
     hall = Hall.of(4, 3)
     hall.units = {
