@@ -22,6 +22,7 @@ from farflung.coordinator.ledger.eras import (
     Mark,
 )
 from farflung.coordinator.ledger.leases import Leases, Reach
+from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
@@ -131,6 +132,7 @@ class Ledger:
     round_no: int = 0  # of the newest round of all fragments
     tokens: int = 0
     loss: float | None = None
+    curve: LossCurve = field(default_factory=LossCurve)  # of all rounds, for people
     rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
     names: dict[str, str] = field(default_factory=dict)
     # Of each peer, ever: who has the most of them decides about the data.
@@ -281,6 +283,8 @@ class Ledger:
             self.loss = rounds[-1].loss  # of several stages the last one knows it
         for record in rounds:
             self._on_round(record)
+        if rounds[0].commit.fragment == BOOKS_FRAGMENT:
+            self.curve.add(rounds[0].commit.version, self.tokens, rounds[-1].loss)
 
     def _check_are_all_stages(self, rounds: Sequence[CommittedRound]) -> None:
         """ValueError for a journal that lets some stages go on without the others."""
@@ -413,6 +417,7 @@ class Ledger:
         stays = version == book.version and mark == book.marks.get(version, mark)
         if fragment == BOOKS_FRAGMENT and not stays:
             self.tokens, self.loss = mark.tokens, mark.loss
+            self.curve.forget_after(version)
         if fragment == BOOKS_FRAGMENT:
             self.batches.start_at(self.batches.cursor if stays else mark.cursor)
         reach = self.leases.reach(fragment) if stays else mark.reach

@@ -47,6 +47,7 @@ def member_status(
         "up_bytes_per_s": beat.up_bytes_per_s if beat else 0,
         "down_bytes_per_s": beat.down_bytes_per_s if beat else 0,
         "heard_s": round(core.now - member.heard_at, 1),
+        "here_s": round(core.now - member.admitted_at) if member.alive else 0,
         "reachable": bool(member.contact.address),
         "saved": beat.saved if beat else -1,
         "missed": member.missed,

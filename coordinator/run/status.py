@@ -15,12 +15,14 @@ from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.screening import LEAST_MEMBERS
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.member_status import finite, member_status, one_digest
+from farflung.coordinator.run.member_status import finite, member_status, one_digest, why_not
 from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.states import RunPhase
 from farflung.protocol.verdicts import Counters
+
+CONTRIBUTORS_SHOWN = 50
 
 
 def status_json(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> bytes:
@@ -71,6 +73,7 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
         "members": [member_status(core, conductors, flight, m) for m in members],
         "members_not_shown": 0,
+        **_for_the_public(core, conductors),
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
@@ -85,6 +88,21 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
     elif ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor) for conductor in conductors]
     return status
+
+
+def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, Any]:
+    """What stays whole where there are too many members to list: how many, who gave most, and all of the curve."""
+    alive, names = core.members.alive, core.ledger.names
+    return {
+        "admission": core.manifest.admission.mode,
+        "alive": len(alive),
+        "taking_part": sum(not why_not(core, conductors, member) for member in alive.values()),
+        "contributors": [
+            {"name": names.get(peer, peer), "id": peer, "tokens": tokens, "alive": peer in alive}
+            for peer, tokens in core.ledger.committed_tokens.most_common(CONTRIBUTORS_SHOWN)
+        ],
+        "curve": [[each.version, round(each.loss, 5)] for each in core.ledger.curve.points],
+    }
 
 
 def _tokens_per_s(core: Core) -> float:

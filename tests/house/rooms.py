@@ -237,6 +237,7 @@ PURE_MODULES = (
     "coordinator/ledger/evidence",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
+    "coordinator/ledger/loss_curve",
     "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
