@@ -6,6 +6,7 @@ them, so that `farflung status` and `--help` answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import shutil
@@ -124,6 +125,10 @@ def coordinate(
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT, or a port of this machine alone: a page of the run for everybody."),
+    ] = None,
     restored: Annotated[
         bool,
         typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
@@ -138,6 +143,7 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
+    from farflung.console.web.page_keeper import PageKeeper
     from farflung.coordinator.hosting import Hosting, serve
 
     log_lines.set_up_logging()
@@ -150,9 +156,14 @@ def coordinate(
                 file=sys.stderr,
             )
         print(json.dumps({"url": url}) if json_output else url, flush=True)
+        if page is not None:
+            page.show(JoinUrl.parse(url), hosting.listens_on)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    serve(Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored), announce)
+    hosting = Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored)
+    with contextlib.ExitStack() as stack:
+        page = stack.enter_context(PageKeeper(web)) if web is not None else None
+        serve(hosting, announce)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

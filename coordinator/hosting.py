@@ -42,6 +42,11 @@ class Hosting:
     metrics: str | None = None  # where /metrics answers
     restored: bool = False  # the data folder is a copy
 
+    @property
+    def listens_on(self) -> str:
+        """The host part: where this machine reaches the coordinator, or a word for everywhere."""
+        return ListenOn.parse(self.listen).host
+
 
 def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""

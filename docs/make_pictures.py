@@ -1,9 +1,11 @@
 """Draws the pictures of these pages, so that they never lag behind the program.
 
     python docs/make_pictures.py                     dashboard.svg, from sample_status.json
+    python docs/make_pictures.py page [FOLDER]       screens/page.png: the page of a run that is made up
     python docs/make_pictures.py session [FOLDER]    screens/: a real run of four peers in tmux, one killed with -9
 
-The second takes about a minute and needs tmux.  What is seen there is the program's own screen, as it was in the
+The second needs Chromium; into FOLDER, where one is named, go its looks: light, dark, on a phone, of a pipeline, empty.
+The third takes about a minute and needs tmux.  What is seen there is the program's own screen, as it was in the
 terminal; all of it goes into FOLDER, where one is named, and what the pages show into docs/screens/.
 """
 
@@ -14,9 +16,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,10 +30,16 @@ from rich.text import Text
 
 from farflung.console.screen.live import save_svg
 from farflung.console.screen.status_client import StatusClient
+from farflung.console.web.page_process import Press, assets
+from farflung.console.web.server import PageServer
 from farflung.protocol.join_url import JoinUrl
 
-WIDTH, HEIGHT = 100, 30
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+from rig.browser import Browser
+from rig.public_run import empty_status, public_status
+
+WIDTH, HEIGHT = 100, 30
 SMALL, LARGE = (80, 24), (200, 50)
 TMUX = ["tmux", "-L", f"farflung-pictures-{os.getpid()}"]
 WINDOWS = {"watch": "watch", "join1": "join", "coordinate": "coordinate"}
@@ -108,6 +118,36 @@ def as_svg(screen: str, path: Path, size: tuple[int, int], title: str) -> None:
     path.write_text(console.export_svg(title=title), encoding="utf-8")
 
 
+LOOKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "page": (public_status(), {"width": 1080, "height": 880}),
+    "page_light": (public_status(), {}),
+    "page_dark": (public_status(), {"dark": True}),
+    "page_phone": (public_status(), {"width": 390, "height": 844}),
+    "page_pipeline": (public_status(stages=4), {}),
+    "page_pipeline_phone": (public_status(stages=4), {"width": 390, "height": 844, "dark": True}),
+    "page_empty": (empty_status(), {}),
+}
+
+
+def pages(into: Path, names: list[str]) -> None:
+    """The page as a browser shows it; "page" as far as its window goes, the others down to their end."""
+    with Browser() as browser:
+        for name in names:
+            status, how = LOOKS[name]
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                files, version = assets()
+                server = PageServer(listener, files)
+                url = f"farflung://train.example.org:29800/{status['run']}?k={'Ab3' * 14}A"
+                server.publish(Press(url, version).edition(status))
+                thread = threading.Thread(target=server.serve)
+                thread.start()
+                browser.open(f"http://127.0.0.1:{listener.getsockname()[1]}/", still=True, **how)
+                browser.wait_until("document.getElementById('live').classList.contains('on')")
+                browser.picture(into / f"{name}.png", whole=name != "page")
+                server.stop()
+                thread.join()
+
+
 def wait_for(what: str, url: str, so_far: Any) -> dict[str, Any]:
     """The first status that `so_far` is content with."""
     end = time.monotonic() + PATIENCE_S
@@ -169,6 +209,10 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case []:
             draw(HERE / "sample_status.json", HERE / "dashboard.svg")
+        case ["page"]:
+            pages(HERE / "screens", ["page"])
+        case ["page", folder]:
+            pages(Path(folder), list(LOOKS))
         case ["session"]:
             session(HERE / "screens", SHOWN)
         case ["session", folder]:

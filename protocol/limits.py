@@ -47,3 +47,14 @@ PROOF_BYTES_MOST = 256 << 20  # of all contributions to one chunk: more are not 
 METRICS_CONNECTIONS = 16  # at once, to /metrics
 METRICS_REQUEST_BYTES = 4096
 METRICS_REQUEST_S = 5.0  # for a whole request and its answer
+
+# At the port of `farflung coordinate --web`.
+WEB_CONNECTIONS = 512  # at once
+WEB_CONNECTIONS_OF_NETWORK = 64
+WEB_REQUEST_BYTES = 8192
+WEB_REQUEST_S = 5.0  # for a whole request
+WEB_ANSWER_S = 30.0  # for its whole answer
+WEB_SLOW_S = 20.0  # for a viewer to take an update
+WEB_REQUESTS_PER_S = 10.0  # of one network
+WEB_REQUESTS_BURST = 100.0
+WEB_MEMORY_BYTES = 512 << 20  # address space of the process

@@ -101,7 +101,7 @@ def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, An
             {"name": names.get(peer, peer), "id": peer, "tokens": tokens, "alive": peer in alive}
             for peer, tokens in core.ledger.committed_tokens.most_common(CONTRIBUTORS_SHOWN)
         ],
-        "curve": [[each.version, round(each.loss, 5)] for each in core.ledger.curve.points],
+        "curve": core.ledger.curve.told(),
     }
 
 

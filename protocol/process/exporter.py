@@ -161,12 +161,12 @@ class Exporter:
         return "404 Not Found", b"there are /metrics and /healthz\n"
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """`PORT`, `HOST:PORT` or `[IPV6]:PORT`; a port alone is one of this machine only."""
+def parse_address(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """`PORT`, `HOST:PORT` or `[IPV6]:PORT`; a port alone is one of this machine only.  `option`: for the error."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"--metrics '{text}': expected PORT or HOST:PORT, such as 9464 or 127.0.0.1:9464")
+        raise UserError(f"{option} '{text}': expected PORT or HOST:PORT, such as 9464 or 127.0.0.1:9464")
     return host, int(port)
 
 

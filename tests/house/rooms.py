@@ -150,6 +150,9 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/screen": Room(PROTOCOL),
+    "console/web": Room(
+        ("console/screen", "coordinator/door/allowance", "coordinator/door/networks", *PROTOCOL)
+    ),
     "console/history": Room(
         (
             "console/screen",
@@ -193,6 +196,7 @@ ROOMS: dict[str, Room] = {
             "console/history",
             "console/doctor",
             "console/bench",
+            "console/web",
             "coordinator",
             "peer",
             "peer/agent",
@@ -229,6 +233,10 @@ PURE_MODULES = (
     "console/screen/peers_table",
     "console/screen/stages",
     "console/screen/text",
+    "console/web/chart",
+    "console/web/page",
+    "console/web/public",
+    "console/web/requests",
     "coordinator/door/allowance",
     "coordinator/door/hello_check",
     "coordinator/door/networks",

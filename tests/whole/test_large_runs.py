@@ -8,66 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from farflung.coordinator.ledger.records import Genesis, ModelFixed
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.digests import hash_bytes
-from farflung.protocol.manifest import Manifest, RunSection
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Contact
-from rig.showing import let_all_be_shown, showing
-
-MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
-GENESIS = hash_bytes(b"version 0")
-
-
-def crowd(count: int, ready: bool = False, loss: float | None = 2.123456789012345) -> RunMachine:
-    """Many members at version 0, let in without the ceremony, with figures as long as they come."""
-    manifest = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=1024))
-    machine = RunMachine(
-        manifest,
-        bytes(16),
-        [ModelFixed(model=MODEL, peer="?"), Genesis(digest=GENESIS, peer="?")],
-        lambda size: bytes(size),
-    )
-    machine.start(0.0, 4000)
-    let_all_be_shown(machine.core.ledger)
-    for number in range(count):
-        key = hash_bytes(str(number).encode())
-        contact = Contact(key.hex()[:16], "indigo-falcon", key, f"host:{number}")
-        member = machine.core.members.admit(contact, key[:16], key[16:], 0.0)
-        machine.core.members.on_dialled(contact.peer, key[:16], reached=True)
-        for standing in member.standings.values():
-            standing.verified, standing.ready_since = True, 0.0
-        member.beat = m.Beat(
-            batch=None,
-            session=key[:16],
-            seq=1,
-            roster_no=0,
-            fragments=(showing(machine.core.ledger, m.FragmentBeat(0, 0, GENESIS, 0, 0, 0, ready, ())),),
-            phase="inner",
-            step=1 << 40,
-            tokens=limits.TOKENS_MAX,
-            loss=loss,
-            tx_bytes=1 << 61,
-            rx_bytes=1 << 61,
-            up_bytes_per_s=0,
-            down_bytes_per_s=0,
-            have=(),
-            want=0,
-            samples=0,
-            rough=False,
-            era=0,
-            saved=-1,
-            unsure=False,
-            leaving=False,
-            data=b"",
-        )
-    return machine
+from rig.crowd import crowd
 
 
 def no_constant(name: str) -> object:

@@ -70,9 +70,7 @@ def test_a_run_tells_its_curve_and_who_gave_what_and_keeps_both_when_it_is_folde
     assert sum(each["tokens"] for each in given) == status["tokens"]
     assert [each["tokens"] for each in given] == sorted((each["tokens"] for each in given), reverse=True)
     assert status["alive"] == sum(member["alive"] for member in status["members"])
-    assert status["taking_part"] == sum(
-        member["alive"] and not member["why"] for member in status["members"]
-    )
+    assert status["taking_part"] == sum(member["alive"] and not member["why"] for member in status["members"])
     assert status["admission"] == "open"
     again = Ledger(machine.core.ledger.lease_samples, machine.core.ledger.keep_results)
     again.apply(machine.core.ledger.folded(1))

@@ -1,0 +1,302 @@
+"""A run as a page of HTML, and what of it has changed since the last one.  Pure.
+
+Called once a tick, whoever looks: every viewer is handed the same bytes.  A page is a frame and parts; each part is one
+element with its id, and an update is the parts that read differently now.  Must not know sockets, nor a status: it sees
+only what public.py lets through.  Everything that is text goes through `escape`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from farflung.console.web.chart import chart, loss_words
+from farflung.console.web.public import Leader, Person, Shown, Stage
+from farflung.protocol.process.units import duration, si
+
+RELOAD_S = 30  # without JavaScript
+_HOW = {
+    "open": "Anybody may join, and leave at any time: no work is lost. A GPU helps; Linux and Python 3.11 are needed.",
+    "token": "This run is by invitation: ask whoever hosts it for a join URL of your own.",
+    "allowlist": "This run is for peers on a list: ask whoever hosts it to put yours on it.",
+}
+_NOBODY = {
+    "people": '<tr class="none"><td colspan="5">Nobody yet.</td></tr>',
+    "leaders": '<tr class="none"><td colspan="4">The first round will tell.</td></tr>',
+}
+
+
+def parts_of(seen: Shown) -> dict[str, str]:
+    """By id.  A row of a table is a part of its own, so that an update needs no more than the rows that changed."""
+    parts = {
+        "verdict": _verdict(seen),
+        "progress": _progress(seen),
+        "tiles": _tiles(seen),
+        "curve": f'<div id="curve">{chart(seen.curve)}</div>',
+        "here": f'<p id="here" class="dim">{escape(_here(seen))}</p>',
+        "foot": _foot(seen),
+    }
+    if seen.stages:
+        parts["narrow"] = f'<p id="narrow" class="dim">{escape(_narrow(seen.stages))}</p>'
+    for stage in seen.stages:
+        parts[f"s{stage.number}"] = _stage(stage, f"s{stage.number}")
+    for at, person in enumerate(seen.people):
+        parts[f"p{at}"] = _person(person, f"p{at}", bool(seen.stages))
+    for at, leader in enumerate(seen.leaders):
+        parts[f"l{at}"] = _leader(at + 1, leader, f"l{at}")
+    return parts
+
+
+def shape_of(seen: Shown) -> str:
+    """What an update can't change: of another shape the page is loaded anew."""
+    return f"{seen.run}/{seen.software}/{seen.admission}/{len(seen.stages)}"
+
+
+def update_of(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The parts that differ.  A table that has more or fewer rows than before is sent whole, below the name of its
+    body."""
+    changed = {key: html for key, html in now.items() if before.get(key) != html}
+    for body, letter in (("people", "p"), ("leaders", "l")):
+        if _rows(before, letter) != _rows(now, letter):
+            changed = {key: html for key, html in changed.items() if key not in _rows(now, letter)}
+            changed[body] = body_of(body, now)
+    return changed
+
+
+def whole_of(now: Mapping[str, str]) -> dict[str, str]:
+    """For a viewer of whom it is not known what it has."""
+    return update_of({}, now) | {body: body_of(body, now) for body in ("people", "leaders")}
+
+
+def body_of(body: str, parts: Mapping[str, str]) -> str:
+    rows = [parts[key] for key in _rows(parts, body[0])] or [_NOBODY[body]]
+    return f'<tbody id="{body}">{"".join(rows)}</tbody>'
+
+
+def _rows(parts: Mapping[str, str], letter: str) -> list[str]:
+    return [key for key in parts if key[0] == letter and key[1:].isdigit()]
+
+
+def event_of(number: str, shape: str, parts: Mapping[str, str]) -> bytes:
+    """A server-sent event.  JSON has no line break in it, so it is one line."""
+    told = json.dumps({"shape": shape, "parts": dict(parts)}, separators=(",", ":"))
+    return f"id: {number}\ndata: {told}\n\n".encode()
+
+
+def page_of(seen: Shown, parts: Mapping[str, str], number: str, url: str, version: str) -> bytes:
+    """The whole page.  `number`: of the newest update that is in it; `url`: for who joins, shown where anybody may;
+    `version`: of the style sheet and the script, so that browsers keep them."""
+    name = escape(seen.run)
+    describes = escape(f"{seen.run}: one model, trained by {seen.alive} computers over the internet.")
+    body = "".join(
+        (
+            '<a class="skip" href="#main">Skip to the run</a>',
+            f'<header><p class="brand">{_MARK}farflung</p>{_LIVE}</header><main id="main">',
+            f'<div class="title"><h1>{name}</h1><div role="status">{parts["verdict"]}</div></div>',
+            parts["progress"],
+            parts["tiles"],
+            _section("loss", "Loss", parts["curve"], "wide"),
+            _stages(seen, parts),
+            f'<div class="columns">{_people(seen, parts)}<div>{_join(seen, url)}{_leaders(parts)}</div></div>',
+            f"</main>{parts['foot']}",
+        )
+    )
+    return (
+        f'<!doctype html><html lang="en" data-seen="{escape(number)}" data-shape="{escape(shape_of(seen))}"><head>'
+        f'<meta charset="utf-8"><title>{name} · farflung</title><meta name="description" content="{describes}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<noscript><meta http-equiv="refresh" content="{RELOAD_S}"></noscript>'
+        f'<link rel="icon" href="icon.svg"><link rel="stylesheet" href="page.css?{version}">'
+        f'<script src="page.js?{version}" defer></script></head><body>{body}</body></html>'
+    ).encode()
+
+
+# ---- the top ---------------------------------------------------------------------------------------------
+
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><g fill="none" stroke="#3b7ddd" stroke-width="2">'
+    '<path d="M5 18 12 5l7 13M5 18h14"/></g><g fill="#3b7ddd"><circle cx="12" cy="5" r="3.4"/>'
+    '<circle cx="5" cy="18" r="3.4"/><circle cx="19" cy="18" r="3.4"/></g></svg>'
+)
+_MARK = ICON.replace("<svg ", '<svg class="mark" aria-hidden="true" ').replace("#3b7ddd", "currentColor")
+_LIVE = (
+    '<p class="live" id="live"><span class="dot" aria-hidden="true"></span><span id="live-says">'
+    f"as of when the page was loaded</span><noscript>, again every {RELOAD_S} s</noscript></p>"
+)
+
+
+def _verdict(seen: Shown) -> str:
+    verdict = seen.verdict
+    return (
+        f'<p id="verdict"><strong class="chip {verdict.tone}">{escape(verdict.word)}</strong> '
+        f"{escape(verdict.text)}</p>"
+    )
+
+
+def _progress(seen: Shown) -> str:
+    rounds = f"Round {seen.version:,.0f} of {seen.target:,.0f}" if seen.target else "No round yet"
+    left = "" if seen.eta_s is None or seen.finished else f"about {duration(seen.eta_s)} to go"
+    right = left or ("complete" if seen.finished else f"{seen.share:.0%}")
+    return (
+        f'<div id="progress"><p class="ends"><span>{rounds}</span><span class="dim">{right}</span></p>'
+        f'<progress max="1000" value="{seen.share * 1000:.0f}" aria-label="{rounds}">{seen.share:.0%}</progress>'
+        f'<p class="dim">{escape(seen.phase)}</p></div>'
+    )
+
+
+def _tiles(seen: Shown) -> str:
+    tiles = (
+        ("Loss", "–", "no round yet")
+        if seen.loss is None
+        else ("Loss", loss_words(seen.loss), "of the last round"),
+        ("Learned", _tokens(seen.tokens), "tokens in the model"),
+        ("Speed", _tokens(seen.tokens_per_s), "tokens a second, together"),
+        ("Peers", f"{seen.taking_part:,}", f"take part, of {seen.alive:,} here"),
+    )
+    rows = "".join(
+        f"<div><dt>{title}</dt><dd><b>{value}</b> <span>{note}</span></dd></div>"
+        for title, value, note in tiles
+    )
+    return f'<dl id="tiles">{rows}</dl>'
+
+
+def _tokens(count: float) -> str:
+    """As people who train models write them: a thousand million are a B."""
+    return si(count).replace("G", "B")
+
+
+def _foot(seen: Shown) -> str:
+    software = f" farflung {escape(seen.software)}." if seen.software else ""
+    return (
+        f'<footer id="foot"><p>The coordinator has been up for {duration(seen.elapsed_s)}.{software} '
+        "Names are what peers call themselves. Tokens count once a round that used them is committed.</p></footer>"
+    )
+
+
+# ---- the sections ----------------------------------------------------------------------------------------
+
+
+def _section(name: str, title: str, inside: str, style: str = "") -> str:
+    head = f'<h2 id="{name}-title">{title}</h2>'
+    return f'<section class="card {style}" aria-labelledby="{name}-title">{head}{inside}</section>'
+
+
+def _table(name: str, titles: Sequence[tuple[str, str]], body: str) -> str:
+    """`titles`: each with the class of its column.  A table that is too wide moves in its own frame, also by keys."""
+    head = "".join(f'<th scope="col" class="{style}">{title}</th>' for title, style in titles)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}-title"><table>'
+        f"<thead><tr>{head}</tr></thead>{body}</table></div>"
+    )
+
+
+def _cells(key: str, name: str, cells: Sequence[tuple[str, str]], style: str = "") -> str:
+    """A row: its name, which heads it, and cells of HTML with their classes."""
+    rest = "".join(f'<td class="{how}">{inside}</td>' for inside, how in cells)
+    return f'<tr id="{key}" class="{style}"><th scope="row">{name}</th>{rest}</tr>'
+
+
+def _here(seen: Shown) -> str:
+    more = seen.alive - len(seen.people)
+    if not seen.alive:
+        return "Nobody is here now."
+    return f"{seen.alive:,} here, {seen.taking_part:,} in the rounds" + (
+        f"; the first {len(seen.people)} are shown." if more > 0 else "."
+    )
+
+
+def _people(seen: Shown, parts: Mapping[str, str]) -> str:
+    stage = [("Stage", "number")] if seen.stages else []
+    titles = [("Peer", ""), ("Now", ""), *stage, ("Here for", "number"), ("Tokens/s", "number")]
+    return _section(
+        "people", "Who is here", parts["here"] + _table("people", titles, body_of("people", parts))
+    )
+
+
+def _person(person: Person, key: str, in_stages: bool) -> str:
+    stage = [("–" if person.stage is None else str(person.stage), "number")] if in_stages else []
+    cells = [
+        (escape(person.does), ""),
+        *stage,
+        ("–" if person.here_s is None else _coarse(person.here_s), "number"),
+        (_tokens(person.tokens_per_s) if person.tokens_per_s else "–", "number"),
+    ]
+    dot = f'<span class="dot {"in" if person.takes_part else "out"}" aria-hidden="true"></span>'
+    return _cells(key, dot + escape(person.name), cells, "" if person.takes_part else "out")
+
+
+def _coarse(seconds: float) -> str:
+    """So that a row does not change with every look."""
+    return "under a minute" if seconds < 60 else duration(60 * round(seconds / 60))
+
+
+def _leaders(parts: Mapping[str, str]) -> str:
+    titles = [("Peer", ""), ("Tokens", "number"), ("Share", "number"), ("", "track")]
+    table = _table("leaders", titles, body_of("leaders", parts))
+    told = '<p class="dim">Whose tokens are in the model, since the run began.</p>'
+    return _section("leaders", "Who taught it most", told + table)
+
+
+def _leader(rank: int, leader: Leader, key: str) -> str:
+    track = (
+        '<svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="rail" width="100" '
+        f'height="8" rx="2"/><rect class="fill" width="{100 * leader.share:.1f}" height="8" rx="2"/></svg>'
+    )
+    gone = "" if leader.here else ' <span class="gone">gone</span>'
+    name = f'<span class="rank">{rank}</span> {escape(leader.name)}{gone}'
+    cells = [
+        (_tokens(leader.tokens), "number"),
+        (f"{leader.share:.1%}", "number"),
+        (track, "track"),
+    ]
+    return _cells(key, name, cells)
+
+
+def _stages(seen: Shown, parts: Mapping[str, str]) -> str:
+    if not seen.stages:
+        return ""
+    titles = [
+        ("Stage", ""),
+        ("Peers", "number"),
+        ("Counted", "number"),
+        ("Microbatches/s", "number"),
+        ("Version", "number"),
+    ]
+    body = f"<tbody>{''.join(parts[f's{stage.number}'] for stage in seen.stages)}</tbody>"
+    return _section("stages", "Stages", parts["narrow"] + _table("stages", titles, body), "wide")
+
+
+def _stage(stage: Stage, key: str) -> str:
+    rate = stage.micros_per_s
+    narrow = ' <span class="chip warn">narrow</span>' if stage.narrow else ""
+    cells = [
+        (f"{stage.peers:,.0f}", "number"),
+        (f"{stage.counted:,.0f} of {stage.of:,.0f}" if stage.of else "–", "number"),
+        ("–" if rate is None else f"{rate:.2f}" if rate < 100 else si(rate), "number"),
+        (f"{stage.version:,.0f}", "number"),
+    ]
+    return _cells(key, f"Stage {stage.number}{narrow}", cells)
+
+
+def _narrow(stages: Sequence[Stage]) -> str:
+    told = "The model is cut into stages; every batch passes through all of them."
+    held = [f" Stage {stage.number} holds the others up: {stage.narrow}." for stage in stages if stage.narrow]
+    return told + "".join(held)
+
+
+def _join(seen: Shown, url: str) -> str:
+    if seen.finished:
+        return _section(
+            "join", "Take part", "<p>The run is complete: there is nothing left to train.</p>", "join"
+        )
+    told = f"<p>{_HOW.get(seen.admission, 'How to join is not known yet.')}</p>"
+    if seen.admission == "open":
+        told += _command("Train until the run ends; Ctrl-C leaves cleanly:", f'farflung join "{url}"')
+        told += _command("Can this machine take part?", f'farflung doctor "{url}"')
+    return _section("join", "Take part", told, "join")
+
+
+def _command(why: str, words: str) -> str:
+    return f'<p class="why">{why}</p><pre class="command" tabindex="0"><code>{escape(words)}</code></pre>'

@@ -1,0 +1,173 @@
+"""The process that serves a run's page: asks the coordinator for its status as strangers may, and hands the page out.
+
+Started by page_keeper.py with a bound socket; it ends when its input does, so it outlives nobody.  It holds no key of
+the run, its memory is capped, and it yields to the coordinator; whatever its viewers do to it, the coordinator is asked
+for one status in a while, and for fewer where nobody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from farflung.console.screen.status_client import StatusClient
+from farflung.console.screen.text import Record, number
+from farflung.console.web.page import ICON, event_of, page_of, parts_of, shape_of, update_of, whole_of
+from farflung.console.web.page_keeper import Begin
+from farflung.console.web.public import shown
+from farflung.console.web.requests import CSS, SCRIPT, Said, gzipped, said
+from farflung.console.web.requests import ICON as ICON_KIND
+from farflung.console.web.server import Asset, Edition, PageServer
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import WEB_MEMORY_BYTES
+from farflung.protocol.process import log_lines
+
+EVERY_S, EVERY_OF_A_CROWD_S = 2.0, 5.0
+CROWD = 100  # members: of more a status takes the coordinator tens of milliseconds
+UNSEEN_EVERY_S = 15.0
+UNSEEN_AFTER_S = 30.0
+FETCH_S = 5.0
+SILENT_S = 8.0  # without an answer for so long, the page says that it is old
+NICE = 10
+
+log = logging.getLogger("farflung.page")
+
+
+def pause_s(members: float, unseen_s: float) -> float:
+    """How long to wait for the next look at the run."""
+    if unseen_s >= UNSEEN_AFTER_S:
+        return UNSEEN_EVERY_S
+    return EVERY_OF_A_CROWD_S if members > CROWD else EVERY_S
+
+
+class Press:
+    """Makes an edition of each status, once for all viewers."""
+
+    def __init__(self, url: str, version: str) -> None:
+        self._url = url
+        self._version = version
+        self._begun = secrets.token_hex(4)  # numbers of another process mean nothing here
+        self._count = 0
+        self._parts: dict[str, str] = {}
+        self._shape = ""
+
+    def edition(self, status: Record) -> Edition:
+        seen = shown(status)
+        parts, shape, before = parts_of(seen), shape_of(seen), self._number
+        changed = update_of(self._parts, parts)
+        news: Said | None = None
+        if changed or shape != self._shape:
+            self._count += 1
+            news = said(event_of(self._number, shape, changed if shape == self._shape else {}))
+        self._parts, self._shape = parts, shape
+        page = page_of(seen, parts, self._number, self._url, self._version)
+        whole = said(event_of(self._number, shape, whole_of(parts)))
+        return Edition(self._number, page, gzipped(page), whole, news, before)
+
+    @property
+    def _number(self) -> str:
+        return f"{self._begun}-{self._count}"
+
+
+def assets() -> tuple[dict[str, Asset], str]:
+    """The files beside this one, by path, and a version of them that changes when one does."""
+    here = resources.files("farflung.console.web")
+    css, script = (here.joinpath(name).read_bytes() for name in ("page.css", "page.js"))
+    version = hashlib.sha256(css + b"\0" + script).hexdigest()[:12]
+    return {
+        "/page.css": Asset(CSS, css),
+        "/page.js": Asset(SCRIPT, script),
+        "/icon.svg": Asset(ICON_KIND, ICON.encode(), "public, max-age=86400"),
+    }, version
+
+
+class Looking:
+    """The thread that looks at the run and publishes what it sees."""
+
+    def __init__(self, begin: Begin, press: Press, server: PageServer) -> None:
+        url = JoinUrl.parse(begin.url)
+        self._ask = JoinUrl(begin.ask_host, url.port, url.run, url.key)
+        self._press = press
+        self._server = server
+        self._stop = threading.Event()
+        self._server.publish(press.edition({"run": url.run, "unasked": True}))
+        self._thread = threading.Thread(target=self._look, name="looking", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(FETCH_S + 1)
+
+    def _look(self) -> None:
+        status: dict[str, Any] = {}
+        heard_at = time.monotonic()
+        with StatusClient(self._ask) as client:
+            while not self._stop.is_set():
+                try:
+                    status, heard_at = client.fetch(FETCH_S), time.monotonic()
+                except FarflungError as error:
+                    log.debug("the page: %s", error)
+                silent_s = time.monotonic() - heard_at
+                if status:
+                    old = {"unanswered_s": silent_s} if silent_s >= SILENT_S else {}
+                    self._server.publish(self._press.edition(status | old))
+                self._wait(number(status, "alive"))
+
+    def _wait(self, members: float) -> None:
+        """Who comes after a while of nobody is not left with an old page."""
+        begun = time.monotonic()
+        while not self._stop.wait(0.2):
+            now = time.monotonic()
+            if now - begun >= pause_s(members, self._server.idle_s(now)):
+                return
+
+
+def _until_hung_up(server: PageServer, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 4096):
+            pass
+    server.stop()
+
+
+def serve_page(listener: socket.socket, begin: Begin, end: int) -> None:
+    """Until the descriptor `end` is at its end."""
+    found, version = assets()
+    server = PageServer(listener, found)
+    threading.Thread(target=_until_hung_up, args=(server, end), daemon=True, name="end").start()
+    looking = Looking(begin, Press(begin.url, version), server)
+    try:
+        server.serve()
+    finally:
+        looking.close()
+
+
+def main() -> int:
+    """`python -m farflung.console.web.page_process DESCRIPTOR`, by the coordinator's command alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then hangs up
+    resource.setrlimit(resource.RLIMIT_AS, (WEB_MEMORY_BYTES, WEB_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICE)
+    log_lines.set_up_logging()
+    line = sys.stdin.buffer.readline(8192)
+    begin = msgspec.json.decode(line, type=Begin)
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        serve_page(listener, begin, sys.stdin.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
