@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, field
 
 TOLD_DIGITS = 5  # of a loss, for people
-POINTS_MOST = 240  # more than a screen shows; even, so that all find a neighbour
+# More than a screen shows; even, so that all find a neighbour.
+POINTS_MOST = 240
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
     expected = {"farflung/__init__.py", "farflung/__main__.py", "farflung/py.typed"}
     for room in FOLDERS:
         for path in (ROOT / room).rglob("*"):
-            if path.suffix in (".py", ".c") and "__pycache__" not in path.parts:
+            if path.suffix in (".py", ".c", ".css", ".js") and "__pycache__" not in path.parts:
                 expected.add(f"farflung/{path.relative_to(ROOT).as_posix()}")
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name}
