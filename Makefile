@@ -36,14 +36,14 @@ hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partition
 # A layer over .venv/, so that lint and the other tests see what they always see. A machine that reaches no registry
 # has not run these tests, and says so: that is no fault of farflung's.
 LAYER := .venv/adapters
-WHOSE := transformers accelerate lightning peft trl
-adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft or trl; NOT RUN where these can't be had (minutes)
+WHOSE := transformers accelerate lightning peft trl wandb mlflow-skinny
+adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, wandb or mlflow; NOT RUN where these can't be had (minutes)
 	@$(BIN)/python -m venv --without-pip $(LAYER)
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$($(LAYER)/bin/python -c "$$purelib")/below.pth"; \
 	if timeout 300 $(PIP) --python $(LAYER)/bin/python install -c constraints.txt $(WHOSE); then \
-	HF_HUB_OFFLINE=1 $(LAYER)/bin/python -m pytest -n 0 -k "adapters or hf or llama or transformers" \
-	tests/peer/adapters tests/peer/pipeline tests/real/test_adapters.py; \
+	HF_HUB_OFFLINE=1 $(LAYER)/bin/python -m pytest -n 0 -k "adapters or hf or llama or transformers or mlflow_reads or biases_offline" \
+	tests/peer/adapters tests/peer/pipeline tests/real/test_adapters.py tests/console/test_tracking.py; \
 	else echo "NOT RUN: the tests that need $(WHOSE), which cannot be installed here" >&2; fi
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)

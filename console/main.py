@@ -46,6 +46,14 @@ STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
+Board = Annotated[
+    Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log into this folder.")
+]
+Wandb = Annotated[str | None, typer.Option("--wandb", help="Log to this project of Weights & Biases.")]
+Mlflow = Annotated[
+    str | None,
+    typer.Option("--mlflow", help="Log to MLflow: a folder, or the address of a server or database."),
+]
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -129,6 +137,15 @@ def coordinate(
         str | None,
         typer.Option(help="HOST:PORT, or a port of this machine alone: a page of the run for everybody."),
     ] = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
+    mlflow: Mlflow = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="In place of run.toml's, such as round.sync_every=50."
+        ),
+    ] = None,
     restored: Annotated[
         bool,
         typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
@@ -143,6 +160,8 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
+    from farflung.console.history.trackers import Chosen
+    from farflung.console.history.tracking import Tracking
     from farflung.console.web.page_keeper import PageKeeper
     from farflung.coordinator.hosting import Hosting, serve
 
@@ -158,11 +177,14 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
         if page is not None:
             page.show(JoinUrl.parse(url), hosting.listens_on)
+        tracking.of_run(folder)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    hosting = Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored)
+    hosting = Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored, tuple(changes or ()))
+    chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     with contextlib.ExitStack() as stack:
         page = stack.enter_context(PageKeeper(web)) if web is not None else None
+        tracking = stack.enter_context(Tracking(chosen, "the run"))
         serve(hosting, announce)
 
 
@@ -176,6 +198,9 @@ def join(
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
+    mlflow: Mlflow = None,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -186,12 +211,18 @@ def join(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
+    from farflung.console.history.trackers import Chosen
+    from farflung.console.history.tracking import Tracking
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
+    from farflung.peer.agent.journal_writer import journal_path
 
     own = own_config(given)
     options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
-    raise typer.Exit(take_part(options))
+    with Tracking(Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), "training") as tracking:
+        tracking.of_this_process(journal_path(None, own.identity)[0])
+        code = take_part(options)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -252,20 +283,20 @@ def plot(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write a TensorBoard log into this folder.")
-    ] = None,
-    wandb: Annotated[str | None, typer.Option(help="Log to this project of Weights & Biases.")] = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
+    mlflow: Mlflow = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
     follow: Annotated[
         bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
     ] = False,
 ) -> None:
     """Hand a run's figures to an experiment tracker: a row for each round, live or long after the run."""
-    from farflung.console.history.trackers import ExportOptions
+    from farflung.console.history.trackers import Chosen, ExportOptions
     from farflung.console.history.trackers import export as hand_over
 
-    options = ExportOptions(folder, tensorboard, wandb, json_output, follow)
+    chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+    options = ExportOptions(folder, chosen, json_output, follow)
     hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
 
 

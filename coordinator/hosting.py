@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn, take_all_descriptors
@@ -30,6 +33,7 @@ from farflung.protocol.process import failpoints
 from farflung.protocol.process.exporter import Exporter
 
 EVENTS_NAME = "events.jsonl"
+_KEY = r"[A-Za-z0-9_-]{1,60}"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Hosting:
     exit_when_done: bool = False
     metrics: str | None = None  # where /metrics answers
     restored: bool = False  # the data folder is a copy
+    changes: tuple[str, ...] = ()  # to run.toml, such as round.sync_every=50
 
     @property
     def listens_on(self) -> str:
@@ -53,7 +58,7 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
     listen_on, data_dir = ListenOn.parse(asked_for.listen), asked_for.data_dir
     take_all_descriptors()
     exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
-    manifest = _read_manifest(asked_for.run_toml)
+    manifest = _read_manifest(asked_for.run_toml, asked_for.changes)
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -93,13 +98,29 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
         events.close("asked to stop" if asked else drained, server.counts)
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path, changes: Sequence[str]) -> Manifest:
+    """Who reads of a mistake sees whether it may stand in the file or on the command line."""
+    name = " with ".join([str(path), *(f"--set {each}" for each in changes)])
     try:
-        return Manifest.from_toml(path.read_text(encoding="utf-8"), str(path))
+        return Manifest.from_toml(path.read_text(encoding="utf-8"), name, [_change(each) for each in changes])
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; `farflung init` writes one") from error
+
+
+def _change(words: str) -> tuple[str, str, Any]:
+    """SECTION.KEY=VALUE.  The value is TOML; a word that is none is text, since shells take quotes away."""
+    where, equals, raw = words.partition("=")
+    section, _, key = where.strip().partition(".")
+    if not (equals and re.fullmatch(_KEY, section) and re.fullmatch(_KEY, key)):
+        raise UserError(f"--set {words}: expected SECTION.KEY=VALUE, such as --set round.sync_every=50")
+    if "\n" in raw:
+        raise UserError(f"--set {where}: the value must be on one line")
+    try:
+        return section, key, tomllib.loads(f"value = {raw}")["value"]
+    except (ValueError, RecursionError):
+        return section, key, raw.strip()
 
 
 # ---- when a coordinator ends --------------------------------------------------------------------------

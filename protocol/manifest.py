@@ -12,6 +12,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -231,11 +232,17 @@ class Manifest(_Section):
         return self
 
     @classmethod
-    def from_toml(cls, text: str, name: str) -> Manifest:
-        """Check the text of the file `name`; UserError with one line per problem otherwise."""
+    def from_toml(cls, text: str, name: str, changes: Sequence[tuple[str, str, Any]] = ()) -> Manifest:
+        """Check the text of the file `name`; UserError with one line per problem otherwise.
+
+        `changes`: (section, key, value) each, in place of what the file says or does not say."""
         try:
             # Some editors put a byte order mark first, which TOML does not allow.
-            return cls.model_validate(tomllib.loads(text.removeprefix("\ufeff")))
+            table = tomllib.loads(text.removeprefix("\ufeff"))
+            for section, key, value in changes:
+                if isinstance(table.setdefault(section, {}), dict):  # else it is told as the file's mistake
+                    table[section][key] = value
+            return cls.model_validate(table)
         except ValidationError as error:
             raise UserError("\n".join(f"{name}: {line}" for line in _explain(error))) from None
         except (ValueError, RecursionError) as error:

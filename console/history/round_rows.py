@@ -1,14 +1,14 @@
 """A run as numbers, a row for each committed round: what experiment trackers and spreadsheets want.
 
-Called by `farflung export` with what the history's reader has found.  Pure.  Nothing here rests on clocks: what a peer
-tells of a round is told before its commit.
+Called by `farflung export` and tracking.py with what the history's reader has found.  Pure.  Nothing here rests on
+clocks: what a peer tells of a round is told before its commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from farflung.console.history.history import Told
 from farflung.protocol.fragments import BOOKS_FRAGMENT
@@ -19,9 +19,9 @@ KEPT_ROUNDS = 256  # what peers told of rounds that were never committed is forg
 
 @dataclass(frozen=True)
 class Row:
-    """One committed round."""
+    """One committed round; of a peer's own rows one look at it."""
 
-    round_no: int  # only ever grows, also where a run has fragments or goes back to an earlier version
+    number: int  # of the round: only ever grows, also where a run has fragments or goes back to an earlier version
     wall: float  # seconds since 1970
     values: dict[str, float]  # by a name with one slash, such as "run/loss"
 
@@ -30,6 +30,8 @@ class Row:
 class RunRows:
     """The fold over a run's events: peers' events of a round have to be there before the coordinator's."""
 
+    key: ClassVar[str] = "run/version"  # in every row
+    group: ClassVar[str] = ""  # a run stands for itself
     name: str = ""
     run_id: str = ""
     rules: dict[str, Any] = field(default_factory=dict)
@@ -102,6 +104,8 @@ class RunRows:
             "round/seconds": float(event.get("seconds") or 0.0),
             "round/sent_bytes": float(event.get("tx_bytes") or 0.0),
         }
+        if event.get("norm") is not None:
+            values["run/update_norm"] = float(event["norm"])
         if (
             fragment == BOOKS_FRAGMENT
         ):  # the others' rounds merge what the same tokens taught other parts of the model

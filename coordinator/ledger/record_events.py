@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "tokens_by": record.tokens_by,
         "steps": record.steps,
         "loss": record.loss,
+        **({"norm": record.norm} if record.norm is not None and isfinite(record.norm) else {}),
         "seconds": round(record.seconds, 4),
         "tx_bytes": record.tx_bytes,
         **({"factor": commit.factor} if commit.factor != 1.0 else {}),

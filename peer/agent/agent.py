@@ -25,7 +25,14 @@ from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.hands import Hands, Tools, largest_payload_bytes, stages_in_order
-from farflung.peer.agent.journal_writer import RoundEvents, beginning_of, counts_of, open_journal, use_of
+from farflung.peer.agent.journal_writer import (
+    RoundEvents,
+    Trained,
+    beginning_of,
+    counts_of,
+    open_journal,
+    use_of,
+)
 from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
@@ -227,12 +234,19 @@ class Agent:
         )
         self._line.on_tick(now, expected)
         machine.on_lines(self._link.unreached(), self._link.arriving(), now)
-        self._events.on_tick(now, vitals.saved)
+        self._events.on_tick(now, vitals.saved, self._trained)
         frames = self._link.counts
         vitals.tx_bytes, vitals.rx_bytes = frames.sent_bytes, frames.arrived_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
+
+    def _trained(self) -> Trained | None:
+        """What its trainer has come to; None before there is one."""
+        if self._hands is None:
+            return None
+        step, tokens, loss = self._hands.shared.read_progress()
+        return Trained(step, tokens, loss, self._hands.shared.read_gradient_norm())
 
     def _look_at_trainer(self, now: float, step: int) -> None:
         before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals

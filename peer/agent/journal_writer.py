@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.identity import default_path
@@ -33,10 +33,20 @@ if TYPE_CHECKING:
     from farflung.peer.line.control import ControlLink
     from farflung.peer.machine.machine import PeerMachine
 
+TRAINED_EVERY_S = 5.0  # how often it is written how far the trainer is
 STEPS = 20  # of a phase: as fine as progress is told
 
 Use = dict[str, float]
 Counts = dict[str, Any]
+
+
+class Trained(NamedTuple):
+    """How far a trainer is."""
+
+    step: int
+    tokens: int
+    loss: float | None
+    grad_norm: float | None
 
 
 @dataclass
@@ -60,6 +70,8 @@ class RoundEvents:
         self._counts_at = 0.0
         self._counted: Counts | None = None
         self._saved = -1
+        self._step = 0  # of the trainer, when it was written last
+        self._trained_at = 0.0
         self._served: set[tuple[str, int, int]] = set()  # (to, version, fragment) of what was told last
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
@@ -117,7 +129,7 @@ class RoundEvents:
     def on_failpoint(self, point: str, action: str) -> None:
         self._log.write("failpoint", point=point, action=action)
 
-    def on_tick(self, now: float, saved: int) -> None:
+    def on_tick(self, now: float, saved: int, trained: Callable[[], Trained | None]) -> None:
         """`saved`: the newest version of which a checkpoint is complete."""
         if saved > self._saved:
             self._saved = saved
@@ -125,6 +137,13 @@ class RoundEvents:
         if self._log.is_on and now >= self._counts_at:
             self._counts_at = now + FRAMES_EVERY_S
             self._tell_counts()
+        if self._log.is_on and now >= self._trained_at:
+            self._tell_trained(trained(), now)
+
+    def _tell_trained(self, trained: Trained | None, now: float) -> None:
+        if trained is not None and trained.step != self._step:
+            self._trained_at, self._step = now + TRAINED_EVERY_S, trained.step
+            self._log.write("trained", **trained._asdict())
 
     def _tell_counts(self) -> None:
         counts = self._counts()
@@ -225,19 +244,29 @@ def beginning_of(me: Me, run: str, upload_limits: tuple[str, ...]) -> dict[str, 
     }
 
 
+def journal_path(
+    named: Path | None, identity: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Path | None, bool]:
+    """Where it is, if anywhere, and whether that was asked for: by `named` or the environment."""
+    if named is None and environ.get(JOURNAL_VARIABLE):
+        named = Path(environ[JOURNAL_VARIABLE])
+    if named is not None:
+        return (None if str(named) == "off" else named), True
+    return (identity or default_path(environ)).with_suffix(".events.jsonl"), False
+
+
 def open_journal(
     named: Path | None,
     identity: Path | None,
     say: Callable[[str], None],
     environ: Mapping[str, str] = os.environ,
 ) -> EventLog:
-    """`named`: asked for, then it is detailed.  Else beside the key file, so that each peer has one of its own."""
-    if named is None and environ.get(JOURNAL_VARIABLE):
-        named = Path(environ[JOURNAL_VARIABLE])
-    if named is not None:
-        return EventLog(None if str(named) == "off" else named)
+    """One that was asked for is detailed.  Else it is beside the key file, so that each peer has one of its own."""
+    path, asked_for = journal_path(named, identity, environ)
+    if asked_for:
+        return EventLog(path)
     try:
-        return EventLog((identity or default_path(environ)).with_suffix(".events.jsonl"), detailed=False)
+        return EventLog(path, detailed=False)
     except (
         UserError
     ) as error:  # nobody asked for it: a folder that can only be read is no reason to stay away

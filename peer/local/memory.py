@@ -116,6 +116,7 @@ class SharedState:
         self._loss = np.memmap(message.progress, np.float64, "r+", 16, (1,))
         # Odd: the anchor is just changing.
         self._changes = np.memmap(message.progress, np.int64, "r+", 24, (1,))
+        self._gradient = np.memmap(message.progress, np.float64, "r+", 32, (1,))
 
     @classmethod
     def create(
@@ -143,6 +144,7 @@ class SharedState:
         )
         state = cls(message)
         state.write_progress(0, 0, None)
+        state.write_gradient_norm(None)
         return state
 
     @classmethod
@@ -171,6 +173,14 @@ class SharedState:
         self._counts[0] = step
         self._counts[1] = tokens
         self._loss[0] = math.nan if loss is None else loss
+
+    def write_gradient_norm(self, norm: float | None) -> None:
+        """Of a step of late; None: it is not known."""
+        self._gradient[0] = math.nan if norm is None else norm
+
+    def read_gradient_norm(self) -> float | None:
+        norm = float(self._gradient[0])
+        return norm if math.isfinite(norm) else None
 
     def mark_torn(self, torn: bool) -> None:
         """The agent's word, before the anchor changes and when it is one version again."""

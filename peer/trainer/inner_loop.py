@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # while blocked: how often to see whether the agent lives
 LOSS_EVERY_S = 0.5  # reading a loss waits for the GPU, so it is not read at every step
+GRADIENT_EVERY_S = 10.0  # its norm reads all of it once: so seldom that nobody notices
 
 
 class Channel(Protocol):
@@ -66,6 +67,15 @@ class MeanLoss:
 
     def clear(self) -> None:
         self._sum, self._count = 0.0, 0
+
+
+def gradient_norm(model: nn.Module) -> float | None:
+    """As the optimizer has just taken it, which is after the script has clipped it; None where there is none, or where
+    it is of a kind that has no norm here."""
+    found = [each.grad.detach() for each in model.parameters() if each.grad is not None]
+    if not found or any(each.layout != torch.strided for each in found):
+        return None
+    return float(nn.utils.get_total_norm(found))
 
 
 class InnerLoop:
@@ -98,7 +108,7 @@ class InnerLoop:
         self._said_tokens: int | None = None
         self._losses = MeanLoss()
         self._loss: float | None = None
-        self._loss_at = -math.inf
+        self._loss_at = self._gradient_at = -math.inf
 
     @property
     def shared(self) -> SharedState:
@@ -198,6 +208,9 @@ class InnerLoop:
             loss = self._losses.read()
             self._loss = self._loss if loss is None else loss
         self.shared.write_progress(self.machine.step_count, self.machine.all_tokens, self._loss)
+        if now - self._gradient_at >= GRADIENT_EVERY_S:
+            self._gradient_at = now
+            self.shared.write_gradient_norm(gradient_norm(self._model))
 
     # ---- data
 

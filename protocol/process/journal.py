@@ -119,9 +119,10 @@ def _boot() -> str:
 class Follower:
     """Reads a journal while it grows: each call yields what was added since the last one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """`offset`: what stands before it in the file is left out."""
         self._path = path
-        self._offset = 0
+        self._offset = offset
         self._inode = 0
         self.torn = 0  # lines that are no JSON object: a kill in the middle of a write
 
@@ -132,6 +133,8 @@ class Follower:
                 if self._inode and inode != self._inode:
                     yield from self._rest_of_old()
                 self._inode = inode
+                # A file that is shorter than what was read of it is another one.
+                self._offset = self._offset if self._offset <= os.fstat(file.fileno()).st_size else 0
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:

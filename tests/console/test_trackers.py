@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from farflung.console.history import trackers
 from farflung.console.history.history import History
 from farflung.console.history.round_rows import Row, RunRows
-from farflung.console.history.trackers import ExportOptions, export
+from farflung.console.history.trackers import Chosen, ExportOptions, export
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
 from rig.waiting import LONG_S
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_row_tells_the_round_and_each_peers_part(folder: Path) -> None:
     first, second = Rows(folder).news()
-    assert (first.round_no, first.wall) == (1, 1010.0)
+    assert (first.number, first.wall) == (1, 1010.0)
     assert first.values["run/loss"] == 3.0 and first.values["run/alive"] == 2
     assert first.values["loss/bob"] == 3.5 and first.values["step/bob"] == 20, "from his own journal"
     assert "loss/alice" not in first.values, "her journal is not here"
@@ -157,7 +157,7 @@ def test_tensorboard_reads_back_what_was_written_also_after_a_second_export(
     reason = "tensorboard is not installed; pip install tensorboard"
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
     for _ in range(2):
-        export(ExportOptions(folder, tensorboard=tmp_path / "board"), print, print)
+        export(ExportOptions(folder, Chosen(tensorboard=tmp_path / "board")), print, print)
     log = reader.EventAccumulator(str(tmp_path / "board"))
     log.Reload()
     losses = [(point.step, point.value, point.wall_time) for point in log.Scalars("run/loss")]
@@ -200,7 +200,7 @@ def test_wandb_gets_one_run_and_a_step_for_each_round(folder: Path, monkeypatch:
     fake = types.ModuleType("wandb")
     fake.init = lambda **words: begun.append(words) or FakeRun()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    export(ExportOptions(folder, wandb="far"), print, print)
+    export(ExportOptions(folder, Chosen(wandb="far")), print, print)
     [words] = begun
     assert (words["project"], words["name"], words["id"]) == ("far", "demo", "c0ffee")
     assert words["resume"] == "allow" and words["config"] == RULES

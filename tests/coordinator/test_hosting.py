@@ -21,7 +21,7 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.front_door_process import in_thread
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.hosting import QuietEnd
+from farflung.coordinator.hosting import QuietEnd, _read_manifest
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
 from farflung.coordinator.run.machine import RunMachine
@@ -147,6 +147,83 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
 
 
 # ---- the small parts --------------------------------------------------------------------------------------
+
+
+def read_with(path: Path, *changes: str) -> Manifest:
+    return _read_manifest(path, changes)
+
+
+def test_a_key_set_on_the_command_line_is_as_if_the_file_said_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[round]\nsync_every = 7\ncodec = "int8"\n[inner]\nbetas = [0.8, 0.9]\n')
+    changed = read_with(
+        path, "round.sync_every=50", "run.name=other-run", "inner.betas=[0.9, 0.99]", "outer.lr = 0.5",
+        'data.source="python-stdlib"', "pipeline.turn=false",
+    )  # fmt: skip
+    assert (changed.round.sync_every, changed.round.codec) == (50, "int8")
+    assert changed.run.name == "other-run" and changed.inner.betas == (0.9, 0.99) and changed.outer.lr == 0.5
+    text = (
+        '[run]\nname = "other-run"\n[round]\nsync_every = 50\ncodec = "int8"\n'
+        "[inner]\nbetas = [0.9, 0.99]\n[outer]\nlr = 0.5\n"
+    )
+    assert changed.digest == Manifest.from_toml(text, "x").digest != read_with(path).digest
+    assert read_with(path, "round.sync_every=50", "round.sync_every=60").round.sync_every == 60, (
+        "the last one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ("round.sync_every=0", "[round] sync_every: expected"),
+        ("round.sync_evry=50", '[round] sync_evry: unknown key; did you mean "sync_every"?'),
+        ("inner.sync_every=50", "[inner] sync_every: unknown key; it belongs in [round]"),
+        ("rounds.sync_every=50", "[rounds]: unknown section"),
+        ("round.codec=zip", "[round] codec: expected"),
+        ("round.sync_every=[1", "[round] sync_every: expected"),
+        ("inner.lr=nan", "[inner] lr: expected"),
+    ],
+)
+def test_a_mistake_there_reads_like_one_in_the_file(tmp_path: Path, change: str, rule: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(UserError) as told:
+        read_with(path, change)
+    assert str(told.value).startswith(f"{path} with --set {change}: {rule}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["sync_every=50", "round.sync_every", "round.=5", ".x=5", "a.b.c=5", "r d.x=1", "round.x=1\ny=2"],
+)
+def test_what_is_no_change_is_told(tmp_path: Path, change: str) -> None:
+    (tmp_path / "run.toml").write_text("")
+    with pytest.raises(UserError, match="--set"):
+        read_with(tmp_path / "run.toml", change)
+
+
+def test_a_key_set_over_what_is_no_table_is_the_files_mistake(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("round = 5")
+    with pytest.raises(UserError, match=r"\[round\]: expected a table"):
+        read_with(tmp_path / "run.toml", "round.sync_every=50")
+
+
+def test_the_command_line_hands_changes_on(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    words = [
+        "coordinate",
+        "--plain",
+        "--set",
+        "round.sync_every=50",
+        "--set",
+        "round.fragments=0",
+        "run.toml",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "farflung", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "[round] fragments: expected" in done.stderr
+    assert "--set round.sync_every=50" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_finished_run_waits_for_its_members_but_not_for_ever() -> None:

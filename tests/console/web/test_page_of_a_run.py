@@ -98,6 +98,7 @@ def test_the_page_goes_with_a_coordinator_that_is_killed(tmp_path: Path) -> None
         eventually(lambda: not is_running(pid), "nobody serves a page of nothing")
 
 
+@pytest.mark.hard
 def test_a_coordinator_that_stands_still_is_told(tmp_path: Path) -> None:
     with hosted(tmp_path) as run:
         eventually(lambda: run.shows("Round 0 of 9"), "the page shows the run")
