@@ -48,10 +48,11 @@ clip = 1.0                # largest gradient norm; lower it if the loss spikes
 [outer]                   # what is done with the merged result of a round
 step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2";
                           # "adamw": each round is a step of AdamW with betas, weight_decay and warmup_steps of
-                          # [inner], each of them counted in rounds; costs 4 bytes more for each parameter
-lr = "auto"               # 0.7 for nesterov, lr of [inner] for adamw, else 1.0; lower it if the loss rises after rounds
-last_lr = "auto"          # adamw: the rate goes down to this at the last round, in a straight line; "auto": it stays
-momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds on, less with fewer
+                          # [inner], each of them counted in rounds; costs 4 bytes more for each parameter;
+                          # "muon", with batch in [pipeline]: Muon for hidden matrices, the same AdamW for the rest
+lr = "auto"               # 0.7 for nesterov, lr of [inner] for adamw and muon, else 1.0; lower it if the loss rises
+last_lr = "auto"          # adamw, muon: the rate at the last round, reached in a straight line; "auto": it stays
+momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds, less with fewer; muon: 0.95
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes

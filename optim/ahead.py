@@ -8,7 +8,7 @@ With a momentum of 0.9 the anchor goes several times as far as one round's pseud
 do is known before the round ends.  A peer that stayed where it stands would learn for a whole period at a place that
 the run is about to leave, and once more to go that way.  So it goes ahead by what the momentum alone will do.
 
-AdamW's step has a bounded length and depends on a second moment that the round will change: there a peer stays.
+The steps of AdamW and Muon have a bounded length, whatever the round will bring: there a peer stays.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from farflung.optim.adamw import AdamW
+from farflung.optim.muon import Muon
 from farflung.optim.outer import OuterStep
 
 
@@ -26,7 +27,7 @@ def ahead(outer: OuterStep, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor
     anchor - owed is where the peer stands; buffers know no momentum and stay there.
     """
     ahead_n = anchor_n - owed_n
-    if isinstance(outer, AdamW):
+    if isinstance(outer, AdamW | Muon):
         return ahead_n
     moved_n, nothing_n = ahead_n[:learned], torch.zeros_like(ahead_n[:learned])
     outer.step(moved_n, momentum_n[:learned].clone(), nothing_n)

@@ -4,12 +4,13 @@ Called by the built-in trainer (`[inner] optimizer` in run.toml), and by researc
 
     run = farflung.join(url, model, farflung.muon(model, lr=4e-4))
 
+It also says which tensors `[outer] step = "muon"` is for, whose arithmetic is in muon.py.
 Must not know runs or rounds.  Nothing else is needed for another optimizer: any torch optimizer will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,20 @@ def hidden_matrices(model: nn.Module, but: Collection[str] = ()) -> list[nn.Para
     tables = _tables(model)
     named = model.named_parameters()
     return [p for n, p in named if p.requires_grad and p.ndim == 2 and id(p) not in tables and n not in but]
+
+
+def outer_matrices(parts: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """What `[outer] step = "muon"` is for, of a model in these parts, one after the other, or in a single one.
+
+    Neither embeddings nor the weights of the last layer, which gives what the loss is taken of: however the model is
+    cut, these are the same.
+    """
+    layers = [layer for part in parts for layer in part.modules()]
+    tables = [each for each in layers if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    last = [each for each in layers if isinstance(each, nn.Linear)][-1:]
+    but = {id(each.weight) for each in (*tables, *last)}
+    found = [p for part in parts for p in part.parameters() if p.requires_grad and p.ndim == 2]
+    return [p for p in found if id(p) not in but]
 
 
 def _tables(model: nn.Module) -> set[int]:

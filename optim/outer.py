@@ -5,6 +5,7 @@
     sparse     the same, for contributions of a few large values, of which each peer keeps the rest back: its error
                feedback is the momentum, and a second one would only delay    https://arxiv.org/abs/2508.15706
     adamw      adamw.py
+    muon       muon.py
 
 Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary
 fp32 operations, each rounded on its own (no fused multiply-add, no `alpha=`, no reduction): every machine gets the same
@@ -20,7 +21,15 @@ import torch
 from torch import Tensor
 
 from farflung.optim.adamw import AdamW
-from farflung.protocol.outer_numbers import MOMENTUM_PARTS, AdamWNumbers, StepNumbers, fp32
+from farflung.optim.muon import Muon
+from farflung.protocol.outer_numbers import (
+    MOMENTUM_PARTS,
+    AdamWNumbers,
+    MuonNumbers,
+    StepNumbers,
+    Tile,
+    fp32,
+)
 
 # (theta, momentum, delta, mu, lr): the same in one pass over memory, in place.
 Fused = Callable[[Tensor, Tensor, Tensor, float, float], None]
@@ -62,28 +71,40 @@ class PlainMean:
         theta_n.sub_(d_n if lr == 1.0 else d_n.mul(lr))
 
 
-OuterStep = Nesterov | PlainMean | AdamW
+OuterStep = Nesterov | PlainMean | AdamW | Muon
 
 
 def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterStep:
     """The step that takes these numbers, which are the same for all peers."""
     if isinstance(numbers, AdamWNumbers):
         return AdamW(numbers)
+    if isinstance(numbers, MuonNumbers):
+        return Muon(numbers)
     if numbers.nesterov:
         return Nesterov(numbers.lr, numbers.momentum, fused)
     return PlainMean(numbers.lr)
 
 
-def advance(step: OuterStep, parts: Sequence[Tensor], d_n: Tensor, version: int, factor: float = 1.0) -> None:
+def advance(
+    step: OuterStep,
+    parts: Sequence[Tensor],
+    d_n: Tensor,
+    version: int,
+    factor: float = 1.0,
+    tiles: Sequence[Tile] = (),
+) -> None:
     """Take the step that makes this version, in place on the parts of a chunk's state (StateForm), each fp32 [n].
 
     `factor`: of the commit, by which d is multiplied in place: less than 1 where the gradient of a batch is clipped.
+    `tiles`: of the chunk, for a step that takes matrices as such.
     """
     if factor != 1.0:
         d_n.mul_(fp32(factor))
     if isinstance(step, AdamW):
         theta_n, m_n, v_n = parts
         step.step(theta_n, m_n, v_n, d_n, version)
+    elif isinstance(step, Muon):
+        step.step(parts, d_n, version, tiles)
     else:
         step.step(parts[0], parts[1], d_n)
 

@@ -22,7 +22,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
-from farflung.protocol.outer_numbers import AdamWNumbers, StateForm, StepNumbers, outer_numbers
+from farflung.protocol.outer_numbers import (
+    EXACT_STEPS,
+    MUON_MOMENTUM,
+    AdamWNumbers,
+    MuonNumbers,
+    StateForm,
+    StepNumbers,
+    outer_numbers,
+)
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
@@ -103,7 +111,7 @@ class InnerSection(_Section):
 
 
 class OuterSection(_Section):
-    step: Literal["nesterov", "mean", "sparse", "adamw"] = "nesterov"
+    step: Literal["nesterov", "mean", "sparse", "adamw", "muon"] = "nesterov"
     lr: Annotated[
         Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
     ] = "auto"
@@ -275,11 +283,14 @@ class Manifest(_Section):
     def outer_numbers(self) -> StepNumbers:
         """[outer] as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
         outer, inner, rounds = self.outer, self.inner, self.run.rounds
-        if outer.step != "adamw":
+        if outer.step not in EXACT_STEPS:
             return outer_numbers(outer.step, outer.lr, outer.momentum, rounds)
         lr = inner.lr if isinstance(outer.lr, str) else outer.lr
         last_lr = lr if isinstance(outer.last_lr, str) else outer.last_lr
-        return AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
+        rest = AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
+        if outer.step == "adamw":
+            return rest
+        return MuonNumbers(rest, MUON_MOMENTUM if isinstance(outer.momentum, str) else outer.momentum)
 
     @property
     def row_tokens(self) -> int:
@@ -362,12 +373,18 @@ def _cross_checks(m: Manifest) -> list[str]:
 def _outer_problems(m: Manifest) -> list[str]:
     """Keys of [outer] that its step does not know."""
     outer, inner = m.outer, m.inner
-    if outer.step != "adamw":
+    if outer.step not in EXACT_STEPS:
         wrong = outer.last_lr != "auto"
-        told = f'[outer] last_lr: only step = "adamw" has one, found step = "{outer.step}"; leave it out'
+        told = f'[outer] last_lr: only "adamw" and "muon" have one, found step = "{outer.step}"; leave it out'
         return [told] if wrong else []
     problems = []
-    if outer.momentum != "auto":
+    if outer.step == "muon" and not (m.pipeline.batch and m.pipeline.mode == "sync"):
+        found = 'mode = "local"' if m.pipeline.batch else "batch = 0"
+        problems.append(
+            f'[outer] step: "muon" takes the gradient of a batch, and expects [pipeline] batch > 0 with mode = "sync", '
+            f'found {found}; for steps of each peer\'s own write [inner] optimizer = "muon"'
+        )
+    if outer.step == "adamw" and outer.momentum != "auto":
         problems.append(
             f'[outer] momentum: step = "adamw" takes betas of [inner] instead, found {outer.momentum}; leave it out'
         )
@@ -419,7 +436,7 @@ def _no_stage_checks(m: Manifest) -> list[str]:
 
 
 def _stage_checks(m: Manifest) -> list[str]:
-    """A model in stages learns by batches: of exact steps of AdamW, or of each peer's own in mode "local"."""
+    """A model in stages learns by batches: of exact steps of AdamW or Muon, or of each peer's own in mode "local"."""
     pipeline = m.pipeline
     problems = []
     needed = pipeline.stages * pipeline.min_per_stage
@@ -441,8 +458,10 @@ def _stage_checks(m: Manifest) -> list[str]:
         )
     if not pipeline.batch:
         problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")
-    if pipeline.mode == "sync" and m.outer.step != "adamw":
-        problems.append(f'[outer] step: expected "adamw" with [pipeline] stages > 1, found "{m.outer.step}"')
+    if pipeline.mode == "sync" and m.outer.step not in EXACT_STEPS:
+        problems.append(
+            f'[outer] step: expected "adamw" or "muon" with [pipeline] stages > 1, found "{m.outer.step}"'
+        )
     if pipeline.cuts != "auto":
         cuts = list(pipeline.cuts)
         rising = all(before < cut for before, cut in pairwise([0, *cuts]))

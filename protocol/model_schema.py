@@ -5,6 +5,8 @@ Made by the peer from its model, kept by the coordinator from the first peer, co
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, FRAGMENTS_MAX
+from farflung.protocol.outer_numbers import Tile
 from farflung.protocol.round_words import Count, Hash
 
 
@@ -56,6 +59,8 @@ class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     # Empty: the model is in one piece.  Else each stage is a fragment, and `is_plain` says which chunks hold buffers.
     stages: Annotated[tuple[StageSpec, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
     riders: Annotated[tuple[BorderTensor, ...], Meta(max_length=16)] = ()  # over every border, in this order
+    # Of a run with `[outer] step = "muon"`: which of the tensors are hidden matrices.
+    matrices: Annotated[tuple[Count, ...], Meta(max_length=CONTROL_ARRAY_LEN)] = ()
 
     def fragments(self, count: int) -> tuple[Fragment, ...]:
         """`count`: as the manifest has it.  UserError if this model can't be cut into so many."""
@@ -79,6 +84,36 @@ class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
                 return chunk >= end - stage.plain_chunks
         return False
 
+    def tiles(self, chunks: range) -> dict[int, tuple[Tile, ...]]:
+        """Of each of these chunks the whole rows of matrices in it; chunks without one are left out.
+
+        A row that reaches over the border of a chunk is in neither.
+        """
+        matrices, size, found = set(self.matrices), self.chunk_elements, dict[int, list[Tile]]()
+        at, begins = 0, {spec.first_tensor: first for spec, first in self._stages_and_first_chunks()}
+        for number, tensor in enumerate(self.tensors):
+            at = begins[number] * size if number in begins else at
+            if tensor.kind != "param":
+                continue
+            start, at = at, at + math.prod(tensor.shape)
+            if number not in matrices or len(tensor.shape) != 2 or min(tensor.shape) < 1:
+                continue
+            columns = tensor.shape[1]
+            for chunk in range(max(start // size, chunks.start), min(-(-at // size), chunks.stop)):
+                first_row = max(0, -(-(chunk * size - start) // columns))
+                rows = min(at, (chunk + 1) * size) - start
+                rows = rows // columns - first_row
+                if rows > 0:
+                    tile = Tile(start + first_row * columns - chunk * size, rows, columns)
+                    found.setdefault(chunk, []).append(tile)
+        return {chunk: tuple(each) for chunk, each in found.items()}
+
+    def _stages_and_first_chunks(self) -> Iterator[tuple[StageSpec, int]]:
+        first = 0
+        for stage in self.stages:
+            yield stage, first
+            first += stage.chunk_count
+
     @property
     def hash(self) -> bytes:
         return hash_bytes(msgspec.msgpack.encode(self))
@@ -101,9 +136,22 @@ def first_difference(mine: ModelSchema, run: ModelSchema) -> str | None:
             return f"{field} is {getattr(mine, field)} here, {getattr(run, field)} in the run"
     if mine.stages != run.stages or mine.riders != run.riders:
         return _difference_of_stages(mine, run)
+    if mine.matrices != run.matrices:
+        told = (
+            f"{len(each.matrices)}{_first_named(each, other)}" for each, other in ((mine, run), (run, mine))
+        )
+        return f"hidden matrices for Muon: {' here, '.join(told)} in the run; is the model built of the same layers?"
     if mine.frozen != run.frozen:
         return "frozen parameters: their values differ from the run's; load the same pretrained weights"
     return None
+
+
+def _first_named(model: ModelSchema, other: ModelSchema) -> str:
+    """The first matrix of one that is none of the other, in brackets; empty where there is none."""
+    names = (spec.name for place, spec in enumerate(model.tensors) if place in model.matrices)
+    others = {spec.name for place, spec in enumerate(other.tensors) if place in other.matrices}
+    found = next((name for name in names if name not in others), None)
+    return f" ({found!r} too)" if found is not None else ""
 
 
 def _difference_of_stages(mine: ModelSchema, run: ModelSchema) -> str:

@@ -7,7 +7,9 @@ Must not know tensors, or which chunk is stepped.
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -23,6 +25,15 @@ MOMENTUM_PARTS, ADAMW_PARTS = 2, 3  # a step without momentum has one of zeros
 VALUE_BYTES = 4  # fp32
 EPS = 1e-8  # of AdamW, as torch has it
 GRADIENT_MOST = 2.0**63  # AdamW takes larger values for this one: their squares would leave fp32
+
+EXACT_STEPS = ("adamw", "muon")  # those that take what is merged for the gradient of one large batch
+
+# Of Muon, as torch has them: the polynomial of a Newton-Schulz iteration, how often it is taken, the least length that
+# a matrix is divided by, and how long a value of the update is for that of AdamW.
+MUON_POLYNOMIAL, MUON_ITERATIONS = (3.4445, -4.7750, 2.0315), 5
+MUON_LEAST_NORM, MUON_RMS = 1e-7, 0.2
+MUON_ONE = 2.0**24  # one, in its fixed-point numbers
+MUON_MOMENTUM = 0.95
 
 Number = Annotated[float, Meta(ge=0, le=10)]  # as run.toml bounds them, so that no rate leaves fp32
 Decay = Annotated[float, Meta(ge=0, lt=1)]
@@ -97,6 +108,59 @@ class AdamWNumbers(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class Tile(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Whole rows of a matrix that lie in one chunk, one after the other."""
+
+    first: Count  # of the chunk's values
+    rows: Annotated[int, Meta(ge=1)]
+    columns: Annotated[int, Meta(ge=1)]
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.rows * self.columns
+
+
+def between(tiles: Sequence[Tile], elements: int) -> Iterator[tuple[int, int]]:
+    """First and stop of the values of a chunk of so many that are in none of its tiles, which are in their order."""
+    at = 0
+    for tile in tiles:
+        if at < tile.first:
+            yield at, tile.first
+        at = tile.stop
+    if at < elements:
+        yield at, elements
+
+
+class MuonFactors(NamedTuple):
+    """What the values of one tile are multiplied by at one version, each an fp32 number."""
+
+    keep_m: float
+    take_m: float
+    decay: float  # 1 - lr * weight_decay
+    rate: float  # lr * 0.2 * sqrt(the longer side): as long a step as AdamW's
+
+
+class MuonNumbers(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[outer] step = "muon"`: of hidden matrices, and AdamW's of all other values."""
+
+    rest: AdamWNumbers
+    momentum: Decay
+
+    @property
+    def parts(self) -> int:
+        """Of a chunk's state, in which the second moment of a matrix's values stays zero."""
+        return self.rest.parts
+
+    def at(self, version: int, tile: Tile) -> MuonFactors:
+        lr, side = self.rest.lr_at(version), max(tile.rows, tile.columns)
+        return MuonFactors(
+            keep_m=fp32(self.momentum),
+            take_m=fp32(1.0 - self.momentum),
+            decay=fp32(1.0 - lr * self.rest.weight_decay),
+            rate=fp32(lr * (MUON_RMS * math.sqrt(side))),  # IEEE 754 says every bit of a root
+        )
+
+
 def _power(base: float, exponent: int) -> float:
     """By multiplications in one written order: a library's `pow` may end a bit elsewhere on another machine."""
     result = 1.0
@@ -108,11 +172,11 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-StepNumbers = OuterNumbers | AdamWNumbers
+StepNumbers = OuterNumbers | AdamWNumbers | MuonNumbers
 
 
 def outer_numbers(step: str, lr: float | str, momentum: float | str, rounds: int) -> OuterNumbers:
-    """What `[outer]` of a run of so many rounds asks for, with a step other than AdamW."""
+    """What `[outer]` of a run of so many rounds asks for, with a step other than AdamW and Muon."""
     nesterov = step == "nesterov"
     usual = 0.7 if nesterov else 1.0
     mu = _momentum_for(rounds) if isinstance(momentum, str) else momentum

@@ -1,7 +1,7 @@
 """A round's arithmetic on one chunk, in numpy: the owner's sum, a result's length, and the state after it.
 
 Owns: the order of the operations of both, which are those of collectives/arithmetic/merge.py, and of optim/outer.py and
-optim/adamw.py.
+optim/adamw.py; Muon is in plain_muon.py.
 Called by: the coordinator where two reports of a chunk differ, the audit of a sum, and the replay of a run.
 Must not know: who reported what, digests of fragments, torch.
 
@@ -10,6 +10,7 @@ Each operation is a single one in fp32 and rounded on its own, so numpy and torc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.coordinator.court.plain_codecs import Bytes, NotFinite, codec_in, codec_named
+from farflung.coordinator.court.plain_muon import Parts, muon
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.manifest import Manifest
@@ -25,9 +27,11 @@ from farflung.protocol.outer_numbers import (
     EPS,
     GRADIENT_MOST,
     AdamWNumbers,
+    MuonNumbers,
     OuterNumbers,
     StateForm,
     StepNumbers,
+    Tile,
 )
 from farflung.protocol.verdicts import Verdict
 
@@ -83,6 +87,7 @@ class ChunkRules:
     gather_codec: str
     form: StateForm  # of a chunk
     is_plain: Callable[[int], bool]  # the chunk holds buffers, which take the mean
+    tiles_of: Callable[[int], tuple[Tile, ...]] = lambda chunk: ()  # what a step takes as matrices
 
     @classmethod
     def of(cls, manifest: Manifest, model: ModelSchema) -> ChunkRules:
@@ -91,6 +96,7 @@ class ChunkRules:
             manifest.round.gather_codec,
             manifest.state_form(model.chunk_elements),
             model.is_plain,
+            functools.cache(lambda chunk: model.tiles(range(chunk, chunk + 1)).get(chunk, ())),
         )
 
     def outer_of(self, chunk: int) -> StepNumbers:
@@ -108,15 +114,17 @@ class ChunkRules:
         with np.errstate(all="ignore"):
             if isinstance(numbers, AdamWNumbers):
                 theta_n, m_n, v_n = parts
-                parts = _adamw(numbers, (theta_n, m_n, v_n), delta_n, version)
+                parts = _adamw(numbers, version, (theta_n, m_n, v_n), delta_n)
+            elif isinstance(numbers, MuonNumbers):
+                theta_n, m_n, v_n = parts
+                rest = functools.partial(_adamw, numbers.rest, version)
+                parts = muon(numbers, (theta_n, m_n, v_n), delta_n, version, self.tiles_of(chunk), rest)
             else:
                 parts = (*_stepped(numbers, parts[0], parts[1], delta_n), *parts[2:])
         return b"".join(part.astype("<f4").tobytes() for part in parts)
 
 
-def _adamw(
-    numbers: AdamWNumbers, parts: tuple[Floats, Floats, Floats], delta_n: Floats, version: int
-) -> tuple[Floats, Floats, Floats]:
+def _adamw(numbers: AdamWNumbers, version: int, parts: Parts, delta_n: Floats) -> Parts:
     theta_n, m_n, v_n = parts
     keep_m, take_m, keep_v, take_v, scale_v, decay, rate = (f32(each) for each in numbers.at(version))
     g_n: Floats = delta_n.clip(-f32(GRADIENT_MOST), f32(GRADIENT_MOST))

@@ -22,9 +22,11 @@ from farflung.protocol.outer_numbers import (
     ADAMW_PARTS,
     MOMENTUM_PARTS,
     AdamWNumbers,
+    MuonNumbers,
     OuterNumbers,
     StateForm,
     StepNumbers,
+    Tile,
 )
 from farflung.protocol.round_words import Count, Hash, HashList
 from farflung.protocol.signed_words import (
@@ -55,10 +57,19 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     # Left out where they say nothing: the run's key has signed older proofs without them.
     parts: Annotated[int, Meta(ge=MOMENTUM_PARTS, le=ADAMW_PARTS)] = MOMENTUM_PARTS  # of the chunk's state
     adamw: AdamWNumbers | None = None  # instead of the first three
+    muon: MuonNumbers | None = None  # the same
+    tiles: tuple[Tile, ...] = ()  # of the chunk, in their order, for Muon
+
+    @property
+    def tiles_fit(self) -> bool:
+        """Each begins where the one before has ended, or later, and the last one ends with the chunk, or before."""
+        ends = [0, *(tile.stop for tile in self.tiles)]
+        begins = [*(tile.first for tile in self.tiles), self.elements]
+        return all(end <= begin for end, begin in zip(ends, begins, strict=True))
 
     @property
     def outer(self) -> StepNumbers:
-        return self.adamw or OuterNumbers(self.nesterov, self.lr, self.momentum)
+        return self.adamw or self.muon or OuterNumbers(self.nesterov, self.lr, self.momentum)
 
 
 def step_factors(rules: ChunkRules, chunk: int, factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -71,6 +82,11 @@ def step_rules(rules: ChunkRules, chunk: int) -> StepRules:
     outer, form = rules.outer_of(chunk), rules.form
     if isinstance(outer, AdamWNumbers):
         return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, outer)
+    if isinstance(outer, MuonNumbers):
+        tiles = rules.tiles_of(chunk)
+        return StepRules(
+            False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, muon=outer, tiles=tiles
+        )
     return StepRules(*outer, rules.gather_codec, form.elements, form.parts)
 
 
@@ -224,8 +240,12 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
             return "there is not one factor for each result"
         if self.rules.outer.parts > self.rules.parts:
             return "its step needs a larger state than it has"
+        if not self.rules.tiles_fit:
+            return "its matrices do not lie in its chunk"
         form = StateForm(self.rules.elements, self.rules.parts)
-        rules = ChunkRules(self.rules.outer, self.rules.codec, form, is_plain=lambda chunk: False)
+        rules = ChunkRules(
+            self.rules.outer, self.rules.codec, form, lambda chunk: False, lambda chunk: self.rules.tiles
+        )
         state, factors = self.before, self.factors or (1.0,) * len(self.results)
         try:
             multiplied = zip(self.results, factors, strict=True)

@@ -79,7 +79,7 @@ class BatchLoop(SummingLoop[BatchMachine]):
 
     def _attach(self) -> list[do.Effect]:
         need = need_of(self._samples, self.manifest)
-        schema = self.layout.model_schema(self._held.model)
+        schema = self.layout.model_schema(self._held.model, self.manifest.outer.step == "muon")
         return self.machine.attach(schema, os.getpid(), need.samples, need.data)
 
     def _open(self, word: Shared) -> None:

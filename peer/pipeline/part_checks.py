@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from farflung.optim.inner import outer_matrices
 from farflung.peer.pipeline.parts import (
     THEIR_ERRORS,
     Part,
@@ -69,6 +70,7 @@ class PartFacts:
     memory_bytes: int  # parameters, buffers, and the fp32 sums of what trains
     gives: tuple[Signature, ...]  # for the last part too, where nothing passes
     holds: Survey = field(default_factory=Survey)  # by their names in a stage, without values
+    matrices: frozenset[str] = frozenset()  # of what it holds: what the outer step may take for hidden ones
 
 
 def survey_parts(
@@ -79,7 +81,7 @@ def survey_parts(
     UserError with one line where the list cannot be trained in stages.
     """
     parts = checked_parts(parts)
-    modules, held = _meta_modules(parts)
+    modules, held, matrices = _meta_modules(parts)
     small, large = (_dry_run(modules, _repeated(item, count), inputs, loss) for count in _SAMPLES)
     _check_loss_on_values(loss, small[-1].gives, item, inputs)
     facts = []
@@ -92,6 +94,7 @@ def survey_parts(
                 memory_bytes=_memory_bytes(module),
                 gives=_signatures(label(number, module), few.gives, more.gives) if at_border else (),
                 holds=holds,
+                matrices=frozenset(holds.params) & matrices,
             )
         )
     return facts
@@ -100,13 +103,13 @@ def survey_parts(
 # ---- building without memory
 
 
-def _meta_modules(parts: Sequence[Part]) -> tuple[list[nn.Module], list[Survey]]:
-    """Every part on the meta device, and what it holds.
+def _meta_modules(parts: Sequence[Part]) -> tuple[list[nn.Module], list[Survey], set[str]]:
+    """Every part on the meta device, what it holds, and which of all that are hidden matrices.
 
     A parameter in two parts is refused: each stage would train its own.
     """
     holders: dict[int, str] = {}
-    alive: list[object] = []  # ids stay what they are as long as the objects live
+    alive: list[nn.Module] = []  # ids stay what they are as long as the objects live
     modules, held = [], []
     for number, part in enumerate(parts):
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -123,7 +126,9 @@ def _meta_modules(parts: Sequence[Part]) -> tuple[list[nn.Module], list[Survey]]
         modules.append(_on_meta(module))
         # Of the module as it was built: what its copy shares is not what it shares itself.
         held.append(survey(Stage(number, [module]), planned=True))
-    return modules, held
+    hidden = {id(parameter) for parameter in outer_matrices(alive)}
+    names = (name for found in held for name, tensor in found.params.items() if id(tensor) in hidden)
+    return modules, held, set(names)
 
 
 def _identity(parameter: nn.Parameter) -> int:

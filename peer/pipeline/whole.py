@@ -21,7 +21,7 @@ from farflung.compression.codec import codec_named
 from farflung.peer.pipeline.cuts import StagePlan, plan_stages
 from farflung.peer.pipeline.part_checks import PartFacts, Signature
 from farflung.peer.pipeline.parts import Stage
-from farflung.peer.trainer.layout import ModelLayout, refuse_unsendable
+from farflung.peer.trainer.layout import ModelLayout, refuse_no_matrix, refuse_unsendable
 from farflung.peer.trainer.model_tensors import Survey, dtype_name
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -76,6 +76,7 @@ def whole_model(
         riders=tuple(
             BorderTensor(dtype_name(item[name].dtype), tuple(item[name].shape), name) for name in riders
         ),
+        matrices=_matrices(plans, layouts, facts) if manifest.outer.step == "muon" else (),
     )
     borders = _borders(schema, manifest)
     refuse_unsendable(schema)
@@ -124,6 +125,20 @@ def _stage_specs(plans: Sequence[StagePlan], layouts: Sequence[ModelLayout]) -> 
         )
         first_tensor += len(layout.specs)
     return tuple(specs)
+
+
+def _matrices(
+    plans: Sequence[StagePlan], layouts: Sequence[ModelLayout], facts: Sequence[PartFacts]
+) -> tuple[int, ...]:
+    """Places of the hidden ones among the tensors of all stages; a stage may have none."""
+    found: list[int] = []
+    first_tensor = 0
+    for plan, layout in zip(plans, layouts, strict=True):
+        names = {name for part in facts[plan.first : plan.stop] for name in part.matrices}
+        found += [first_tensor + place for place in layout.places_of(names)]
+        first_tensor += len(layout.specs)
+    refuse_no_matrix(found)
+    return tuple(found)
 
 
 def _borders(schema: ModelSchema, manifest: Manifest) -> tuple[Border, ...]:

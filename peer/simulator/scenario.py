@@ -509,6 +509,7 @@ _STEP_KEYS = {
     "nesterov": "momentum = 0.9",
     "mean": 'step = "mean"',
     "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001',
+    "muon": 'step = "muon"\nlr = 0.01\nlast_lr = 0.001',
 }
 
 
@@ -564,13 +565,14 @@ def manifest_for(scenario: Scenario) -> Manifest:
 
 
 def model_for(scenario: Scenario) -> ModelSchema:
-    """One tensor, four values a chunk; or one of each stage."""
+    """One tensor, four values a chunk; or one of each stage.  For Muon a chunk has two rows of a matrix."""
     passed = (BorderTensor("float32", (2 + scenario.stages,)),)  # see stage_trainer.py
     chunks = scenario.stage_chunks or (scenario.chunks,)
     names = [f"w{number}" for number in range(len(chunks))] if scenario.stage_chunks else ["w"]
+    with_matrices = scenario.step == "muon"
     return ModelSchema(
         tensors=tuple(
-            TensorSpec(name, (count * 4,), "float32", "param")
+            TensorSpec(name, (count * 2, 2) if with_matrices else (count * 4,), "float32", "param")
             for name, count in zip(names, chunks, strict=True)
         ),
         chunk_elements=4,
@@ -583,4 +585,5 @@ def model_for(scenario: Scenario) -> ModelSchema:
             )
             for number, count in enumerate(scenario.stage_chunks)
         ),
+        matrices=tuple(range(len(names))) if with_matrices else (),
     )

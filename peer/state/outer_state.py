@@ -67,6 +67,7 @@ class OuterState:
         self._mark_torn = mark_torn
         self._torn: set[int] = set()  # fragments
         self._form = StateForm(model.chunk_elements, outer.parts)
+        self._tiles = model.tiles(range(self._first, self._first + count))
         file = io.BytesIO() if before is None else before
         self.before = BeforeImages(file, self._form.size_bytes, fragments)
         own = moments or [torch.zeros_like(anchor) for _ in range(outer.parts - 1)]
@@ -104,7 +105,8 @@ class OuterState:
         plain = self._model.is_plain(effect.chunk)  # buffers are no gradient
         step: OuterStep = PlainMean() if plain else self._outer
         factor = 1.0 if plain else effect.factor
-        advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor)
+        tiles = self._tiles.get(effect.chunk, ())
+        advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor, tiles)
 
     def _tear(self, chunk: int) -> None:
         number = next(each.number for each in self._fragments.values() if chunk in each.chunks)

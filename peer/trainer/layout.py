@@ -14,7 +14,7 @@ local.  Frozen parameters are not sent, but must be equal everywhere: `frozen_ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
+from farflung.optim.inner import outer_matrices
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
@@ -112,17 +113,32 @@ class ModelLayout:
 
     # ---- what the model is, for comparing with other peers
 
-    def model_schema(self, model: nn.Module) -> ModelSchema:
-        """What the run compares at hello; equal on every peer that trains the same model in the same chunks."""
+    def model_schema(self, model: nn.Module, with_matrices: bool = False) -> ModelSchema:
+        """What the run compares at hello; equal on every peer that trains the same model in the same chunks.
+
+        `with_matrices`: the run's outer step takes hidden matrices as such.
+        """
         schema = ModelSchema(
             tensors=self.specs,
             chunk_elements=self.chunk_elements,
             chunk_count=self.chunk_count,
             first_plain_chunk=self.first_plain_chunk,
             frozen=self.frozen_hash(model),
+            matrices=self._matrices_of(unwrap(model)) if with_matrices else (),
         )
         refuse_unsendable(schema)
         return schema
+
+    def _matrices_of(self, model: nn.Module) -> tuple[int, ...]:
+        hidden = {id(parameter) for parameter in outer_matrices([model])}
+        named = named_tensors_of(model)
+        found = self.places_of({entry.name for entry in self.entries if id(named.get(entry.name)) in hidden})
+        refuse_no_matrix(found)
+        return found
+
+    def places_of(self, names: Collection[str]) -> tuple[int, ...]:
+        """Among `specs`, of the exchanged tensors with these names."""
+        return tuple(number for number, entry in enumerate(self.entries) if entry.name in names)
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -299,6 +315,14 @@ def _difference(then: Tensor, now: Tensor) -> Tensor:
     wide = torch.float64 if then.dtype == torch.float64 else torch.float32
     # Equal values have learned nothing; -inf in an attention mask would otherwise give inf - inf = nan.
     return (then.to(wide) - now.to(wide)).masked_fill_(then == now, 0.0)
+
+
+def refuse_no_matrix(matrices: Collection[int]) -> None:
+    if not matrices:
+        raise UserError(
+            '[outer] step = "muon": the model has no hidden weight matrix, which is what Muon is for; write step = '
+            '"adamw" in run.toml'
+        )
 
 
 def refuse_unsendable(schema: ModelSchema) -> None:

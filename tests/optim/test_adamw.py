@@ -173,7 +173,7 @@ def test_it_reads_its_numbers_of_inner() -> None:
             '[outer]\nstep = "adamw"\nmomentum = 0.9',
             'momentum: step = "adamw" takes betas of \\[inner\\] instead',
         ),
-        ("[outer]\nlast_lr = 0.1", 'last_lr: only step = "adamw" has one, found step = "nesterov"'),
+        ("[outer]\nlast_lr = 0.1", 'last_lr: only "adamw" and "muon" have one, found step = "nesterov"'),
         (
             '[run]\nrounds = 5\n[inner]\nwarmup_steps = 5\n[outer]\nstep = "adamw"\nlast_lr = 0.0',
             r"last_lr: expected \[inner\] warmup_steps below rounds \(5\)",

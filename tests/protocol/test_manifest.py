@@ -143,7 +143,7 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
             f'{_STAGED}mode = "local"\n[outer]\nstep = "adamw"',
             '[outer] step: expected "nesterov" or "mean" with [pipeline] mode = "local", found "adamw"',
         ),
-        (_STAGED, '[outer] step: expected "adamw" with [pipeline] stages > 1, found "nesterov"'),
+        (_STAGED, '[outer] step: expected "adamw" or "muon" with [pipeline] stages > 1, found "nesterov"'),
         (
             f'{_STAGED}mode = "local"\nlocal_micros = 9',
             "[pipeline] batch: expected at least local_micros (9), found 8",

@@ -242,7 +242,7 @@ FROZEN_PARTS = {
     Used: "lease upto",
     Contact: "peer name key address",
     m.Lease: "lease epoch start stop upto uptos",
-    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders",
+    ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders matrices",
     TensorSpec: "name shape dtype kind",
     StageSpec: "first_part first_tensor chunk_count plain_chunks gives",
     BorderTensor: "dtype shape name",

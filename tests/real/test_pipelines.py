@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
-from farflung.optim.adamw import AdamW
-from farflung.optim.outer import Nesterov
+from farflung.optim.outer import Nesterov, advance
 from farflung.optim.recipes import outer_of
 from farflung.peer.data.sampling import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.outer_numbers import fp32
+from farflung.protocol.outer_numbers import Tile, fp32
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -93,6 +92,7 @@ if __name__ == "__main__":
     stage = farflung.pipeline(None, PARTS, data=DATA, inputs=("x",), riders=("kind",), loss=loss)
     save_file(stage.state_dict(), Path(__file__).with_suffix(f".{stage.first}.safetensors"))
 """
+HIDDEN = ("0.weight", "2.weight")  # matrices that Muon is for: the last layer is for the loss
 PEERS = ("ann", "bob", "cid")
 CUTS = (0, 2, 4)
 
@@ -108,13 +108,12 @@ def add_gradients(script: dict[str, Any], modules: list[nn.Module], version: int
     (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
 
 
-def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
+def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN) -> dict[str, Tensor]:
     """One microbatch after the other, with a graph through all parts."""
     torch.set_num_threads(1)
     script = runpy.run_path(str(path), run_name="script")
-    text = RUN.format(rounds=rounds, min_peers=1, dead_after_s=9, codec="fp32")
+    text = run.format(rounds=rounds, min_peers=1, dead_after_s=9, codec="fp32")
     exact = outer_of(Manifest.from_toml(text, "run.toml"))
-    assert isinstance(exact, AdamW)
     modules = [build(part, number, 0) for number, part in enumerate(script["PARTS"])]
     parameters = dict(nn.ModuleList(modules).named_parameters())
     moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
@@ -130,8 +129,15 @@ def by_one_process(path: Path, rounds: int = ROUNDS) -> dict[str, Tensor]:
         factor = clip_factor(list(means.values()))
         with torch.no_grad():
             for name, parameter in parameters.items():
-                (m_n, v_n), d_n = moments[name], means[name].flatten()
-                exact.step(parameter.view(-1), m_n, v_n, d_n * factor, version + 1)
+                tiles = [Tile(0, *parameter.shape)] if name in HIDDEN else []
+                advance(
+                    exact,
+                    [parameter.view(-1), *moments[name]],
+                    means[name].flatten(),
+                    version + 1,
+                    factor,
+                    tiles,
+                )
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
@@ -176,13 +182,18 @@ def stages_of(script: Path) -> dict[str, Tensor]:
     return found
 
 
+# Chunks in which each stage's matrices are whole.
+MUON = RUN.replace('"adamw"', '"muon"').replace("chunk_kb = 1\n", "chunk_kb = 16\n")
+
+
 @pytest.mark.forked_peers
+@pytest.mark.parametrize("run", [pytest.param(RUN, id="adamw"), pytest.param(MUON, id="muon")])
 def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clips_its_gradient(
-    stage: Any,
+    stage: Any, run: str
 ) -> None:
-    script = start(stage, "fp32")
+    script = start(stage, "fp32", run)
     finish(stage)
-    found, expected = stages_of(script), by_one_process(script)
+    found, expected = stages_of(script), by_one_process(script, run=run)
     assert found.keys() == expected.keys()
     apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
     assert all(torch.equal(found[name], expected[name]) for name in expected), apart
@@ -288,9 +299,10 @@ KEPT = "[checkpoint]\nevery_rounds = 1\nkeep = 1\n"
 @pytest.mark.forked_peers
 @pytest.mark.parametrize("mode", [pytest.param("sync"), pytest.param("local", marks=pytest.mark.hard)])
 def test_P1_what_each_stage_kept_is_computed_anew_to_the_same_digests(stage: Any, mode: str) -> None:
-    """By one process, without any of the run; a bit that is turned afterwards is found."""
+    """By one process, without any of the run; a bit that is turned afterwards is found.  The synchronous run takes
+    Muon's steps, in chunks with rows of matrices, parts of rows, and vectors."""
     place = str(stage.folder / "kept")
-    run = RUN if mode == "sync" else local_run(2)
+    run = RUN.replace('"adamw"', '"muon"') if mode == "sync" else local_run(2)
     start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive", "--archive-contributions")
     finish(stage)
     versions = 3 * (ROUNDS - 1)  # the first checkpoint is of version 1

@@ -34,6 +34,7 @@ SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
 DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
 SLOW_SEEDS = int(os.environ.get("FARFLUNG_SLOW_SEEDS", "8"))
 NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
+MUON_SEEDS = int(os.environ.get("FARFLUNG_MUON_SEEDS", "6"))
 SLICES = 3
 
 
@@ -73,6 +74,16 @@ def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int)
     seen = [world.invariants for world, _ in runs]
     assert sum(each.again for each in seen if isinstance(each, StageInvariants)), "nothing was done again"
     assert sum(each.clipped for each in seen if isinstance(each, StageInvariants)), "no gradient was clipped"
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_P1_P11_so_it_is_where_the_outer_step_takes_matrices(part: int) -> None:
+    """Also of one stage: chunks with two rows of a matrix, whose state is rolled on, fetched, disputed and replayed."""
+    kills = 0
+    for seed in range(part, MUON_SEEDS, 2):
+        for drawn in (Scenario.of_batches(seed), Scenario.of_stages(seed)):
+            kills += World(seed, replace(drawn, step="muon")).run().kills
+    assert kills > 0, "nobody died: this shows nothing"
 
 
 def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies(

@@ -18,8 +18,14 @@ from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merge
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.manifest import (
+    Manifest,
+    MergeSection,
+    OuterSection,
+    PipelineSection,
+    RoundSection,
+)
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.outer_numbers import StateForm
 
 NAMES = tuple(codec_names())
@@ -131,6 +137,30 @@ def test_P1_a_chunk_after_each_of_some_results_is_what_every_peer_holds(
             assert old == peer.chunk_bytes(chunk)
     peer.seal()
     assert chunk_hash(old) == peer.hash_of(CHUNKS - 1)
+
+
+def test_P1_a_chunk_with_rows_of_matrices_is_after_each_result_what_every_peer_holds() -> None:
+    """Two matrices over three chunks, whose last rows reach over a border, and vectors between them."""
+    shapes = ((20, 16), (5,), (9, 40), (11,))
+    tensors = tuple(TensorSpec(f"w{n}", shape, "float32", "param") for n, shape in enumerate(shapes))
+    model = ModelSchema(tensors, ELEMENTS, CHUNKS, FIRST_PLAIN, bytes(32), matrices=(0, 2))
+    manifest = Manifest(
+        outer=OuterSection(step="muon", lr=0.01),
+        merge=MergeSection(policy="mean"),
+        pipeline=PipelineSection(batch=4),
+    )
+    rules, chance = ChunkRules.of(manifest, model), np.random.default_rng(4)
+    assert [len(rules.tiles_of(chunk)) for chunk in range(CHUNKS)] == [1, 2, 1, 0]
+    state = torch.zeros(CHUNKS * ELEMENTS)
+    peer = OuterState(state, model, manifest.round, outer_of(manifest))
+    for chunk in range(CHUNKS):
+        old = chunk_state(rules.form, noise(rules.form.parts * ELEMENTS, 1.0, chance))
+        peer.install(Install(chunk, 0, old))
+        for version in range(1, 4):
+            payload = encode("fp32", noise(ELEMENTS, 1.0, chance))
+            peer.roll(Roll(chunk, version, payload, 0.5))
+            old = rules.after(old, payload, chunk, version, 0.5)
+            assert old == peer.chunk_bytes(chunk)
 
 
 @settings(max_examples=60)

@@ -30,6 +30,7 @@ from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROOFS_KEPT
+from farflung.protocol.outer_numbers import AdamWNumbers, MuonNumbers, StateForm, Tile
 from farflung.protocol.signed_words import claim_part, results_part
 from rig.court_scene import FRAGMENT, RULES, TRUTH, Court, Holder, liar
 from rig.made_sums import RUN_ID, MadeSums
@@ -186,6 +187,23 @@ def test_a_true_state_convicts_nobody() -> None:
     assert "one factor for each" in replace(fewer, signature=host.sign(fewer.signed_part())).problem()
     short = replace(honest, rules=replace(honest.rules, parts=2))
     assert "needs a larger state" in replace(short, signature=host.sign(short.signed_part())).problem()
+
+
+def test_a_claim_about_matrices_says_which_rows_of_its_chunk_they_are() -> None:
+    muon = MuonNumbers(AdamWNumbers(0.1, 0.1, 0, 9, 0.9, 0.95, 0.0), 0.95)
+    rules = ChunkRules(
+        muon, "fp32", StateForm(6, 3), lambda chunk: chunk == 1, lambda chunk: (Tile(1, 2, 2),)
+    )
+    told = step_rules(rules, 0)
+    assert told.outer == muon and told.tiles == (Tile(1, 2, 2),) and told.tiles_fit
+    assert step_rules(rules, 1).muon is None, "buffers take the mean"
+    for wrong in ((Tile(3, 2, 2),), (Tile(0, 2, 2), Tile(3, 1, 2)), (Tile(7, 1, 1),)):
+        assert not replace(told, tiles=wrong).tiles_fit
+    court = Court(Holder("ann"), liar("eve"))
+    court.sits()
+    claim, host = claim_of(court), Identity.generate()
+    false = replace(claim, key=host.public, rules=replace(claim.rules, tiles=(Tile(0, 99, 99),)))
+    assert "do not lie in its chunk" in replace(false, signature=host.sign(false.signed_part())).problem()
 
 
 def test_a_claim_has_factors_only_of_chunks_that_are_multiplied() -> None:
