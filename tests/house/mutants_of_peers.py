@@ -104,13 +104,6 @@ ARITHMETIC = (
         ("tests/optim/test_muon.py",),
     ),
     Mutant(
-        "P1 a zero of Muon has one sign",
-        "optim/muon.py",
-        "x.mul_(1.0 / MUON_ONE).add_(0.0)",
-        "x.mul_(1.0 / MUON_ONE)",
-        ("tests/optim/test_muon.py",),
-    ),
-    Mutant(
         "Muon takes whole rows of a chunk",
         "protocol/model_schema.py",
         "rows = rows // columns - first_row",
