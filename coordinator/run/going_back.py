@@ -23,6 +23,9 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
 
+AWAIT_DEAD = (
+    2.0  # a coordinator that began waits so many times dead_after_s before it says that everybody is gone
+)
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
 
 
@@ -125,6 +128,14 @@ class GoingBack:
         since = self._lost_since[conductor.fragment]
         return since is not None and self._core.now - since >= self._core.members.dead_after_s
 
+    def lost(self) -> dict[int, str]:
+        """Fragments whose newest version nobody has, each with why, who may bring it and what the host can do."""
+        core = self._core
+        # Nobody is here at all: after a restart everybody may be on the way.
+        alone = core.ledger.learned and not core.members.alive and not core.finished
+        alone = alone and core.now - core.began_at >= AWAIT_DEAD * core.members.dead_after_s
+        return {each.fragment: self.reason(each) for each in self._conductors if alone or self.is_lost(each)}
+
     def newest_held(
         self, conductor: Conductor, settled: bool = False, heard_since: float = float("-inf")
     ) -> int:
@@ -226,6 +237,11 @@ class GoingBack:
             return f"the run is complete, and {lost}: {out}"
         all_held = self.together(self._held)
         offer = all_held[conductor.fragment]
+        newest_is = (
+            "the newest held is"
+            if core.manifest.pipeline.stages == 1
+            else "the newest that all stages have is"
+        )
         away = self.may_hold_more(conductor, offer)
         whom = f"{self.named(away)}, which may hold it" if away else "one that does"
         if min(all_held) < 0:
@@ -235,14 +251,14 @@ class GoingBack:
             )
         if not patience_s:
             return (
-                f"{lost}, the newest held is {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
+                f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
                 "farflung go-back"
             )
         if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
             return f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
         return (
-            f"{lost}, the newest held is {offer}: waiting for {whom} and did not say good-bye; the host can go back "
+            f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
             "without: farflung go-back"
         )
 

@@ -168,7 +168,8 @@ class RunMachine:
         """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
         made_at, raw = self._shown
         if not raw or len(self.core.members.alive) <= CROWD or now - made_at >= STATUS_CROWD_S:
-            self._shown = now, status_json(self.core, self.conductors, self.counters, now)
+            lost = self.going_back.lost()
+            self._shown = now, status_json(self.core, self.conductors, self.counters, now, lost)
         return self._shown[1]
 
     def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:

@@ -6,7 +6,7 @@ Bounded: it must fit into one control message, so it lists the last rounds and e
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farflung import __version__
@@ -23,10 +23,17 @@ from farflung.protocol.states import RunPhase
 from farflung.protocol.verdicts import Counters
 
 CONTRIBUTORS_SHOWN = 50
+NOTHING_LOST: Mapping[int, str] = {}
 
 
-def status_json(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> bytes:
-    status = build_status(core, conductors, frames, now)
+def status_json(
+    core: Core,
+    conductors: Sequence[Conductor],
+    frames: Counters,
+    now: float,
+    lost: Mapping[int, str] = NOTHING_LOST,
+) -> bytes:
+    status = build_status(core, conductors, frames, now, lost)
     raw = _dump(status)
     while len(raw) > CONTROL_BIN_BYTES:
         # Many members and long reasons: the oldest history goes first, then the members at the end (the lost ones).
@@ -45,8 +52,15 @@ def _dump(status: dict[str, Any]) -> bytes:
     return json.dumps(status, separators=(",", ":"), allow_nan=False).encode()
 
 
-def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, now: float) -> dict[str, Any]:
-    """`frames`: those of members and strangers, by what became of them."""
+def build_status(
+    core: Core,
+    conductors: Sequence[Conductor],
+    frames: Counters,
+    now: float,
+    lost: Mapping[int, str] = NOTHING_LOST,
+) -> dict[str, Any]:
+    """`frames`: those of members and strangers, by what became of them.  `lost`: fragments whose newest version nobody
+    holds, each with the reason."""
     ledger = core.ledger
     flight = _oldest_round(conductors)
     members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
@@ -55,7 +69,7 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         "run": core.manifest.run.name,
         "run_id": core.run_id.hex(),
         "phase": _phase(core, conductors),
-        "reason": _reason(core, conductors),
+        "reason": _reason(core, conductors, lost),
         "phase_left_s": _phase_left_s(core, conductors, flight),
         "version": ledger.version,
         "era": ledger.era,
@@ -84,9 +98,9 @@ def build_status(core: Core, conductors: Sequence[Conductor], frames: Counters, 
         status["batch"] = batches.told()
     if batches is not None and batches.stages > 1:
         told = batches.told_of_stages()
-        status["stages"] = [_fragment(each) | _stage(each) | told[each.fragment] for each in conductors]
+        status["stages"] = [_fragment(each, lost) | _stage(each) | told[each.fragment] for each in conductors]
     elif ledger.fragments > 1:
-        status["fragments"] = [_fragment(conductor) for conductor in conductors]
+        status["fragments"] = [_fragment(conductor, lost) for conductor in conductors]
     return status
 
 
@@ -149,9 +163,12 @@ def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
     return RunPhase.INNER if enough else RunPhase.WAITING
 
 
-def _reason(core: Core, conductors: Sequence[Conductor]) -> str:
+def _reason(core: Core, conductors: Sequence[Conductor], lost: Mapping[int, str]) -> str:
     if core.finished:
         return "the run is complete"
+    if lost:
+        first, *more = sorted(lost)
+        return lost[first] + (f"; the same{' and'.join(map(core.of, more))}" if more else "")
     behind = [each for each in conductors if each.prepared is None]  # the others wait for these
     return _least_advanced(behind or conductors).reason
 
@@ -199,13 +216,13 @@ def _parity(conductors: Sequence[Conductor]) -> bool | None:
     return all(found) if found else None
 
 
-def _fragment(conductor: Conductor) -> dict[str, Any]:
+def _fragment(conductor: Conductor, lost: Mapping[int, str]) -> dict[str, Any]:
     flight = conductor.round
     return {
         "version": conductor.book.version,
         "digest": conductor.book.digests.get(conductor.book.version, b"").hex(),
         "round": flight.plan.round_no if flight is not None else None,
-        "reason": conductor.reason,
+        "reason": lost.get(conductor.fragment, conductor.reason),
     }
 
 

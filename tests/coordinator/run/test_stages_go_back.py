@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from farflung.coordinator.ledger.records import RolledBack, WonBack
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Welcome
@@ -34,6 +37,48 @@ def brings(hall: StageHall, name: str, version: int) -> None:
     hall.hello(name, (1,), version, digest)
     peer = hall.peers[name]
     peer.version, peer.digest = version, digest
+
+
+def status_of(hall: StageHall) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(hall.machine.status(hall.now))
+    return status
+
+
+def test_the_status_says_what_is_lost_who_may_bring_it_and_what_the_host_can_do() -> None:
+    hall = with_versions(2)
+    hall.peers["ann"].saved = 1
+    hall.settle(1)
+    before = status_of(hall)["reason"]
+    gone = [hall.peers.pop(name).guest for name in ("bob", "dan")]
+    for guest in gone:  # without a good-bye
+        hall.machine.on_closed(guest.peer, guest.session, hall.now)
+    assert "no living peer" not in status_of(hall)["reason"], "a moment later they may be here again"
+    hall.settle(20)
+    status = status_of(hall)
+    lost = "no living peer holds version 2 of stage 1: waiting for "
+    assert status["reason"].startswith(lost) and "no living peer" not in before
+    assert all(hall.machine.core.name(guest.peer) in status["reason"] for guest in gone), "who may bring it"
+    assert "or for one with a checkpoint (join --checkpoints)" in status["reason"]
+    assert status["reason"].endswith("the host can found the run anew: farflung go-back --to 0")
+    assert status["stages"][1]["reason"] == status["reason"] != status["stages"][0]["reason"]
+    brings(hall, "eve", 1)
+    hall.settle(20)
+    assert "of stage 1, the newest that all stages have is 1: waiting for " in status_of(hall)["reason"]
+
+
+def test_the_status_says_so_too_where_everybody_is_gone() -> None:
+    hall = with_versions(1)
+    for name in ("ann", "bob", "cyd", "dan"):
+        peer = hall.peers.pop(name)
+        hall.machine.on_closed(peer.guest.peer, peer.guest.session, hall.now)
+    hall.settle(20)
+    told = status_of(hall)["reason"]
+    assert told.startswith("no living peer holds version 1 of stage 0: waiting for ")
+    assert told.endswith("; the same of stage 1")
+    hall.start()
+    assert "no living peer" not in status_of(hall)["reason"], (
+        "they may be on their way to the new coordinator"
+    )
 
 
 def test_P13_all_stages_go_back_to_the_newest_version_that_each_of_them_has() -> None:
