@@ -36,7 +36,11 @@ from farflung.protocol.verdicts import Counters, Verdict
 
 EARLY_FRAMES, EARLY_BYTES = 64, 16 * 1024 * 1024
 PLACES = 2  # works that the trainer has at once: the belt has slots for so many
-NEWS_EVERY_S = 0.25  # what is counted is told at once when all of it is, but not more often
+# What is counted is told at once where it is the whole batch.  Of one of several seats, which can't know whether the
+# others have the rest, it is told no more often than all this, so that the last word comes late by no more either:
+NEWS_OF_BATCH = 0.25  # this part of the time that the batch has lasted,
+NEWS_EACH_SEAT_S = 0.005  # but not less for each seat of the stages that I know of,
+NEWS_EVERY_S = 0.25  # nor more
 _SEEN = {
     Cause.DAMAGED: "what came was damaged again",
     Cause.SILENT: "it was asked for again and again, and nothing came",
@@ -85,6 +89,7 @@ class Crossings(Sums):
         self._shunned = Shunned()
         self._unit_by_way: dict[str, float] = {}
         self._later: list[do.Effect] = []  # what follows from an event that gives no effects
+        self._began_at = 0.0  # when I heard of the batch
         self._news_at = 0.0  # when what is counted was told last
         self._told_counted = 0
 
@@ -138,7 +143,20 @@ class Crossings(Sums):
         would say a little more, and none of that would end the batch.
         """
         done = self._flow is not None and self._flow.is_done and self._told_counted != self._counted
-        return done and now - self._news_at >= NEWS_EVERY_S
+        return done and (self._counts_all or now - self._news_at >= self._news_every_s(now))
+
+    @property
+    def _counts_all(self) -> bool:
+        """Nothing of the batch is left for anybody in my stage."""
+        batch = self._batch
+        if batch is None:
+            return False
+        return self._counted == (1 << batch.count) - 1 & ~mask_from_bytes(batch.skipped)
+
+    def _news_every_s(self, now: float) -> float:
+        seats = sum(1 for seat in self._table.seats.values() if not seat.gone)
+        least_s = max(NEWS_EACH_SEAT_S * seats, NEWS_OF_BATCH * (now - self._began_at))
+        return min(NEWS_EVERY_S, least_s)
 
     def on_told(self, now: float) -> None:
         """A beat has said what is counted."""
@@ -233,6 +251,7 @@ class Crossings(Sums):
         if flow is None or self._told is due:
             return []
         self._told = self._batch = due
+        self._began_at = now if due.version > flow.version else self._began_at
         flow.on_doubted(due.doubted, now)
         effects = flow.on_version(due.version, due.count, now)
         effects += [e for sender, frame in self._early.take_all() for e in flow.on_frame(sender, frame, now)]

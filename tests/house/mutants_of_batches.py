@@ -97,7 +97,7 @@ BATCHES = (
     Mutant(
         "what is counted is told once, and not at every turn",
         "peer/machine/crossings.py",
-        "        return done and now - self._news_at >= NEWS_EVERY_S\n",
+        "        return done and (self._counts_all or now - self._news_at >= self._news_every_s(now))\n",
         "        return done\n",
         AT_CROSSINGS,
     ),

@@ -336,9 +336,20 @@ def test_what_is_counted_is_told_when_there_is_nothing_more_to_do_and_not_at_eve
     bob = row.peers["bob"]
     bob.crossings.on_told(0.0)
     row.run()
-    assert not bob.crossings.has_news(0.1) and bob.crossings.has_news(0.25)
-    bob.crossings.on_told(0.25)
+    assert bob.crossings.has_news(0.0), "it is the whole batch, for which everybody waits"
+    bob.crossings.on_told(0.0)
     assert not bob.crossings.has_news(9.0)
+
+
+def test_one_of_several_seats_tells_more_often_while_a_batch_is_young() -> None:
+    """It can't know whether the others have the rest: the last word is late by a part of the batch; beats are few."""
+    for told_at, early, late in ((0.0, 0.014, 0.016), (0.4, 0.52, 0.54), (8.0, 8.2, 8.3)):
+        row = row_of(1, 2)
+        bob = row.peers["bob"]
+        bob.crossings.on_told(told_at)
+        row.run()
+        assert 0 < bob.crossings.counted.bit_count() < 8, "cyd has the rest"
+        assert not bob.crossings.has_news(early) and bob.crossings.has_news(late)
 
 
 def test_a_trainer_that_waits_for_the_stage_behind_has_no_news_of_a_part() -> None:
