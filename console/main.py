@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,10 @@ from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.process import exit_codes, log_lines
+
+if TYPE_CHECKING:
+    from farflung.console.history.trackers import Chosen
+    from farflung.coordinator.hosting import Hosting
 
 app = typer.Typer(
     name="farflung",
@@ -46,6 +50,11 @@ STATUS_TIMEOUT_S = 5.0
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
+WEB_HELP = "HOST:PORT, or a port of this machine alone: a page of the run for everybody."
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="In place of run.toml's, such as round.sync_every=50."),
+]
 Board = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log into this folder.")
 ]
@@ -133,10 +142,7 @@ def coordinate(
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
-    web: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT, or a port of this machine alone: a page of the run for everybody."),
-    ] = None,
+    web: Annotated[str | None, typer.Option(help=WEB_HELP)] = None,
     tensorboard: Board = None,
     wandb: Wandb = None,
     mlflow: Mlflow = None,
@@ -161,13 +167,11 @@ def coordinate(
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
     from farflung.console.history.trackers import Chosen
-    from farflung.console.history.tracking import Tracking
-    from farflung.console.web.page_keeper import PageKeeper
-    from farflung.coordinator.hosting import Hosting, serve
+    from farflung.coordinator.hosting import Hosting
 
     log_lines.set_up_logging()
 
-    def announce(url: str) -> None:
+    def tell(url: str) -> None:
         told = f'peers join with:  farflung join "{url}"'
         if not json_output:
             print(
@@ -175,16 +179,28 @@ def coordinate(
                 file=sys.stderr,
             )
         print(json.dumps({"url": url}) if json_output else url, flush=True)
-        if page is not None:
-            page.show(JoinUrl.parse(url), hosting.listens_on)
-        tracking.of_run(folder)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
     hosting = Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored, tuple(changes or ()))
-    chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+    _host(hosting, Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), web, tell)
+
+
+def _host(hosting: Hosting, chosen: Chosen, web: str | None, tell: Callable[[str], None]) -> None:
+    """A coordinator, and what goes on beside it in processes of their own: a page, trackers."""
+    from farflung.console.history.tracking import Tracking
+    from farflung.console.web.page_keeper import PageKeeper
+    from farflung.coordinator.hosting import serve
+
     with contextlib.ExitStack() as stack:
         page = stack.enter_context(PageKeeper(web)) if web is not None else None
         tracking = stack.enter_context(Tracking(chosen, "the run"))
+
+        def announce(url: str) -> None:
+            tell(url)
+            if page is not None:
+                page.show(JoinUrl.parse(url), hosting.listens_on)
+            tracking.of_run(hosting.data_dir)
+
         serve(hosting, announce)
 
 

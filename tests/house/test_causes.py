@@ -284,7 +284,7 @@ def what_programs_find(folder: Path) -> dict[str, Any]:
     report, recording = audit(history), Recording.of(*history.told)
     replay = Replay(recording, 1.0)
     statuses = [replay.status_at(moment.at_s) for moment in recording.moments]
-    rows = [(row.round_no, row.values) for row in RunRows().take(History(folder).new_events())]
+    rows = [(row.number, row.values) for row in RunRows().take(History(folder).new_events())]
     return {
         "findings": [
             (finding.promise, finding.checked, [told.partition(": ")[0] for told in finding.broken])
