@@ -378,7 +378,7 @@ def _outer_problems(m: Manifest) -> list[str]:
         told = f'[outer] last_lr: only "adamw" and "muon" have one, found step = "{outer.step}"; leave it out'
         return [told] if wrong else []
     problems = []
-    if outer.step == "muon" and not (m.pipeline.batch and m.pipeline.mode == "sync"):
+    if outer.step == "muon" and not m.makes_exact_batches:
         found = 'mode = "local"' if m.pipeline.batch else "batch = 0"
         problems.append(
             f'[outer] step: "muon" takes the gradient of a batch, and expects [pipeline] batch > 0 with mode = "sync", '

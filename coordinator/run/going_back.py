@@ -23,9 +23,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
 
-AWAIT_DEAD = (
-    2.0  # a coordinator that began waits so many times dead_after_s before it says that everybody is gone
-)
+# A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
+AWAIT_DEAD = 2.0
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
 
 
