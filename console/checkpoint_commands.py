@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from farflung.checkpoints.store import Store
 from farflung.peer.settings import place_of
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
+
+if TYPE_CHECKING:
+    from farflung.checkpoints.export import Exported
 
 LARGE_BYTES = 200_000_000
 app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_args_is_help=True)
@@ -34,9 +37,12 @@ Hf = Annotated[
     str | None,
     typer.Option(
         "--hf",
-        help="Config (folder or name) of the transformers model whose farflung.hf_parts these are: write what "
-        "from_pretrained loads, with config.json beside it.",
+        help="Folder or name of the transformers model (or of the peft adapter) that the run trained: write a folder "
+        "that from_pretrained loads, with its config and tokenizer.",
     ),
+]
+MaxShard = Annotated[
+    str, typer.Option("--max-shard-size", help="With --hf: larger models lie in several files and an index.")
 ]
 Dcp = Annotated[
     Path | None,
@@ -47,11 +53,11 @@ Dcp = Annotated[
 @app.command("ls")
 def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
     """What is there, newest first.  Contents are not read: `verify` does that."""
-    found, problems = _look(Store(place_of(place)), run)
+    found, problems = look(Store(place_of(place)), run)
     if json_output:
         typer.echo(json.dumps({"checkpoints": [_facts(each) for each in found], "problems": problems}))
         return
-    _tell(problems)
+    tell(problems)
     for each in found:
         typer.echo(_line(each))
 
@@ -60,10 +66,10 @@ def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
 def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = False) -> None:
     """Read everything and compare every hash and signature.  Exit code 2 if anything is damaged, or unsigned."""
     store = Store(place_of(place))
-    found, problems = _look(store, run, url)
+    found, problems = look(store, run, url)
     checked = []
     for each in found:
-        _tell_if_large(each)
+        tell_if_large(each)
         wrong = [problem for part in each.parts for problem in store.problems_of(part)]
         problems += wrong
         checked.append(_facts(each) | {"good": not wrong})
@@ -72,7 +78,7 @@ def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = Fal
     if json_output:
         typer.echo(json.dumps({"checkpoints": checked, "problems": problems}))
     else:
-        _tell(problems)
+        tell(problems)
     if problems:
         count = f"{len(problems)} file{'s' if len(problems) > 1 else ''}"
         mend = "remove what is named above" + (", if that is the run's join URL" if url is not None else "")
@@ -82,7 +88,10 @@ def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = Fal
 @app.command()
 def export(
     place: Place,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write \\[model.safetensors]; with --hf the folder \\[model]."),
+    ] = None,
     run: Run = "",
     version: Annotated[
         int | None, typer.Option(min=0, help="Of this version \\[the newest that is whole].")
@@ -95,52 +104,87 @@ def export(
         Path | None, typer.Option(help="The run's provenance.jsonl: say in the file who contributed.")
     ] = None,
     hf: Hf = None,
+    max_shard_size: MaxShard = "5GB",
     dcp: Dcp = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
     if dcp is not None and (hf is not None or provenance is not None):
         raise UserError("--dcp: such a folder has no place for --hf or --provenance; export twice")
-    config = out.parent / "config.json"
-    if dcp is None:
-        _are_free([out] if hf is None else [out, config], force)
-    from farflung.checkpoints.export import as_state_dict, dcp_folder_is_free, tensors_of, write_dcp
-
-    if dcp is not None:
-        dcp_folder_is_free(dcp, force)
+    if hf is not None and (tied_once or provenance is not None):
+        raise UserError(
+            "--hf: such a folder has no place for --tied-once or --provenance; farflung publish tells who contributed"
+        )
+    target = dcp or out or Path("model" if hf is not None else "model.safetensors")
+    _is_free(target, force, is_folder=hf is not None, is_dcp=dcp is not None)
     store = Store(place_of(place))
-    for found in _candidates(_look(store, run, url), place, version):
-        _tell_if_large(found)
-        manifest = found.manifest
+    for found in candidates(look(store, run, url), place, version):
+        tell_if_large(found)
         try:
-            chunks = (chunk for part in found.parts for chunk in store.chunks(part))
-            exported = tensors_of(manifest.model, chunks)
+            exported = read_model(store, found)
         except CheckpointError as error:
-            _tell([f"not used: {error}"])
+            tell([f"not used: {error}"])
             continue
-        tensors = as_state_dict(exported, tied_once)
         if hf is not None:
-            tensors, said = _for_transformers(tensors, hf)
-        if dcp is not None:
-            write_dcp(tensors, dcp, f"{manifest.run} {manifest.run_id} version {manifest.version}")
+            write_for_transformers(found, exported, hf, target, max_shard_size)
         else:
-            _save(tensors, out, _head_of(found, provenance))
-        if hf is not None:
-            _write(config, said)
-        if exported.frozen:
-            _tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
+            _write_alone(found, exported, target, tied_once, provenance, dcp is not None)
         joins = f", joined from {found.stages} stages," if found.stages else ""
-        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {dcp or out}")
+        manifest = found.manifest
+        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {target}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
-def _are_free(files: list[Path], force: bool) -> None:
-    for written in files:
-        if written.exists() and not force:
-            raise UserError(
-                f"{written} exists; choose another name with --out, or add --force to overwrite it"
-            )
+def _is_free(target: Path, force: bool, is_folder: bool, is_dcp: bool) -> None:
+    if is_dcp:
+        from farflung.checkpoints.export import dcp_folder_is_free
+
+        dcp_folder_is_free(target, force)
+    elif is_folder and target.suffix == ".safetensors":
+        raise UserError(f"--out {target}: with --hf a folder is written; name one")
+    elif target.exists() and not force and not (is_folder and target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{target} exists; choose another name with --out, or add --force to overwrite it")
+
+
+def read_model(store: Store, found: Joined) -> Exported:
+    """CheckpointError where a file of it is damaged."""
+    from farflung.checkpoints.export import tensors_of
+
+    chunks = (chunk for part in found.parts for chunk in store.chunks(part))
+    return tensors_of(found.manifest.model, chunks)
+
+
+def _write_alone(
+    found: Joined, exported: Exported, target: Path, tied_once: bool, provenance: Path | None, is_dcp: bool
+) -> None:
+    from farflung.checkpoints.export import as_state_dict, write_dcp
+
+    manifest, tensors = found.manifest, as_state_dict(exported, tied_once)
+    if is_dcp:
+        write_dcp(tensors, target, f"{manifest.run} {manifest.run_id} version {manifest.version}")
+    else:
+        _save(tensors, target, _head_of(found, provenance))
+    if exported.frozen:
+        tell([f"not in it, because it is not trained: {', '.join(exported.frozen)}"])
+
+
+def write_for_transformers(
+    found: Joined, exported: Exported, hf: str, folder: Path, max_shard_size: str
+) -> None:
+    """Under the names that `from_pretrained` loads, whatever the run called them."""
+    from farflung.checkpoints.hf_folder import Trained, base_folder, write_hf_folder
+
+    names = [*exported.tensors, *exported.frozen]
+    in_parts = all(name.partition(".")[0].isdecimal() for name in names)
+    base = base_folder(hf, with_weights=bool(exported.frozen))
+    named: dict[str, str] = {}
+    if in_parts:
+        from farflung.peer.pipeline.hf import hf_names
+
+        named = hf_names(base, names)
+    trained = Trained(found.manifest.model, exported, named, untied=in_parts)
+    write_hf_folder(trained, base, folder, max_shard_size)
 
 
 def _head_of(found: Joined, provenance: Path | None) -> dict[str, str]:
@@ -160,22 +204,6 @@ def _save(tensors: dict[str, Any], out: Path, head: dict[str, str]) -> None:
         raise UserError(f"{out}: cannot write: {error}") from error
 
 
-def _write(config: Path, said: str) -> None:
-    try:
-        config.write_text(said, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{config}: cannot write: {error}") from error
-
-
-def _for_transformers(tensors: dict[str, Any], model: str) -> tuple[dict[str, Any], str]:
-    """Under the names that `from_pretrained` loads, and what config.json says."""
-    from farflung.peer.pipeline.hf import hf_config_of_export, hf_names
-
-    names = hf_names(model, tensors)
-    said = json.dumps(hf_config_of_export(model), indent=2, default=str)
-    return {names[name]: tensor for name, tensor in tensors.items()}, said + "\n"
-
-
 def _contributors(found: Joined, file: Path | None) -> dict[str, str]:
     """For the head of the model's file: who contributed, if that is as the run that signed the checkpoint says."""
     from farflung.console.history.audit_provenance import facts_of, provenance_in
@@ -191,10 +219,10 @@ def _contributors(found: Joined, file: Path | None) -> dict[str, str]:
     return {"provenance": facts_of(told)}
 
 
-def _candidates(looked: tuple[list[Joined], list[str]], place: str, version: int | None) -> Iterator[Joined]:
+def candidates(looked: tuple[list[Joined], list[str]], place: str, version: int | None) -> Iterator[Joined]:
     """Newest first; all of one run, and whole."""
     found, problems = looked
-    _tell([f"not used: {problem}" for problem in problems])
+    tell([f"not used: {problem}" for problem in problems])
     runs = {each.manifest.run_id: each.manifest.run for each in found}
     if len(runs) > 1:
         names = ", ".join(f"{run_id[:8]} ({name})" for run_id, name in sorted(runs.items()))
@@ -213,11 +241,11 @@ def _candidates(looked: tuple[list[Joined], list[str]], place: str, version: int
         )
     if whole[0] is not wanted[0]:
         newer = wanted[0]
-        _tell([f"not used: version {newer.manifest.version}: {newer.missing_text()}"])
+        tell([f"not used: version {newer.manifest.version}: {newer.missing_text()}"])
     yield from whole
 
 
-def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined], list[str]]:
+def look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
     key = JoinUrl.parse(url).key if url is not None else b""
     listing = store.list_saved()
@@ -233,15 +261,15 @@ def _look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined],
     return joined(saved for saved in found if saved not in foreign), listing.problems + problems
 
 
-def _tell(problems: list[str]) -> None:
+def tell(problems: list[str]) -> None:
     for problem in problems:
         print(f"farflung: {problem}", file=sys.stderr)
 
 
-def _tell_if_large(found: Joined) -> None:
+def tell_if_large(found: Joined) -> None:
     """All of it is read, which takes a while."""
     if found.size_bytes >= LARGE_BYTES:
-        _tell([f"reads version {found.manifest.version}, {found.size_bytes / 1e9:.1f} GB"])
+        tell([f"reads version {found.manifest.version}, {found.size_bytes / 1e9:.1f} GB"])
 
 
 def _facts(found: Joined) -> dict[str, Any]:

@@ -83,12 +83,6 @@ def hf_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def hf_config_of_export(model: Any) -> dict[str, Any]:
-    """What config.json says beside an exported model: its head and its embedding are two matrices."""
-    said: dict[str, Any] = _config_of(model).to_dict()
-    return said | {"tie_word_embeddings": False}
-
-
 def _config_of(model: Any) -> Any:
     """UserError if its type is not known here."""
     transformers = _transformers()

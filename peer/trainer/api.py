@@ -38,6 +38,7 @@ from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import FarflungError, UserError
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
 _NOTHING: Mapping[str, str | None] = MappingProxyType({})
-SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
 
 
 def join(
@@ -295,15 +295,18 @@ class Run:
         """
         save_weights(self._loop.layout, self._loop.shared, path)
 
-    def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], tokenizer: Any = None, max_shard_size: int | str = "5GB"
+    ) -> None:
         """The run's weights as a folder that `from_pretrained` loads, with config and, if one is given, the tokenizer.
 
         For models that have a `save_pretrained` of their own: those of transformers, and of peft, whose adapter it
-        writes.  The weights are those of `save`; frozen parameters, which are in it, too, are this peer's.
+        writes.  The weights are those of `save`; frozen parameters, which are in it, too, are this peer's, whose hash
+        is everybody's.  Every peer writes equal bytes for a version, with the same transformers.  `max_shard_size`: a
+        larger model lies in several files with an index.  What was saved there before is replaced as a whole.
         """
-        save_pretrained(self._loop.model, self._loop.layout, self._loop.shared, folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        loop = self._loop
+        save_pretrained(loop.model, loop.layout, loop.shared, Path(folder), tokenizer, max_shard_size)
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
@@ -328,31 +331,6 @@ class Run:
             self.close(str(error))
         else:
             self._agent.abandon()
-
-
-def save_pretrained(
-    model: Any, layout: ModelLayout, shared: SharedState, folder: str | os.PathLike[str]
-) -> None:
-    """The model writes itself, with the anchor in place of what it has learned since."""
-    if not callable(getattr(model, "save_pretrained", None)):
-        raise UserError(
-            f"{type(model).__name__} has no save_pretrained: write its weights with run.save(path)"
-        )
-
-    def weights() -> dict[str, Tensor]:
-        """A copy: the agent may write the next version while the files are written."""
-        of_run = layout.named_tensors(shared.anchor)
-        return {
-            name: of_run[name].to(tensor.dtype, copy=True)
-            if name in of_run
-            else tensor.detach().to("cpu", copy=True)
-            for name, tensor in model.state_dict().items()
-        }
-
-    try:
-        model.save_pretrained(folder, state_dict=shared.copy_whole(weights, SAVE_PATIENCE_S))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {folder}: {error}") from None
 
 
 def save_weights(layout: ModelLayout, shared: SharedState, path: str | os.PathLike[str]) -> None:

@@ -56,7 +56,7 @@ def named_tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Every parameter and persistent buffer of an unwrapped module, under every name it has."""
     named: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        named[_clean(name)] = parameter
+        named[clean_name(name)] = parameter
     named.update(_persistent_buffers(module))
     return named
 
@@ -86,7 +86,7 @@ def survey(module: nn.Module, planned: bool = False) -> Survey:
 
 def _in_order(module: nn.Module) -> Iterator[tuple[Kind, str, Tensor]]:
     # Trainable first: a frozen second name of a trained tensor changes with it, so it is an alias.
-    parameters = [(_clean(name), p) for name, p in module.named_parameters(remove_duplicate=False)]
+    parameters = [(clean_name(name), p) for name, p in module.named_parameters(remove_duplicate=False)]
     yield from (("param", name, p) for name, p in parameters if p.requires_grad)
     yield from (("frozen", name, p) for name, p in parameters if not p.requires_grad)
     yield from (("buffer", name, b) for name, b in _persistent_buffers(module) if _is_of_numbers(b))
@@ -102,10 +102,11 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         holder, _, leaf = name.rpartition(".")
         # Torch has no public way to ask for this; state_dict() would, but hooks may rename or copy there.
         if leaf not in module.get_submodule(holder)._non_persistent_buffers_set:
-            yield _clean(name), buffer
+            yield clean_name(name), buffer
 
 
-def _clean(name: str) -> str:
+def clean_name(name: str) -> str:
+    """Without what wrappers inside a model add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_SEGMENTS)
 
 

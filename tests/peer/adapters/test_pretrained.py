@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
-from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Load
-from farflung.peer.trainer.api import Run
-from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-
-IDS = torch.arange(12).reshape(1, 12)
-
-
-def run_of(folder: Path, model: nn.Module) -> Run:
-    """A run whose state differs from what this peer has learned since."""
-    folder.mkdir()
-    words: list[Any] = []
-    channel: Any = SimpleNamespace(send=lambda word: None, recv=lambda timeout_s: words.pop(0))
-    loop = InnerLoop(channel, model, Manifest())
-    shared = SharedState.create(folder, loop.layout.total_elements)
-    shared.anchor.copy_(torch.randn(shared.elements, generator=torch.Generator().manual_seed(3)) * 0.05)
-    words += [shared.as_message(), Load(version=4, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
-    loop.attach()
-    return Run(SimpleNamespace(), loop, RunOptimizer(torch.optim.SGD(model.parameters()), print), "me")  # type: ignore[arg-type]
-
-
-def learn(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(1.0)
-
-
-def made(transformers: Any, name: str) -> Any:
-    sizes = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
-    torch.manual_seed(1)
-    if name == "gpt2":
-        config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2)
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = transformers.LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=32)
-    return transformers.LlamaForCausalLM(config).eval()
+from rig.pretrained_models import IDS, learn, lora, made, run_of, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -59,13 +23,15 @@ def test_what_is_saved_loads_and_gives_the_runs_logits_bit_for_bit(
 ) -> None:
     transformers: Any = pytest.importorskip("transformers")
     model = made(transformers, name).to(getattr(torch, dtype))
-    run = run_of(tmp_path / "shared", model)
+    run = run_of(tmp_path / "shared", model, takes=False)
     expected = model(IDS).logits
     learn(model)
     run.save_pretrained(tmp_path / "out")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert str(loaded.dtype) == f"torch.{dtype}" and torch.equal(loaded(IDS).logits, expected)
     assert not torch.equal(model(IDS).logits, expected)
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        assert ("lm_head.weight" in file.keys()) == (name == "llama"), "GPT-2's is tied: once"  # noqa: SIM118
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= names
     run.save_pretrained(tmp_path / "again")
@@ -73,12 +39,28 @@ def test_what_is_saved_loads_and_gives_the_runs_logits_bit_for_bit(
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 
 
-def test_of_a_lora_model_the_adapter_leaves_with_its_config(tmp_path: Path) -> None:
+def test_shards_and_the_tokenizer_are_in_it_and_an_earlier_save_leaves_nothing(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    model, out = made(transformers, "gpt2"), tmp_path / "out"
+    run = run_of(tmp_path / "shared", model, takes=False)
+    expected = model(IDS).logits
+    run.save_pretrained(out, tokenizer(transformers), max_shard_size="10KB")
+    assert len(list(out.glob("model-*-of-*.safetensors"))) > 1
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(out).eval()(IDS).logits, expected)
+    assert transformers.AutoTokenizer.from_pretrained(out)("two")["input_ids"] == [2]
+    run.save_pretrained(tmp_path / "again", tokenizer(transformers), max_shard_size="10KB")
+    for path in out.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    run.save_pretrained(out)
+    assert {path.name for path in out.glob("*.safetensors*")} == {"model.safetensors"}
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(out).eval()(IDS).logits, expected)
+
+
+def test_of_a_lora_model_the_adapter_leaves_with_its_config_the_same_in_every_process(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     peft: Any = pytest.importorskip("peft")
-    options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(made(transformers, "llama"), options).eval()
-    run = run_of(tmp_path / "shared", model)
+    model = lora(transformers, peft, {})
+    run = run_of(tmp_path / "shared", model, takes=False)
     expected = model(IDS).logits
     learn(model)
     run.save_pretrained(tmp_path / "out")
@@ -87,6 +69,31 @@ def test_of_a_lora_model_the_adapter_leaves_with_its_config(tmp_path: Path) -> N
     }
     loaded = peft.PeftModel.from_pretrained(made(transformers, "llama"), tmp_path / "out").eval()
     assert torch.equal(loaded(IDS).logits, expected)
+    modules = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) == 7 and modules == sorted(modules)
+
+
+class Wrapped(nn.Module):
+    """A module inside torch.compile, which puts its own name before what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.compile(nn.Linear(2, 2))
+        self.written: dict[str, Any] = {}
+
+    def save_pretrained(self, folder: Path, state_dict: Any, max_shard_size: object) -> None:
+        self.written = state_dict
+
+
+def test_the_runs_values_are_written_also_where_a_wrapper_renames_them(tmp_path: Path) -> None:
+    model = Wrapped()
+    assert "inner._orig_mod.weight" in model.state_dict()
+    run = run_of(tmp_path / "shared", model, takes=False)
+    weight = model.inner.weight.detach().clone()
+    learn(model)
+    run.save_pretrained(tmp_path / "out")
+    assert model.written.keys() == {"inner.weight", "inner.bias"}
+    assert torch.equal(model.written["inner.weight"], weight)
 
 
 class Writes(nn.Linear):
@@ -94,7 +101,7 @@ class Writes(nn.Linear):
 
     written: Any = None
 
-    def save_pretrained(self, folder: Path, state_dict: Any = None) -> None:
+    def save_pretrained(self, folder: Path, state_dict: Any = None, max_shard_size: object = None) -> None:
         type(self).written = state_dict if state_dict is not None else "tokenizer"
 
 
@@ -102,7 +109,7 @@ def test_the_model_is_given_the_runs_weights_and_its_own_frozen_ones(tmp_path: P
     model = Writes(2, 2)
     model.bias.requires_grad = False
     before = model.bias.clone()
-    run = run_of(tmp_path / "shared", model)
+    run = run_of(tmp_path / "shared", model, takes=False)
     weight = model.weight.detach().clone()
     learn(model)
     run.save_pretrained(tmp_path)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import farflung
-from farflung.peer.pipeline.hf import hf_config_of_export, hf_names
+from farflung.checkpoints.export import Exported
+from farflung.checkpoints.hf_folder import Trained, write_hf_folder
+from farflung.peer.pipeline.hf import hf_names
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Stage, run_part
 from farflung.protocol.errors import UserError
+from farflung.protocol.model_schema import ModelSchema
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -77,10 +78,10 @@ def test_parts_with_pretrained_tensors_compute_what_the_model_computes(
     torch.testing.assert_close(logits_of(parts), expected, atol=2e-5, rtol=2e-5)
     # And back: what a run exports of these parts is what from_pretrained loads.
     tensors = Stage.build(parts, 0, len(parts), 3).state_dict()
-    names, there = hf_names(tmp_path, tensors), tmp_path / "exported"
-    there.mkdir()
-    save_file({names[name]: tensors[name] for name in tensors}, there / "model.safetensors", {"format": "pt"})
-    (there / "config.json").write_text(json.dumps(hf_config_of_export(tmp_path), default=str))
+    there, schema = tmp_path / "exported", ModelSchema((), 1, 1, 1, bytes(32))
+    exported = Exported(tensors, {}, ())
+    trained = Trained(schema, exported, hf_names(tmp_path, tensors), untied=True)
+    write_hf_folder(trained, tmp_path, there, "5GB")
     again, told = transformers.AutoModelForCausalLM.from_pretrained(
         there, attn_implementation="eager", output_loading_info=True
     )
