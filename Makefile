@@ -37,7 +37,7 @@ hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partition
 # has not run these tests, and says so: that is no fault of farflung's.
 LAYER := .venv/adapters
 WHOSE := transformers accelerate lightning peft trl wandb mlflow-skinny
-adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, wandb or mlflow; NOT RUN where these can't be had (minutes)
+adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, a model hub, wandb or mlflow; NOT RUN where these can't be had (minutes)
 	@$(BIN)/python -m venv --without-pip $(LAYER)
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$($(LAYER)/bin/python -c "$$purelib")/below.pth"; \

@@ -22,6 +22,7 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.operator_commands import app as operator_app
+from farflung.console.publish_command import app as publish_app
 from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config, place_of
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(operator_app)
+app.add_typer(publish_app)
 
 Given = Mapping[str, object]  # by the names of the settings; None or False where nothing was said
 Url = Annotated[

@@ -1,0 +1,131 @@
+"""`farflung publish`: a model of a run, with a card that says who made it, as a folder and in a model hub.
+
+Added to the command line by console/main.py.  Puts together what other rooms do: the newest whole checkpoint becomes a
+folder of transformers, the journal a card, and the folder one commit of a hub.  Everything that can be refused is
+refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.checkpoints.stages import Joined
+from farflung.checkpoints.store import Store
+from farflung.console.checkpoint_commands import (
+    MaxShard,
+    Place,
+    Run,
+    Url,
+    candidates,
+    look,
+    read_model,
+    tell_if_large,
+    write_for_transformers,
+)
+from farflung.peer.settings import place_of
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.process.model_folder import made_aside
+
+if TYPE_CHECKING:
+    from farflung.console.history.model_card import Facts
+
+PROVENANCE = "provenance.jsonl"
+app = typer.Typer(help="Publish models.")
+
+
+@app.command()
+def publish(
+    place: Place,
+    journal: Annotated[
+        Path, typer.Option(help="The data folder of the run's coordinator, run.data: who took part.")
+    ],
+    hf: Annotated[
+        str, typer.Option("--hf", help="Folder or name of the transformers model, or peft adapter, trained.")
+    ],
+    hub: Annotated[
+        str | None, typer.Option(help="Repository, USER/NAME; logged in by HF_TOKEN or `hf auth login`.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the folder here; without --hub it is only written.")
+    ] = None,
+    run: Run = "",
+    version: Annotated[int | None, typer.Option(min=1, help="Of this version \\[the newest].")] = None,
+    url: Url = None,
+    license_name: Annotated[str, typer.Option("--license", help="For the card, such as apache-2.0.")] = "",
+    energy_kwh: Annotated[
+        float | None, typer.Option(min=0, help="For the card, if you know what all peers used.")
+    ] = None,
+    private: Annotated[bool, typer.Option(help="A new repository is private.")] = False,
+    max_shard_size: MaxShard = "5GB",
+    force: Annotated[
+        bool, typer.Option(help="Replace weights that are not of this run; overwrite --out.")
+    ] = False,
+) -> None:
+    """Publish a model with a card of who made it: peers, tokens, commits, digest.  All of it, or nothing."""
+    if hub is None and out is None:
+        raise UserError("publish: name a repository with --hub, or a folder with --out")
+    if out is not None and out.exists() and not force:
+        raise UserError(f"{out} exists; choose another name with --out, or add --force to overwrite it")
+    # Here, since other commands answer at once.
+    from farflung.console.history.audit_provenance import provenance_in
+    from farflung.console.history.history import read_folder
+    from farflung.console.history.model_card import Said, facts_of
+    from farflung.console.hub import hub_of
+
+    opened = hub_of() if hub is not None else None
+    store = Store(place_of(place))
+    found = _whole(store, place, run, url, version)
+    told = provenance_in(journal / PROVENANCE, found.run_key, found.manifest.version)
+    facts = facts_of(found, read_folder(journal), told, Said(license_name, energy_kwh))
+    with ExitStack() as ends:
+        folder = out or Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="farflung-"))) / "model"
+        with made_aside(folder) as aside:
+            _write(store, found, hf, aside, max_shard_size)
+            _add_card(facts, journal, aside)
+        typer.echo(
+            f"wrote version {facts.version} of {facts.run}" + (f" to {out}" if out is not None else "")
+        )
+        if opened is not None and hub is not None:
+            typer.echo(f"published: {opened.publish(hub, folder, facts.mark, private, force)}")
+
+
+def _whole(store: Store, place: str, run: str, url: str | None, version: int | None) -> Joined:
+    """What is published is the newest state, or the one that was asked for: never silently an older one."""
+    found, problems = look(store, run, url)
+    newest = max((each.manifest.age for each in found), default=None)
+    if version is None and (problems or any(each.missing for each in found if each.manifest.age == newest)):
+        lacking = [each.missing_text() for each in found if each.manifest.age == newest and each.missing]
+        why = (problems or [f"of version {newest[1] if newest else 0} {lacking[0]}"])[0]
+        raise UserError(
+            f"{place}: not everything there is whole: {why}; mend it, or name the version with --version"
+        )
+    chosen = next(candidates((found, []), place, version))
+    tell_if_large(chosen)
+    return chosen
+
+
+def _write(store: Store, found: Joined, hf: str, folder: Path, max_shard_size: str) -> None:
+    damaged = [problem for part in found.parts for problem in store.problems_of(part)]
+    if damaged:
+        raise CheckpointError(f"version {found.manifest.version} is damaged: {damaged[0]}")
+    write_for_transformers(found, read_model(store, found), hf, folder, max_shard_size)
+
+
+def _add_card(facts: Facts, journal: Path, folder: Path) -> None:
+    from farflung.console.history.model_card import card_of
+
+    adapter = folder / "adapter_config.json"
+    base = ""
+    if adapter.is_file():
+        named = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        base = "" if Path(named).is_absolute() or Path(named).exists() else named  # a place on this machine
+    card = card_of(facts, "peft" if adapter.is_file() else "transformers", base)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    rows = (journal / PROVENANCE).read_bytes()  # the coordinator may be writing the next one
+    (folder / PROVENANCE).write_bytes(rows[: rows.rfind(b"\n") + 1])
