@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test hard adapters chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
+.PHONY: help install test hard adapters optimizers chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -33,18 +33,25 @@ test: $(STAMP) ## run the tests, two processes (seven minutes on two cores)
 hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (twenty minutes)
 	@FARFLUNG_LONG=1 FARFLUNG_KILLS=20 $(BIN)/python -m pytest -n 0 -m "hard or chaos"
 
-# A layer over .venv/, so that lint and the other tests see what they always see. A machine that reaches no registry
-# has not run these tests, and says so: that is no fault of farflung's.
-LAYER := .venv/adapters
-WHOSE := transformers accelerate lightning peft trl wandb mlflow-skinny
-adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, a model hub, wandb or mlflow; NOT RUN where these can't be had (minutes)
-	@$(BIN)/python -m venv --without-pip $(LAYER)
+# A layer over .venv/, so that lint and the other tests see what they always see: its name, what is installed in it, and
+# what pytest is told. A machine that reaches no registry has not run these tests, and says so: that is no fault of
+# farflung's.
+define in_a_layer
+	@$(BIN)/python -m venv --without-pip .venv/$(1)
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$($(LAYER)/bin/python -c "$$purelib")/below.pth"; \
-	if timeout 300 $(PIP) --python $(LAYER)/bin/python install -c constraints.txt $(WHOSE); then \
-	HF_HUB_OFFLINE=1 $(LAYER)/bin/python -m pytest -n 0 -k "adapters or hf or llama or transformers or mlflow_reads or biases_offline" \
-	tests/peer/adapters tests/peer/pipeline tests/real/test_adapters.py tests/console/test_tracking.py; \
-	else echo "NOT RUN: the tests that need $(WHOSE), which cannot be installed here" >&2; fi
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$(.venv/$(1)/bin/python -c "$$purelib")/below.pth"; \
+	if timeout 300 $(PIP) --python .venv/$(1)/bin/python install -c constraints.txt $(2); then \
+	HF_HUB_OFFLINE=1 .venv/$(1)/bin/python -m pytest -n 0 $(3); \
+	else echo "NOT RUN: the tests that need $(2), which cannot be installed here" >&2; fi
+endef
+LOOPS := transformers accelerate lightning peft trl wandb mlflow-skinny
+LEAN := bitsandbytes galore-torch apollo-torch adam-mini pytorch-optimizer
+
+adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, a model hub, wandb or mlflow; NOT RUN where these can't be had (minutes)
+	$(call in_a_layer,adapters,$(LOOPS),-k "adapters or hf or llama or transformers or mlflow_reads or biases_offline" tests/peer/adapters tests/peer/pipeline tests/real/test_adapters.py tests/console/test_tracking.py)
+
+optimizers: $(STAMP) ## the tests of inner optimizers from packages of their own; NOT RUN where these can't be had (a minute or two)
+	$(call in_a_layer,optimizers,$(LEAN),tests/optim/test_packaged.py tests/real/test_optimizers.py)
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
 	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung.optim.inner import muon
+    from farflung.optim.packaged import inner_optimizer
     from farflung.peer.adapters.hf import hf_join
     from farflung.peer.adapters.lightning import lightning_run
     from farflung.peer.data.text_lines import TextLines
@@ -31,6 +32,7 @@ __all__ = [
     "TextLines",
     "TokenShards",
     "muon",
+    "inner_optimizer",
     "pipeline",
     "parts_of",
     "hf_parts",
@@ -49,6 +51,7 @@ _HOME_OF = {
     "TextLines": "farflung.peer.data.text_lines",
     "TokenShards": "farflung.peer.data.token_shards",
     "muon": "farflung.optim.inner",
+    "inner_optimizer": "farflung.optim.packaged",
     "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",
     "hf_parts": "farflung.peer.pipeline.hf",

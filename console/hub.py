@@ -81,7 +81,7 @@ class Hub:
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """What the hub or the line says, on one line, and without the token, whoever wrote it there."""
-        errors = self._package.errors
+        errors = importlib.import_module("huggingface_hub.errors")
         try:
             yield
         except UserError:

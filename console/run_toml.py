@@ -33,7 +33,8 @@ batch = 8                 # samples per inner step; lower it if the smallest GPU
 lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
 
 [inner]                   # run by each peer alone between two rounds
-optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest
+optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest; for a small GPU, from
+                          # packages: "adamw8bit", "galore", "apollo", "apollo-mini", "adam-mini"; more memory: "soap"
 lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
-from farflung.optim.inner import hidden_matrices, muon
+from farflung.optim.inner import hidden_matrices
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
+from farflung.optim.packaged import FOR_HIDDEN_MATRICES, inner_optimizer
 from farflung.protocol.manifest import Manifest
 
 
@@ -22,21 +23,20 @@ def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
 
 def inner_of(manifest: Manifest, model: nn.Module) -> Optimizer:
     """For the built-in trainer; a script brings an optimizer of its own."""
-    return _inner_of(manifest, model, manifest.inner.optimizer == "muon")
+    return _inner_of(manifest, model, manifest.inner.optimizer)
 
 
 def inner_of_stage(manifest: Manifest, stage: nn.Module, is_last: bool) -> Optimizer:
     """For one stage of a model.  What the last layer of all gives is for the loss: that is no hidden matrix, though no
-    embedding beside it says so.  A stage without a hidden matrix takes AdamW alone."""
+    embedding beside it says so.  A stage without a hidden matrix takes AdamW alone, where the word is about those."""
     head = [f"{name}.weight" for name, m in stage.named_modules() if is_last and isinstance(m, nn.Linear)][
         -1:
     ]
-    has_hidden = bool(hidden_matrices(stage, head))
-    return _inner_of(manifest, stage, manifest.inner.optimizer == "muon" and has_hidden, head)
+    word = manifest.inner.optimizer
+    of_matrices = word in FOR_HIDDEN_MATRICES and not hidden_matrices(stage, head)
+    return _inner_of(manifest, stage, "adamw" if of_matrices else word, head)
 
 
-def _inner_of(manifest: Manifest, model: nn.Module, with_muon: bool, head: Sequence[str] = ()) -> Optimizer:
+def _inner_of(manifest: Manifest, model: nn.Module, word: str, head: Sequence[str] = ()) -> Optimizer:
     inner = manifest.inner
-    if with_muon:
-        return muon(model, inner.lr, inner.betas, inner.weight_decay, adamw=head)
-    return AdamW(model.parameters(), inner.lr, inner.betas, weight_decay=inner.weight_decay)
+    return inner_optimizer(word, model, inner.lr, inner.betas, inner.weight_decay, head)

@@ -93,7 +93,9 @@ class DataSection(_Section):
 
 
 class InnerSection(_Section):
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal[
+        "adamw", "muon", "adamw8bit", "galore", "apollo", "apollo-mini", "adam-mini", "soap"
+    ] = "adamw"
     lr: Annotated[float, Field(gt=0, le=10)] = 4e-4
     # TOML and JSON have lists only, which strict mode would refuse for a tuple; the two numbers stay strict.
     betas: Annotated[

@@ -5,6 +5,7 @@
     python benchmarks/learning/learning.py outer      the outer steps, and what momentum a short run wants
     python benchmarks/learning/learning.py shards     each peer reads a part of the text of its own
     python benchmarks/learning/learning.py slow       one peer of four at a fifth of the speed
+    python benchmarks/learning/learning.py inner      the words of [inner] optimizer: loss, and bytes of state
     python benchmarks/learning/learning.py idle       how long training waits while bytes are on their way (no model)
 
 Each prints a table and, with --plot, draws held-out loss over steps.  The figures are told in docs/learning.md.
@@ -20,6 +21,9 @@ from pathlib import Path
 import torch
 from learning_lab import LearningWorld, Row, Setting, synchronous
 from plot import draw
+
+from farflung.optim.packaged import WORDS
+from farflung.protocol.errors import UserError
 
 Make = Callable[[Setting], Row]
 Rows = list[tuple[Setting, Make]]
@@ -86,6 +90,11 @@ def outer(base: Setting) -> Rows:
     ]
 
 
+def inner(base: Setting) -> Rows:
+    """Each at the rate of AdamW; --lr and --only for another one."""
+    return [(replace(base, name=word, inner={"optimizer": word}), farflung) for word in WORDS]
+
+
 def shards(base: Setting) -> Rows:
     return [
         (replace(base, name="any peer reads any text"), farflung),
@@ -127,7 +136,7 @@ def idle(base: Setting) -> Rows:
     ]
 
 
-EXPERIMENTS = {each.__name__: each for each in (room, schedules, outer, shards, slow, idle)}
+EXPERIMENTS = {each.__name__: each for each in (room, schedules, outer, inner, shards, slow, idle)}
 
 
 def with_words(setting: Setting, words: list[str]) -> Setting:
@@ -178,11 +187,15 @@ def main() -> None:
     print(
         f"{asked.experiment}: {asked.steps} steps of {rows[0][0].peers} peers, seed {asked.seed}; loss in nats per byte"
     )
-    names = ("loss", "vs first", "tokens", "sent/peer", "tokens/s", "idle", "took s")
+    names = ("loss", "vs first", "tokens", "sent/peer", "tokens/s", "idle", "took s", "state B/p")
     print(f"{'row':28} {' '.join(f'{name:>10}' for name in names)}")
     done: list[Row] = []
     for setting, make in rows:
-        row = make(setting)
+        try:
+            row = make(setting)
+        except UserError as error:  # a package that is not installed
+            print(f"{setting.name:28} not run: {error}", flush=True)
+            continue
         done.append(row)
         gap = 100 * (row.loss / done[0].loss - 1)
         cells = (
@@ -193,6 +206,7 @@ def main() -> None:
             f"{row.tokens_per_s:.1f}",
             f"{row.idle:.2%}",
             f"{row.seconds:.1f}",
+            f"{row.state:.2f}",
         )
         print(f"{row.name:28} {' '.join(f'{cell:>10}' for cell in cells)}", flush=True)
     if asked.plot is not None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from optimizer_state import bytes_per_parameter
 from torch import Tensor
 
 from farflung.collectives.round.effects import SendFrame
@@ -98,6 +99,7 @@ class Row:
     idle: float = 0.0  # of the fast peers' time: waiting for rounds
     tokens_per_s: float = 0.0  # of a fast peer, in virtual time
     seconds: float = 0.0  # that it took to compute
+    state: float = 0.0  # bytes for each parameter that the inner optimizer of a peer keeps, at the end
 
 
 class Learner(VirtualTrainer):
@@ -239,6 +241,7 @@ class LearningWorld(World):
             sum(each.waited_s - each.waited_before_s for each in fast) / sum(spans),
             self.setting.batch * CONFIG.context * sum(each.steps for each in fast) / sum(spans),
             time.monotonic() - began,
+            bytes_per_parameter(learners[0].inner),
         )
 
     def start_peer(self, index: int) -> None:
@@ -314,4 +317,5 @@ def synchronous(setting: Setting, workers: int) -> Row:
         tokens,
         4 * sum(p.numel() for p in model.parameters()) * setting.steps if workers > 1 else 0,
         seconds=time.monotonic() - began,
+        state=bytes_per_parameter(inner),
     )

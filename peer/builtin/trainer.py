@@ -63,11 +63,11 @@ def train(out: Path | None) -> None:
     try:
         model = _model(connection.manifest).to(device)
         data = _windows(connection.manifest)
+        optimizer = inner_of(connection.manifest, model)
     except UserError:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
     inner = connection.manifest.inner
-    optimizer = inner_of(connection.manifest, model)
     with connection.join(model, optimizer) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data):

@@ -22,6 +22,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "TextLines",
         "TokenShards",
         "muon",
+        "inner_optimizer",
         "pipeline",
         "parts_of",
         "hf_parts",
@@ -31,7 +32,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "UserError",
         "__version__",
     }
-    assert len(farflung.__all__) == 13
+    assert len(farflung.__all__) == 14
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "TextLines",
         "TokenShards",
         "muon",
+        "inner_optimizer",
         "pipeline",
         "parts_of",
         "hf_parts",

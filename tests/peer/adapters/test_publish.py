@@ -5,6 +5,7 @@ Needs huggingface_hub, and transformers for the model.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ CARD = '---\nfarflung: {{"run_id": "{}"}}\n---\n# A model\n'
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
     with model_hub() as hub:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        constants = huggingface_hub.constants
+        constants = importlib.import_module("huggingface_hub.constants")
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
