@@ -116,8 +116,10 @@ def _adam_mini(module: Any, asked: Asked) -> Optimizer:
 
 
 def _soap(module: Any, asked: Asked) -> Optimizer:
-    """Adam in the directions of Shampoo's preconditioner.  The first step only measures them."""
-    made: Optimizer = module.SOAP(asked.trained, **asked.usual, precondition_frequency=10)
+    """Adam in the directions of Shampoo's preconditioner, which the first step only measures.  The rest as in Adam: few
+    rows of a table of tokens have a gradient at each step."""
+    groups = [{"params": asked.matrices}, {"params": asked.rest, "max_precondition_dim": 1}]
+    made: Optimizer = module.SOAP(groups, **asked.usual, precondition_frequency=10)
     return made
 
 
@@ -129,7 +131,7 @@ PACKAGED = {
     "adam-mini": Packaged("adam_mini", "adam-mini", _adam_mini),
     "soap": Packaged("pytorch_optimizer", "pytorch-optimizer", _soap),
 }
-FOR_HIDDEN_MATRICES = ("muon", "galore", "apollo", "apollo-mini")  # and AdamW for the rest
+FOR_HIDDEN_MATRICES = ("muon", "galore", "apollo", "apollo-mini", "soap")  # and AdamW for the rest
 WORDS = ("adamw", "muon", *PACKAGED)
 
 

@@ -18,7 +18,7 @@ from farflung.optim.packaged import WORDS, inner_optimizer
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 from farflung.protocol.errors import UserError
 
-CONFIG = GPTConfig(layers=4, width=512, heads=8, context=128)
+CONFIG = GPTConfig(layers=4, width=256, heads=8, context=128)
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -6,6 +6,7 @@ Needs the packages that `make optimizers` installs; what is missing is skipped, 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -18,6 +19,7 @@ from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, W
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
 from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.recording import Held, Recording
 from farflung.peer.trainer.run_optimizer import RunOptimizer
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import InnerSection, Manifest
@@ -93,6 +95,21 @@ def test_it_learns_goes_on_from_what_is_loaded_and_keeps_its_state(word: str) ->
     far = float((moved - flat)[:inside].abs().max())
     assert 0.0 < far < 0.2, "the step begins where the load ended, not where the optimizer was before"
     assert bool(torch.isfinite(moved).all())
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_what_holds_more_than_tensors_and_numbers_can_t_be_recorded(word: str, tmp_path: Path) -> None:
+    model = build(CONFIG, 0)
+    optimizer = made(word, model)
+    for _ in range(2):
+        step(model, optimizer)
+    recording = Recording(tmp_path, asked_for(word), "ann", model, optimizer)
+    held = Held(versions=[], loaded=[], carries=[])
+    if word in ("galore", "apollo", "apollo-mini", "soap"):
+        with pytest.raises(UserError, match="this optimizer's work can't be recorded: its state has"):
+            recording.begins(held)
+    else:
+        recording.begins(held)
 
 
 @pytest.mark.parametrize("word", WORDS)
