@@ -33,7 +33,7 @@ from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.process.model_folder import made_aside
 
 if TYPE_CHECKING:
-    from farflung.console.history.model_card import Facts
+    from farflung.console.model_card import Facts
 
 PROVENANCE = "provenance.jsonl"
 app = typer.Typer(help="Publish models.")
@@ -75,8 +75,8 @@ def publish(
     # Here, since other commands answer at once.
     from farflung.console.history.audit_provenance import provenance_in
     from farflung.console.history.history import read_folder
-    from farflung.console.history.model_card import Said, facts_of
     from farflung.console.hub import hub_of
+    from farflung.console.model_card import Said, facts_of
 
     opened = hub_of() if hub is not None else None
     store = Store(place_of(place))
@@ -118,7 +118,7 @@ def _write(store: Store, found: Joined, hf: str, folder: Path, max_shard_size: s
 
 
 def _add_card(facts: Facts, journal: Path, folder: Path) -> None:
-    from farflung.console.history.model_card import card_of
+    from farflung.console.model_card import card_of
 
     adapter = folder / "adapter_config.json"
     base = ""

@@ -12,7 +12,7 @@ from torch import nn
 from farflung.checkpoints.stages import Joined
 from farflung.console.history.audit_provenance import provenance_in
 from farflung.console.history.history import read_folder
-from farflung.console.history.model_card import SHOWN_PEERS, Contributor, Facts, Said, card_of, facts_of
+from farflung.console.model_card import SHOWN_PEERS, Contributor, Facts, Said, card_of, facts_of
 from farflung.protocol.errors import UserError
 from rig.made_model import RUN_ID, MadeRun
 
