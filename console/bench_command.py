@@ -1,7 +1,7 @@
 """The command line of `farflung bench`.
 
 Added to the command line by console/main.py.  Options are the fields of one dataclass, because there are many.
-Must not import torch: `--help` answers at once.
+Must not import what is slow to load: every command reads it, and `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import json
 from typing import Annotated
 
 import typer
-
-from farflung.console.bench.figures import table
 
 app = typer.Typer(help="Measure this program on this machine and this network.", no_args_is_help=True)
 
@@ -53,6 +51,7 @@ class AllreduceOptions:
 def allreduce(**words: object) -> None:
     """Time the all-reduce rounds of the real program with synthetic tensors, on one machine or on many."""
     from farflung.console.bench.bench import BenchOptions, bench_allreduce
+    from farflung.console.bench.figures import table
 
     asked = BenchOptions(**words)  # type: ignore[arg-type]
     result = bench_allreduce(asked, lambda line: print(line, flush=True))

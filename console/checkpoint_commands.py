@@ -1,7 +1,8 @@
 """The command line of `farflung checkpoint`: list, verify and export what is at a URL.
 
 Added to the command line by console/main.py.  Works without a coordinator: that a checkpoint is a state of the run is
-said by the run's signature, which the key of a join URL must have made.  Must not import torch but to export.
+said by the run's signature, which the key of a join URL must have made.  Every command of farflung imports this module:
+what reads checkpoints is imported by those here that do, and torch by the export alone.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farflung.checkpoints.stages import Joined, joined
-from farflung.checkpoints.store import Store
 from farflung.peer.settings import place_of
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
 
 if TYPE_CHECKING:
     from farflung.checkpoints.export import Exported
+    from farflung.checkpoints.stages import Joined
+    from farflung.checkpoints.store import Store
 
 LARGE_BYTES = 200_000_000
 app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_args_is_help=True)
@@ -53,7 +54,7 @@ Dcp = Annotated[
 @app.command("ls")
 def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
     """What is there, newest first.  Contents are not read: `verify` does that."""
-    found, problems = look(Store(place_of(place)), run)
+    found, problems = look(store_at(place), run)
     if json_output:
         typer.echo(json.dumps({"checkpoints": [_facts(each) for each in found], "problems": problems}))
         return
@@ -65,7 +66,7 @@ def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
 @app.command()
 def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = False) -> None:
     """Read everything and compare every hash and signature.  Exit code 2 if anything is damaged, or unsigned."""
-    store = Store(place_of(place))
+    store = store_at(place)
     found, problems = look(store, run, url)
     checked = []
     for each in found:
@@ -117,7 +118,7 @@ def export(
         )
     target = dcp or out or Path("model" if hf is not None else "model.safetensors")
     _is_free(target, force, is_folder=hf is not None, is_dcp=dcp is not None)
-    store = Store(place_of(place))
+    store = store_at(place)
     for found in candidates(look(store, run, url), place, version):
         tell_if_large(found)
         try:
@@ -245,8 +246,16 @@ def candidates(looked: tuple[list[Joined], list[str]], place: str, version: int 
     yield from whole
 
 
+def store_at(place: str) -> Store:
+    from farflung.checkpoints.store import Store
+
+    return Store(place_of(place))
+
+
 def look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
+    from farflung.checkpoints.stages import joined
+
     key = JoinUrl.parse(url).key if url is not None else b""
     listing = store.list_saved()
     found = [saved for saved in listing.complete if saved.manifest.run_id.startswith(run)]

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from farflung.console.screen.live import Screen
+from farflung.console.screen.live import Screen, Status
 from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
@@ -31,7 +31,7 @@ from farflung.protocol.process.units import si
 from farflung.protocol.states import RunPhase
 
 PEERS = 3
-PATIENCE_S = 110.0
+PATIENCE_S = 110.0  # without a new version
 RUN_TOML = """
 [run]
 name = "demo"
@@ -70,6 +70,11 @@ class Party:
     log: Path
     model: Path | None = None
 
+    def said(self) -> str:
+        """The last thing that it told, as people read it."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1].removeprefix("farflung: ") if lines else "python starts"
+
 
 @dataclass
 class Demo:
@@ -79,6 +84,7 @@ class Demo:
     victim: Party | None = None
     last: dict[str, Any] = field(default_factory=dict)
     killed_at_version: int = -1
+    began_at: float = field(default_factory=time.monotonic)
 
     # ---- the processes -----------------------------------------------------------------------------------
 
@@ -139,22 +145,36 @@ class Demo:
 
     def follow(self, client: StatusClient, screen: Screen) -> None:
         """Watch the run to its end; half-way one peer dies and a fresh one comes."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        moved_at, moved_to = time.monotonic(), -1
+        while time.monotonic() < moved_at + PATIENCE_S:
             try:
                 status = client.fetch(2.0)
             except Unreachable:
                 if self.last.get("phase") == RunPhase.FINISHED:
                     return  # it has ended after everybody left
                 raise
+            if status["version"] != moved_to:  # a busy machine is slow, and no reason to give up
+                moved_at, moved_to = time.monotonic(), status["version"]
             self.last = self._richer(status)
-            screen.show(status)
+            screen.show(status | self.starting(status, time.monotonic()))
             if status["phase"] == RunPhase.FINISHED and not any(m["alive"] for m in status["members"]):
                 return
             if self.victim is None and status["version"] >= status["target"] // 2:
                 self._kill_one(status)
             time.sleep(0.4)
-        raise UserError(f"the demo did not end within {PATIENCE_S:g} s; its logs are in {self.folder}")
+        raise UserError(
+            f"the demo has stood at version {moved_to} for {PATIENCE_S:g} s; demo --keep FOLDER keeps its logs"
+        )
+
+    def starting(self, status: Status, now: float) -> Status:
+        """For the screen, as long as nobody is in the run: the coordinator knows nothing of those that still load
+        torch, which takes a busy machine long."""
+        alive = [peer for peer in self.peers if peer.process.poll() is None]
+        if any(member["alive"] for member in status["members"]) or not alive:
+            return {}
+        said = "; ".join(f"{peer.name}: {peer.said()}" for peer in alive)
+        began = f"{len(alive)} peers have been starting on this machine for {now - self.began_at:.0f} s"
+        return {"starting": f"{began}; {said}"}
 
     def _richer(self, status: dict[str, Any]) -> dict[str, Any]:
         """Keep what members said last: those that finish leave, and their figures belong in the table."""
@@ -174,6 +194,7 @@ def run_demo(keep: Path | None) -> int:
     """Returns the exit code: 0 if the run was completed and every promise that is shown held."""
     started = time.monotonic()
     console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its processes end with it, as by Ctrl-C
     with _folder(keep) as folder:
         demo = Demo(folder)
         console.print(
@@ -183,6 +204,7 @@ def run_demo(keep: Path | None) -> int:
         try:
             for _ in range(PEERS):
                 demo.start_peer()
+            console.print(f"the coordinator is there, {PEERS} peers load torch", highlight=False)
             assert demo.url is not None
             with StatusClient(demo.url) as client, Screen() as screen:
                 demo.follow(client, screen)
@@ -190,6 +212,7 @@ def run_demo(keep: Path | None) -> int:
                 party.process.wait(30)
         finally:
             demo.stop_everybody(coordinator)
+        console.print("the run is over; what it has learned is measured", highlight=False)
         return _tell(console, demo, time.monotonic() - started)
 
 

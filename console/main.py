@@ -168,6 +168,9 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
+    if not json_output and run_toml.is_file():
+        say = log_lines.Teller.from_environment(log_lines.COORDINATOR)
+        say(f"the coordinator of {run_toml} starts; the join URL comes when peers can use it")
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
 

@@ -11,7 +11,6 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from farflung.peer.settings import default_path
 from farflung.protocol.errors import UserError
 from farflung.protocol.signing import name_of, peer_id_of
 
@@ -62,15 +62,6 @@ class Identity:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise UserError(f"{path}: cannot use this key file: {reason}") from error
-
-
-def default_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$FARFLUNG_HOME/identity.pem`, else `~/.config/farflung/identity.pem`."""
-    try:
-        home = Path(environ.get("FARFLUNG_HOME") or "~/.config/farflung").expanduser()
-    except RuntimeError as error:
-        raise UserError(f"no place for the identity key: {error}; set FARFLUNG_HOME to a folder") from error
-    return home / "identity.pem"
 
 
 def _create(path: Path) -> None:

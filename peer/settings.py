@@ -1,6 +1,7 @@
 """The volunteer's own settings: what never leaves this machine.  Where they come from, and which of them wins.
 
-Called by the command line, the public API and the agent's own entry point.  Must not know the run.
+Called by the command line, the public API and the agent's own entry point.  Must not know the run.  Every command of
+farflung reads it, so it must not load what is slow to load, as cryptography is.
 
 `OwnConfig` is the table: a field there is a setting, and everything else follows from it: the keys of `config.toml`
 (beside the identity key), the variables of the environment (FARFLUNG_LISTEN, FARFLUNG_UPLOAD_LIMIT, ...), the options
@@ -23,7 +24,6 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from farflung.peer.identity import default_path
 from farflung.protocol.caps import (
     CONNECTIONS_MOST,
     CROSSINGS_BYTES,
@@ -49,6 +49,15 @@ _RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for
 _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
+
+
+def default_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$FARFLUNG_HOME/identity.pem`, else `~/.config/farflung/identity.pem`."""
+    try:
+        home = Path(environ.get("FARFLUNG_HOME") or "~/.config/farflung").expanduser()
+    except RuntimeError as error:
+        raise UserError(f"no place for the identity key: {error}; set FARFLUNG_HOME to a folder") from error
+    return home / "identity.pem"
 
 
 def _bytes(text: str) -> int:

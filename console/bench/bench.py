@@ -24,6 +24,7 @@ from typing import Any
 from farflung.console.bench.exchange import Collector, Line, send_report
 from farflung.console.bench.figures import Killed, result_of
 from farflung.coordinator.door.listener import ListenOn
+from farflung.peer.local.folder import sweep_stale
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
@@ -384,8 +385,6 @@ class Stage:
                 party.process.wait()
             if party.process.stdout is not None:
                 party.process.stdout.close()
-        from farflung.peer.local.memory import sweep_stale  # here, because it imports torch
-
         sweep_stale()  # the memory of a peer that was killed
 
 

@@ -19,9 +19,8 @@ from farflung.console.doctor.stage_advice import stages_in
 from farflung.console.screen.gpu import read_gpus
 from farflung.console.screen.status_client import StatusClient
 from farflung.console.screen.text import known, records
-from farflung.peer.identity import default_path
 from farflung.peer.line.data_line import OUTBOUND_ONLY, address_towards
-from farflung.peer.settings import Caps, OwnConfig
+from farflung.peer.settings import Caps, OwnConfig, default_path
 from farflung.protocol.errors import FarflungError, Refused, Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION

@@ -16,6 +16,7 @@ from farflung.protocol.states import ARRIVING, PeerState, RunPhase
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller
 # Joining and catching up are part of a healthy run.
 _SAID_AT_MOST = 60
+_STARTING_SHOWN = 400
 _STAGES_MOST = 65  # lines: a run has at most 64 stages
 
 
@@ -61,7 +62,9 @@ def health(status: Record) -> Health:
         bad = "peers at one version hold different models; do not trust newer checkpoints"
         return Health("✖", "BROKEN", "bold white on red", bad)
     if not alive:
-        return Health("…", "WAITING", "bold yellow", "nobody is here; the first peer to join starts the run")
+        nobody = "nobody is here; the first peer to join starts the run"
+        # The coordinator does not know of those that still start; whoever has started them does (demo.py).
+        return Health("…", "WAITING", "bold yellow", clean(status.get("starting"), _STARTING_SHOWN) or nobody)
     batch = status.get("batch")
     if isinstance(batch, Mapping) and number(batch, "passed_over"):
         lost = f"{count(batch, 'passed_over')} batches in a row gave no finite gradient, in no microbatch"

@@ -36,17 +36,18 @@ from farflung.peer.agent.journal_writer import (
 from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
-from farflung.peer.identity import Identity, default_path
+from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
 from farflung.peer.local.channel import Greeting, LocalServer
-from farflung.peer.local.memory import SharedState, let_go_of_text, remove_folder, unmap_pages
+from farflung.peer.local.folder import remove_folder
+from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
 from farflung.peer.local.words import Attach, Bye, FromTrainer, Made, Provided, Stop
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
-from farflung.peer.settings import OwnConfig
+from farflung.peer.settings import OwnConfig, default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
 from farflung.peer.state.recorded_sending import Sending

@@ -2,28 +2,35 @@
 
 Called by the command line.  The trainer is the built-in one, or a script that the volunteer names: code never
 comes from the run (a manifest is data).
+
+Both processes need torch, which takes a second to load, and much longer on a busy machine.  So this module does not
+load it: mistakes are told first, then what happens; the trainer loads its torch while the agent loads this process's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from farflung.peer.agent.agent import Agent, AgentOptions
 from farflung.peer.agent.supervisor import ChildTrainer
-from farflung.peer.local.memory import make_folder, remove_folder, sweep_stale
-from farflung.peer.machine.effects import Exit
+from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import DATA_VARIABLE, RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.log_lines import Teller
+
+if TYPE_CHECKING:
+    from farflung.peer.agent.agent import Agent
+    from farflung.peer.machine.effects import Exit
 
 
 @dataclass(frozen=True)
@@ -41,27 +48,59 @@ def join(options: JoinOptions) -> int:
         raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
     command = _command(options)
     say = Teller.from_environment("peer")
-    torch.set_num_threads(1)
+    say(
+        f"joining {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds"
+    )
     sweep_stale()
     folder = make_folder()
+    trainer = ChildTrainer(command, os.environ | _told(options, folder))
     try:
-        told = {AGENT_VARIABLE: str(folder)}
-        if options.own.record is not None:
-            told[RECORD_VARIABLE] = str(options.own.record)
-        if options.own.data:
-            told[DATA_VARIABLE] = options.own.data
-        trainer = ChildTrainer(command, os.environ | told)
-        agent_options = AgentOptions(options.url, folder, options.own)
-        agent = Agent(agent_options, trainer, say)
-        before = [signal.signal(n, lambda *_: agent.ask_to_leave()) for n in (signal.SIGTERM, signal.SIGINT)]
-        try:
-            end = agent.run()
-        finally:
-            for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
-                signal.signal(number, handler)
+        with _on_stop_signals(_give_up):
+            trainer.watch(time.monotonic())  # it starts now, and waits for its agent where that takes longer
+            agent = _agent(options, folder, trainer, say)
+            with _on_stop_signals(agent.ask_to_leave):
+                end = agent.run()
+    except KeyboardInterrupt:
+        say("left before it had joined")
+        return exit_codes.OK
     finally:
+        trainer.kill()
         remove_folder(folder)
     return _conclude(end, trainer, say)
+
+
+def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
+    """What the trainer finds in its environment."""
+    told = {AGENT_VARIABLE: str(folder)}
+    if options.own.record is not None:
+        told[RECORD_VARIABLE] = str(options.own.record)
+    if options.own.data:
+        told[DATA_VARIABLE] = options.own.data
+    return told
+
+
+def _agent(options: JoinOptions, folder: Path, trainer: ChildTrainer, say: Teller) -> Agent:
+    import torch
+
+    from farflung.peer.agent.agent import Agent, AgentOptions
+
+    torch.set_num_threads(1)
+    return Agent(AgentOptions(options.url, folder, options.own), trainer, say)
+
+
+def _give_up() -> None:
+    """There is no agent yet that could leave in good order."""
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+    before = [(number, signal.signal(number, lambda *_: act())) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _command(options: JoinOptions) -> list[str]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.collectives.round.member import MemberRound
-from farflung.peer.identity import default_path
 from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import Me
+from farflung.peer.settings import default_path
 from farflung.peer.worker import Worker
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent

@@ -1,6 +1,7 @@
 """The agent as a process: the child of a training script (peer/trainer/agent_process.py starts it).
 
 Called as `python -m farflung.peer.agent.main`.  Knows options, signals and exit codes, not what an agent does.
+Torch, which takes some seconds to load, comes after the first line that it says.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-
-from farflung.peer.agent.agent import Agent, AgentOptions
 from farflung.peer.agent.supervisor import ParentTrainer
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import FarflungError
@@ -29,11 +27,17 @@ def main() -> int:
     parser.add_argument("--settings", required=True, type=OwnConfig.from_json)
     parser.add_argument("--journal", type=Path)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     say = Teller.from_environment("agent")
     try:
+        url = JoinUrl.parse(asked.url)
+        say(f"joining {url.run} at {url.address}; the agent loads torch first, which takes some seconds")
+        import torch
+
+        from farflung.peer.agent.agent import Agent, AgentOptions
+
+        torch.set_num_threads(1)
         agent = Agent(
-            AgentOptions(JoinUrl.parse(asked.url), asked.folder, asked.settings, asked.journal),
+            AgentOptions(url, asked.folder, asked.settings, asked.journal),
             ParentTrainer(asked.parent),
             say,
         )

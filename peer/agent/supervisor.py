@@ -22,6 +22,7 @@ CRASHES_BEFORE_JOINING = 2  # of a script that has never come so far: it will fa
 HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
+SLOW_START_S = 5.0  # a trainer that has not joined after so long is told of, and again after twice as long
 GOODBYE_S = 5.0  # after a trainer's end with success its good-bye is here, or it never joined
 
 
@@ -86,6 +87,7 @@ class ChildTrainer:
         self._started_at = 0.0
         self._crashes = 0
         self._attached_once = False
+        self._tell_start_at: float | None = None  # while it has not attached
         self._died = False
         self.hopeless_code: int | None = None  # the exit code of a trainer that is not worth starting again
         self.ended = False  # it ended by itself with success: it is not started again
@@ -104,6 +106,7 @@ class ChildTrainer:
         if self._process is not None:
             code = self._process.poll()
             if code is None:
+                self._tell_slow_start(now)
                 return None
             return self._on_exit(code, now)
         if self.ended:
@@ -115,11 +118,20 @@ class ChildTrainer:
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0
         )
-        self._started_at = now
+        self._started_at, self._tell_start_at = now, now + SLOW_START_S
         return None
 
+    def _tell_slow_start(self, now: float) -> None:
+        if self._tell_start_at is None or now < self._tell_start_at:
+            return
+        gone_s = now - self._started_at
+        self._tell_start_at = now + gone_s
+        self._news.append(
+            f"the trainer has been starting for {gone_s:.0f} s: torch is loaded, its model and data are made"
+        )
+
     def on_attached(self) -> None:
-        self._attached_once = True
+        self._attached_once, self._tell_start_at = True, None
 
     def on_stuck(self, seconds: float) -> None:
         if self._process is not None:
@@ -146,6 +158,12 @@ class ChildTrainer:
         self._start_at = now + wait_s
         self._news.append(f"the trainer ended with {what}; it starts again from the anchor in {wait_s:g} s")
         return None
+
+    def kill(self) -> None:
+        """Whatever it does: there is no agent for it."""
+        if self._process is not None and self._process.poll() is None:
+            _kill_with_all_it_started(self._process)
+            self._process.wait()
 
     def stop(self) -> None:
         if self._process is None:

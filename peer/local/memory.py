@@ -1,11 +1,8 @@
-"""What agent and trainer of one peer share on their machine: a folder and memory; their channel is in channel.py.
+"""The memory that agent and trainer of one peer share; their folder is in folder.py, their channel in channel.py.
 
-Called by the agent (`SharedState.create`), by the trainer (`SharedState.open`) and by whoever starts the two
-(`make_folder`).
+Called by the agent (`SharedState.create`) and by the trainer (`SharedState.open`).
 Must not know what the messages mean, or who may write to the anchor when.
 
-    FOLDER/lock           flock, held as long as the process that made the folder lives
-    FOLDER/trainer.sock   the channel
     PLACE/anchor momentum slot0 slot1 slot2 progress    PLACE is FOLDER, or another such folder with more room; with
                                                         AdamW as the outer step second_moment, too
 """
@@ -13,15 +10,11 @@ Must not know what the messages mean, or who may write to the anchor when.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
 import math
-import os
 import re
 import resource
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.peer.local.folder import free_bytes, make_folder, remove_folder
 from farflung.peer.local.words import Shared
 from farflung.protocol.errors import UserError
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, PART_NAMES, VALUE_BYTES
@@ -39,68 +33,9 @@ log = logging.getLogger(__name__)
 
 Copied = TypeVar("Copied")
 
-_PREFIX = "farflung-"
-_MEMORY = Path("/dev/shm")
-_ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
 _MARGIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 LOOK_AGAIN_S = 0.01  # while the anchor changes
-
-
-# ---- the folder
-
-
-def make_folder(room_bytes: int = _ROOM_BYTES) -> Path:
-    """A private folder, in memory where there is room.  Its lock is held for the life of this process."""
-    usable = os.access(_MEMORY, os.W_OK) and os.path.ismount(_MEMORY) and _free_bytes(_MEMORY) >= room_bytes
-    home = _MEMORY if usable else Path(tempfile.gettempdir())
-    # Locked first and named afterwards, so that nobody sweeps it away in between.  mkdtemp makes it 0700.
-    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}{os.getpid()}-", dir=home))
-    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the descriptor stays open: only the end of this process lets go of it
-    return new.rename(home / new.name.removeprefix("new-"))
-
-
-def remove_folder(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def is_abandoned(folder: Path) -> bool:
-    """Whether the process that made the folder is gone, however it ended."""
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except OSError:
-        return not folder.exists()  # without a lock it is being made, or is not ours to judge
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-
-
-def sweep_stale() -> list[Path]:
-    """Remove what peers of this user left behind when they were killed; returns what was removed."""
-    removed = []
-    for home in {_MEMORY, Path(tempfile.gettempdir())}:
-        for folder in home.glob(f"{_PREFIX}*-*"):
-            try:
-                mine = folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
-            except OSError:  # somebody else removed it just now
-                continue
-            if mine and is_abandoned(folder):
-                remove_folder(folder)
-                removed.append(folder)
-    return removed
-
-
-def _free_bytes(path: Path) -> int:
-    room = os.statvfs(path)
-    return room.f_bavail * room.f_frsize
-
-
-# ---- memory
 
 
 class SharedState:
@@ -210,10 +145,10 @@ class SharedState:
 def _place_with_room(folder: Path, bytes_needed: int) -> Path:
     """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
     wanted = bytes_needed + _MARGIN_BYTES
-    if _free_bytes(folder) >= wanted:
+    if free_bytes(folder) >= wanted:
         return folder
     place = make_folder(wanted)
-    if _free_bytes(place) < wanted:
+    if free_bytes(place) < wanted:
         remove_folder(place)
         raise UserError(
             f"no room for the {wanted >> 20} MiB that agent and trainer share, neither in {folder.parent} nor in "

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from farflung.optim.inner import outer_matrices
 from farflung.peer.pipeline.parts import (
@@ -200,6 +199,8 @@ def _dry_run(
 
 
 def _run_one(number: int, module: nn.Module, given: Tensors, riders: Riders) -> _Ran:
+    from torch.utils.flop_counter import FlopCounterMode  # here: it loads triton, 0.1 s of every peer's start
+
     who = label(number, module)
     counter = FlopCounterMode(display=False)
     try:

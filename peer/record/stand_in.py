@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from farflung.peer.local.channel import Greeting, LocalServer
-from farflung.peer.local.memory import SharedState, make_folder, remove_folder
+from farflung.peer.local.folder import make_folder, remove_folder
+from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Attach, Begin, Bye, FromTrainer, Frozen, LeasesNow, Load, Need, Stop
 from farflung.peer.record.work_files import Work
 from farflung.protocol.errors import UserError

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from farflung.peer.local.channel import LocalClient
-from farflung.peer.local.memory import is_abandoned, make_folder, remove_folder, sweep_stale
+from farflung.peer.local.folder import is_abandoned, make_folder, remove_folder, sweep_stale
 from farflung.peer.local.words import Begin, Bye, Stop
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import Refused, UserError

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from farflung.peer.identity import Identity, default_path
+from farflung.peer.identity import Identity
+from farflung.peer.settings import default_path
 from farflung.protocol.errors import UserError
 from farflung.protocol.signing import ADJECTIVES, ANIMALS, name_of, peer_id_of, verify
 

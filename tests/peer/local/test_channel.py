@@ -7,7 +7,7 @@ import os
 import pytest
 
 from farflung.peer.local.channel import LocalClient, LocalServer
-from farflung.peer.local.memory import make_folder, remove_folder
+from farflung.peer.local.folder import make_folder, remove_folder
 from farflung.peer.local.words import Bye
 from farflung.protocol.errors import UserError
 from rig.waiting import eventually

@@ -14,16 +14,11 @@ import pytest
 import torch
 import zmq
 
+from farflung.peer.local import folder as folders
 from farflung.peer.local import memory
 from farflung.peer.local.channel import WAITING, LocalClient, LocalServer
-from farflung.peer.local.memory import (
-    SharedState,
-    is_abandoned,
-    make_folder,
-    remove_folder,
-    sweep_stale,
-    unmap_pages,
-)
+from farflung.peer.local.folder import is_abandoned, make_folder, remove_folder, sweep_stale
+from farflung.peer.local.memory import SharedState, unmap_pages
 from farflung.peer.local.words import Bye, Need, Resume, Shared, Stop, to_bytes
 from farflung.protocol.errors import UserError
 from rig.waiting import PATIENCE_S, eventually
@@ -102,14 +97,18 @@ def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: 
 def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20)
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    for module in (folders, memory):
+        monkeypatch.setattr(
+            module, "free_bytes", lambda path: 1 << 40 if tmp_path in path.parents else 1 << 20
+        )
     state = SharedState.create(folder, 1000)
     assert state.place.parent == tmp_path
     assert "rounds are written to disk" in caplog.text
     SharedState.open(state.as_message()).slots[2].fill_(1.0)
     assert state.slots[2].all()
-    monkeypatch.setattr(memory, "_free_bytes", lambda path: 1 << 20)
+    for module in (folders, memory):
+        monkeypatch.setattr(module, "free_bytes", lambda path: 1 << 20)
     with pytest.raises(UserError, match="no room for the 16 MiB.*--shm-size"):
         SharedState.create(folder, 1000)
 
@@ -119,9 +118,10 @@ def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
 HOLD = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from farflung.peer.local import memory
-memory._MEMORY = memory.Path(sys.argv[1])
-print(memory.make_folder(), flush=True)
+from farflung.peer.local import folder as folders
+from farflung.peer.local import folder
+folder._MEMORY = folder.Path(sys.argv[1])
+print(folder.make_folder(), flush=True)
 sys.stdin.readline()
 """
 
@@ -129,8 +129,8 @@ sys.stdin.readline()
 def test_what_a_killed_peer_left_is_swept_and_what_a_living_one_holds_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_MEMORY", tmp_path)
-    monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(folders, "_MEMORY", tmp_path)
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "farflung-notes").mkdir()  # somebody's own: it has no lock
     mine = make_folder()
     with script(HOLD, str(tmp_path)) as victim:

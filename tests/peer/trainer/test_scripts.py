@@ -18,7 +18,8 @@ from torch import nn
 
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
 from farflung.peer.local.channel import WAITING, LocalServer
-from farflung.peer.local.memory import SharedState, make_folder, remove_folder
+from farflung.peer.local.folder import make_folder, remove_folder
+from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,
     Begin,
