@@ -2,18 +2,21 @@
 
 Called by the store only.  A file appears whole or not at all: on a local disk it is written aside, fsynced and
 renamed, so it is also durable when `write` returns; elsewhere it is sent at once, or in a transaction of the store's
-library, which takes back what was begun.  Whatever that library raises comes out as a StoreError.
+library, which takes back what was begun.  What a store refuses is asked again a few times: its library may try for long
+by itself, so none is begun late.  Whatever that library raises in the end comes out as a StoreError.
 Must not know what is in the files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -22,8 +25,15 @@ from farflung.protocol.errors import FarflungError, StoreError, UserError
 from farflung.protocol.process import failpoints
 
 ASIDE = ".aside"  # the ending of a file that is not finished
+AGAIN_AFTER_S = (0.5, 2.0)  # a store that failed is asked again after these times
+AGAIN_WITHIN_S = 60.0  # but not when its library has tried for so long
+# Asking again helps against none of these.
+_HOPELESS = (FarflungError, FileNotFoundError, PermissionError, NotImplementedError)
 # Files up to this size are sent at once: an object store wants three requests for any other.
 SMALL_BYTES = 1 << 20
+
+
+Found = TypeVar("Found")
 
 
 class Folder:
@@ -60,20 +70,25 @@ class Folder:
         with self._told(*names):
             self._fs.invalidate_cache()
             try:
-                entries = self._fs.ls(self._path(*names), detail=True)
+                entries = self._asked(lambda: self._fs.ls(self._path(*names), detail=True))
             except FileNotFoundError:
                 return {}
         return {entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in entries}
 
     def read(self, folder: str, name: str, most_bytes: int) -> bytes:
         """The beginning of a file; FileNotFoundError is a StoreError too: it names the file."""
-        with self._told(folder, name), self._fs.open(self._path(folder, name), "rb") as file:
-            return bytes(file.read(most_bytes))
+
+        def beginning() -> bytes:
+            with self._fs.open(self._path(folder, name), "rb") as file:
+                return bytes(file.read(most_bytes))
+
+        with self._told(folder, name):
+            return self._asked(beginning)
 
     def pieces(self, folder: str, name: str, sizes: Iterable[int]) -> Iterator[bytes]:
         """The file in pieces of these sizes; what is missing at its end makes the last ones short or empty."""
         with self._told(folder, name):
-            file = self._fs.open(self._path(folder, name), "rb")
+            file = self._asked(lambda: self._fs.open(self._path(folder, name), "rb"))
         try:
             for size in sizes:
                 with self._told(folder, name):
@@ -85,28 +100,44 @@ class Folder:
     # ---- changing --------------------------------------------------------------------------------------
 
     def write(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
+        """What is large and no sequence is there only once, and not sent again."""
         with self._told(folder, name):
             if self._local:
                 self._write_locally(Path(self._path(folder)), name, pieces)
                 return
-            self._write_elsewhere(folder, name, iter(pieces))
+            self._write_elsewhere(folder, name, pieces)
 
-    def _write_elsewhere(self, folder: str, name: str, pieces: Iterator[bytes]) -> None:
-        path, begun = self._path(folder, name), bytearray()
-        self._fs.makedirs(self._path(folder), exist_ok=True)
-        for piece in pieces:
-            begun += piece
-            if len(begun) > SMALL_BYTES:
-                break
-        else:
-            self._fs.pipe_file(path, bytes(begun))  # all of it in one request
+    def _write_elsewhere(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
+        path, rest = self._path(folder, name), iter(pieces)
+        self._asked(lambda: self._fs.makedirs(self._path(folder), exist_ok=True))
+        begun = _beginning(rest)
+        if len(begun) <= SMALL_BYTES:
+            self._asked(lambda: self._fs.pipe_file(path, begun))  # all of it in one request
             return
+        if isinstance(pieces, Sequence):
+            self._asked(lambda: self._send(path, pieces))
+        else:
+            self._send(path, itertools.chain((begun,), rest))
+
+    def _send(self, path: str, pieces: Iterable[bytes]) -> None:
         # To close a file is to finish it, also on the way out of an error; only a transaction can take it back.
         with self._fs.transaction, self._fs.open(path, "wb") as file:
-            file.write(bytes(begun))
-            begun.clear()
             for piece in pieces:
                 file.write(piece)
+
+    def _asked(self, ask: Callable[[], Found]) -> Found:
+        """What the store answers, if need be when it is asked again.  A local disk that failed fails again."""
+        began = time.monotonic()
+        for pause_s in () if self._local else AGAIN_AFTER_S:
+            try:
+                return ask()
+            except _HOPELESS:
+                raise
+            except Exception:  # each store's library has its own errors
+                if time.monotonic() - began >= AGAIN_WITHIN_S:
+                    raise
+            time.sleep(pause_s)
+        return ask()
 
     def _write_locally(self, folder: Path, name: str, pieces: Iterable[bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,6 +187,16 @@ class Folder:
             what = getattr(error, "strerror", None) or str(error).splitlines()[0:1] or type(error).__name__
             told = what if isinstance(what, str) else what[0]
             raise StoreError(f"{'/'.join((self.url.rstrip('/'), *names))}: {told}") from error
+
+
+def _beginning(pieces: Iterator[bytes]) -> bytes:
+    """All, or as many pieces as are more than what is sent at once."""
+    begun = bytearray()
+    for piece in pieces:
+        begun += piece
+        if len(begun) > SMALL_BYTES:
+            break
+    return bytes(begun)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,7 +7,9 @@ what reads checkpoints is imported by those here that do, and torch by the expor
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,9 +202,23 @@ def _save(tensors: dict[str, Any], out: Path, head: dict[str, str]) -> None:
     from safetensors import SafetensorError
 
     try:
-        safetensors.torch.save_file(tensors, out, head)
+        with _whole(out) as part:
+            safetensors.torch.save_file(tensors, part, head)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{out}: cannot write: {error}") from error
+
+
+@contextlib.contextmanager
+def _whole(file: Path) -> Iterator[Path]:
+    """Where to write it: what is whole gets its name, and of what fails half-way nothing stays."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _contributors(found: Joined, file: Path | None) -> dict[str, str]:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.checkpoints.stages import Joined
-from farflung.checkpoints.store import Store
 from farflung.console.checkpoint_commands import (
     MaxShard,
     Place,
@@ -25,14 +23,16 @@ from farflung.console.checkpoint_commands import (
     candidates,
     look,
     read_model,
+    store_at,
     tell_if_large,
     write_for_transformers,
 )
-from farflung.peer.settings import place_of
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.process.model_folder import made_aside
 
 if TYPE_CHECKING:
+    from farflung.checkpoints.stages import Joined
+    from farflung.checkpoints.store import Store
     from farflung.console.model_card import Facts
 
 PROVENANCE = "provenance.jsonl"
@@ -79,7 +79,7 @@ def publish(
     from farflung.console.model_card import Said, facts_of
 
     opened = hub_of() if hub is not None else None
-    store = Store(place_of(place))
+    store = store_at(place)
     found = _whole(store, place, run, url, version)
     told = provenance_in(journal / PROVENANCE, found.run_key, found.manifest.version)
     facts = facts_of(found, read_folder(journal), told, Said(license_name, energy_kwh))
