@@ -133,7 +133,7 @@ class Folder:
                 return ask()
             except _HOPELESS:
                 raise
-            except Exception:  # each store's library has its own errors
+            except Exception:  # each store's library has its own errors: this is its outermost call
                 if time.monotonic() - began >= AGAIN_WITHIN_S:
                     raise
             time.sleep(pause_s)
