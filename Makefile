@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test hard adapters optimizers chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
+.PHONY: help install test hard adapters optimizers package chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -52,6 +52,11 @@ adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, p
 
 optimizers: $(STAMP) ## the tests of inner optimizers from packages of their own; NOT RUN where these can't be had (a minute or two)
 	$(call in_a_layer,optimizers,$(LEAN),tests/optim/test_packaged.py tests/real/test_optimizers.py)
+
+package: $(STAMP) ## dist/: the wheel and the source archive, checked; the wheel, installed elsewhere, makes a round (a minute)
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@FARFLUNG_WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest -n 0 -q tests/house/test_packaging.py tests/house/test_deploy.py
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
 	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos

@@ -143,7 +143,7 @@ def coordinate(
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
-    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP)] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, envvar="FARFLUNG_METRICS")] = None,
     web: Annotated[str | None, typer.Option(help=WEB_HELP)] = None,
     tensorboard: Board = None,
     wandb: Wandb = None,

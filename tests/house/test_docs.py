@@ -34,9 +34,9 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [
     README,
-    ROOT / "CHANGELOG.md",
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted(DOCS.glob("*.md")),
-    *sorted((ROOT / "examples").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
     *sorted(page for room in FOLDERS for page in (ROOT / room).rglob("README.md")),
 ]
 MODULES_WITHOUT_README = 5  # a room with more of them has a page of its own

@@ -5,6 +5,7 @@ An editable install hides mistakes: a room missing in pyproject.toml works in th
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -33,7 +34,11 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because building writes into the tree; tests are in the copy, to see them left out."""
+    """Built from a copy, because building writes into the tree; tests are in the copy, to see them left out.
+
+    `make package` names the one that it has made."""
+    if made := os.environ.get("FARFLUNG_WHEEL"):
+        return Path(made)
     folder = tmp_path_factory.mktemp("wheel")
     leave_out = shutil.ignore_patterns(
         ".*", "__pycache__", "*.egg-info", "*.sqlite*", "build", "dist", "runs"
@@ -80,3 +85,42 @@ def test_the_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: 
     assert Path(imported) == target / "farflung" / "__init__.py", "the wheel was not what got imported"
 
     assert "join" in run(sys.executable, "-m", "farflung", "--help", cwd=elsewhere, PYTHONPATH=str(target))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_what_the_wheel_installs_makes_a_round_in_an_environment_of_its_own(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """The command that `pip`, `pipx` and `uvx` put on the PATH; what farflung needs is taken from this environment."""
+    home, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run(sys.executable, "-m", "venv", "--without-pip", str(home), cwd=tmp_path)
+    python = str(home / "bin" / "python")
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    theirs = Path(run(python, "-c", where, cwd=tmp_path).strip())
+    below = run(sys.executable, "-c", where, cwd=tmp_path).strip()
+    (theirs / "below.pth").write_text(below + "\n")  # its own .pth files are not read: no editable farflung
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel), cwd=tmp_path)
+    farflung = str(home / "bin" / "farflung")
+    where = "import farflung; print(farflung.__file__)"
+    imported = run(python, "-c", where, cwd=elsewhere, PYTHONPATH="").strip()
+    assert Path(imported) == theirs / "farflung" / "__init__.py"
+
+    (elsewhere / "run.toml").write_text(
+        '[run]\nname = "wheel"\nrounds = 1\n[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n'
+        "[round]\nsync_every = 5\n"
+    )
+    words = [farflung, "coordinate", "--exit-when-done", "--json", "--listen", "127.0.0.1:0", "run.toml"]
+    own = os.environ | {"PYTHONPATH": "", "FARFLUNG_HOME": str(tmp_path / "key"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, cwd=elsewhere, env=own, stdout=subprocess.PIPE, text=True) as coordinator:
+        try:
+            assert coordinator.stdout is not None
+            url = json.loads(coordinator.stdout.readline())["url"]
+            alone = {"PYTHONPATH": "", "FARFLUNG_HOME": own["FARFLUNG_HOME"], "OMP_NUM_THREADS": "1"}
+            run(farflung, "join", "--out", "model.safetensors", url, cwd=elsewhere, **alone)
+            assert coordinator.wait(LONG_S) == 0
+        finally:
+            coordinator.kill()
+    assert (elsewhere / "model.safetensors").stat().st_size > 1000
