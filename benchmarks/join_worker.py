@@ -1,6 +1,7 @@
 """The trainer of a peer in join.py: no model; a donor makes rounds with pauses between them, a joiner only arrives.
 
     python benchmarks/join_worker.py --url URL --identity FILE --told FILE [--pause 10] [--joiner] [--go FILE]
+                                      [--value 0]
 
 Writes one JSON line into `told` for each thing that happens: `attach` when it has said what its model is, and `load`
 when a version of the run's state is its own.  A joiner ends after that.
@@ -51,7 +52,7 @@ class Worker:
                     self._shared = SharedState.open(message)
                 case Provide():
                     assert self._shared is not None
-                    self._shared.anchor.fill_(0.0)
+                    self._shared.anchor.fill_(self._asked.value)
                     channel.send(Provided())
                 case Load() as load:
                     self.tell("load", version=load.version)
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--identity", required=True)
     parser.add_argument("--told", required=True, type=Path)
     parser.add_argument("--pause", type=float, default=10.0)
+    parser.add_argument("--value", type=float, default=0.0, help="of all parameters, where it founds the run")
     parser.add_argument("--go", type=Path, help="a joiner attaches when this file is there")
     parser.add_argument("--joiner", action="store_true")
     asked = parser.parse_args()

@@ -10,16 +10,20 @@ nobody: a digest comes from the coordinator, everything else must hash to it (P4
 Each fragment has a catch-up of its own, and in it each chunk moves on its own.  A donor that moves on to a newer
 version while it serves is no trouble: its chunks come at the newer version, and the manifest of that version is
 fetched too.
+
+Others may catch up at the same time (fellows.py).  What one of them has is asked of it and of no donor, the rarest
+pieces first: so a donor, whose line may be the narrowest of all, gives each piece about once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 
-from farflung.checkpoints.donors import Asked, Donors
+from farflung.checkpoints.donors import GAIN, Asked, Donors
+from farflung.checkpoints.fellows import NOTHING, Fellows, Holding
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
-from farflung.protocol.digests import is_piece, root_of, split_hashes
+from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, Payload
 from farflung.protocol.round_words import Commit
@@ -28,6 +32,7 @@ from farflung.protocol.verdicts import Verdict
 ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
 UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 NO_VERSION = -1
+UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
 Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
 
@@ -43,6 +48,7 @@ class CatchUp:
         self.target = NO_VERSION
         self.digests: dict[int, bytes] = {}
         self.commits: dict[int, Commit] = {}
+        self._of_use: set[int] = set()  # versions whose pieces can be checked, and rolled on to the target
         self.donors: tuple[str, ...] = ()
         self.sealed = NO_VERSION  # the version whose Seal was asked for last
         self._run_tag = run_tag
@@ -57,6 +63,7 @@ class CatchUp:
         self._stuck: set[int] = set()  # chunks whose next result nobody has: their state is fetched instead
         self._now = 0.0
         self._of = Donors(retry_s, asker)
+        self.fellows = Fellows(fragment, run_tag, retry_s, asker)
         self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
         self._dropped: list[str] = []  # donors that are not asked any more, not told yet
 
@@ -97,15 +104,22 @@ class CatchUp:
         self.target = max(self.target, commit.version)
 
     def on_run_state(
-        self, version: int, digests: dict[int, bytes], donors: tuple[str, ...], keep: int
+        self,
+        version: int,
+        digests: dict[int, bytes],
+        donors: tuple[str, ...],
+        keep: int,
+        fellows: tuple[str, ...] = (),
     ) -> None:
-        """The coordinator's word: where the run is, what the versions' digests are, whom to ask."""
+        """The coordinator's word: where the run is, what the versions' digests are, whom to ask, who else asks."""
+        self._of.welcome(self.fellows.are(name for name in fellows if name not in donors))
         for base in [base for base, digest in self._bases.items() if digests.get(base, digest) != digest]:
             self._unlearn(base)
         if version > self.target:
             self._unvouched.clear()
         self.target = max(self.target, version)
         self.digests = digests
+        self._of_use = {known for known in digests if known + keep >= self.target}
         if donors != self.donors:
             self.donors = donors
             self._shunned.clear()
@@ -199,26 +213,27 @@ class CatchUp:
         return effects
 
     def ask(self, now: float, coming: Set[tuple[int, int]] = frozenset()) -> list[DataEffect]:
-        """Requests for what is missing, spread over the donors, at most a few in flight per donor.
+        """Requests for what is missing, spread over donors and fellows, at most a few in flight at each of them.
 
         `coming`: (version, chunk) of results that are not missed yet.
         """
         self._now = now
+        sources = tuple(dict.fromkeys((*self.donors, *self.fellows.names)))
         late = self._of.late(self._asked.values(), now)
         for key, asked in list(self._asked.items()):
             lost = self._of.never_heard_of(asked, ASKED_OF_ONE_DONOR)
-            if lost or asked.donor in late or asked.donor not in self.donors:
+            if lost or asked.donor in late or asked.donor not in sources:
                 self._refused(key)
         if late:
             self._all_may_be_asked_again(list(self._shunned))
         trusted = self._of.trusted(self.donors)
-        load = {donor: 0 for donor in self.donors}
+        load = dict.fromkeys(sources, 0)
         for asked in self._asked.values():
             load[asked.donor] += 1
-        most = {donor: self._of.window(donor, ASKED_OF_ONE_DONOR) for donor in trusted}
-        effects: list[DataEffect] = []
+        room = {name: self._of.window(name, ASKED_OF_ONE_DONOR) - load[name] for name in sources}
+        effects: list[DataEffect] = [*self.fellows.questions(now)] if self._lacking else []
         for key in self._missing(coming):
-            free = [d for d in trusted if load[d] < most[d] and d not in self._shunned.get(key, ())]
+            free = [d for d in self._sources_of(key, trusted, room) if d not in self._shunned.get(key, ())]
             if not free:
                 continue
             # The quickest first.  While there is enough to ask for, all are kept busy anyway.
@@ -226,22 +241,76 @@ class CatchUp:
                 free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), self._of.place(d))
             )
             load[donor] += 1
+            room[donor] -= 1
             self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
             kind, version, chunk = key
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
-        self._take_from_the_slow([d for d in trusted if not load[d] and not self._of.is_silent(d)])
+        self._take_from_the_slow([d for d in sources if not load[d] and self._answers(d, trusted)])
         return effects
+
+    def _answers(self, source: str, trusted: Collection[str]) -> bool:
+        return not self._of.is_silent(source) and (source not in self.donors or source in trusted)
+
+    def _sources_of(self, key: Key, trusted: Collection[str], room: dict[str, int]) -> list[str]:
+        """Of whom this may be asked now: of no donor what a fellow has, nor what one is about to have."""
+        kind, version, chunk = key
+        donors = [donor for donor in trusted if room[donor] > 0]
+        if kind == Kind.WANT_MANIFEST:
+            listing = [f for f in self.fellows.at(version) if room[f] > 0 and self._of.is_good(f)]
+            return listing if version != self.target else donors + listing
+        if kind != Kind.WANT_STATE:
+            return donors
+        having = self._having(chunk)
+        if not having:
+            index = self.fragment.index(chunk)
+            return [] if self.fellows.is_coming(index, self._now, self._patience_s()) else donors
+        able = [fellow for fellow in having if room[fellow] > 0]
+        return able or [donor for donor in donors if self._is_no_slower(donor, having)]
+
+    def _having(self, chunk: int) -> list[str]:
+        """Fellows that have this piece and answer; which of its versions it is can be checked."""
+        shunned = self._shunned.get((Kind.WANT_STATE, 0, chunk), ())
+        versions = {*self._manifests, self.target} & self._of_use
+        having = self.fellows.having(self.fragment.index(chunk), versions)
+        return [f for f in having if f not in shunned and self._of.is_good(f) and not self._of.is_silent(f)]
+
+    def _is_no_slower(self, donor: str, fellows: list[str]) -> bool:
+        """Than the quickest of these, all of which are busy."""
+        paces = [pace_s for fellow in fellows if (pace_s := self._of.piece_s(fellow)) is not None]
+        mine_s = self._of.piece_s(donor)
+        return bool(paces) and mine_s is not None and mine_s <= GAIN * min(paces)
+
+    def _patience_s(self) -> float:
+        """So long a donor may owe a fellow a piece: they wait in the same line as I do."""
+        asked_of_donors = [each for each in self._asked.values() if each.heavy and each.donor in self.donors]
+        waits = [self._now - asked.at for asked in asked_of_donors]
+        known = [took_s for donor in self.donors if (took_s := self._of.took_s(donor, heavy=True))]
+        return self._retry_s * (1 if known else UNTRIED_PATIENCE) + 2 * max([*waits, *known], default=0.0)
+
+    @property
+    def _is_spreading(self) -> bool:
+        """Among fellows many are idle until more has come to them: it is the end when all has been asked for."""
+        asked = sum(asked.heavy for asked in self._asked.values()) + len(self._unvouched)
+        return bool(self.fellows.names) and asked < self._lacking.bit_count()
+
+    @property
+    def _lacking(self) -> int:
+        """Pieces of state that are not here: a mask by index."""
+        return mask_of(index for index, version in enumerate(self.versions) if version == NO_VERSION)
 
     def _take_from_the_slow(self, idle: list[str]) -> None:
         """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
         at one that takes much longer."""
-        if not idle:
+        if not idle or self._is_spreading:
             return
         waiting = Counter(asked.donor for asked in self._asked.values() if asked.heavy)
         for key, asked in reversed(list(self._asked.items())):  # what was asked last comes last
             waiting[asked.donor] -= asked.heavy
             before = waiting[asked.donor] if asked.heavy else 0
-            able = [d for d in idle if d not in self._shunned.get(key, ())]
+            having = self._having(key[2]) if asked.heavy else []
+            able = [
+                d for d in idle if d not in self._shunned.get(key, ()) and (d in self.donors or d in having)
+            ]
             quick = [d for d in able if self._of.is_quicker(d, asked, before, self._now)]
             if quick or self._of.is_silent(asked.donor):
                 self._refused(key)
@@ -271,9 +340,13 @@ class CatchUp:
         held = list(zip(self.fragment.chunks, self.versions, strict=True))
         whole = [c for c, v in held if v == NO_VERSION or (c in self._stuck and v < self.target)]
         if whole and self.target in self.digests:
-            if self.target not in self._manifests:
-                keys.append((Kind.WANT_MANIFEST, self.target, self.fragment.first))
-            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in whole if chunk not in self._unvouched]
+            told = self.fellows.versions(self._lacking) & self._of_use
+            keys += [
+                (Kind.WANT_MANIFEST, version, self.fragment.first)
+                for version in sorted({self.target, *told} - self._manifests.keys(), reverse=True)
+            ]
+            lacking = [chunk for chunk in whole if chunk not in self._unvouched]
+            keys += [(Kind.WANT_STATE, 0, chunk) for chunk in self.fellows.rarest_first(lacking)]
         for chunk, version in held:
             if version != NO_VERSION:
                 keys += [
@@ -284,6 +357,34 @@ class CatchUp:
         return [
             key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now
         ]
+
+    # ---- what others may have of me before I am whole --------------------------------------------------------
+
+    def given_at(self, chunk: int) -> int:
+        """The version at which this piece came and was checked, if it is still that; else NO_VERSION.
+
+        What was rolled on since is proven by nothing before all of it is whole."""
+        index = self.fragment.index(chunk)
+        version = self._came_at.get(index, NO_VERSION)
+        base = self._bases.get(version)
+        proven = base is not None and self.digests.get(version) == base and self.versions[index] == version
+        return version if proven else NO_VERSION
+
+    def hashes_at(self, version: int) -> bytes:
+        """The list by which my pieces of this version were checked; empty: I have none that still holds."""
+        base = self._bases.get(version)
+        proven = base is not None and self.digests.get(version) == base
+        return b"".join(self._manifests.get(version, ())) if proven else b""
+
+    def arrived(self) -> Holding:
+        """Pieces of one version, of that which most are at."""
+        at = [self.given_at(chunk) for chunk in self.fragment.chunks]
+        most = Counter(held for held in at if held != NO_VERSION).most_common(1)
+        version = most[0][0] if most else NOTHING
+        asked = [key[2] for key, asked in self._asked.items() if asked.heavy and asked.donor in self.donors]
+        owed = {self.fragment.index(chunk) for chunk in (*asked, *self._unvouched)}
+        has = mask_of(index for index, held in enumerate(at) if held == version != NO_VERSION)
+        return Holding(self.target if version == NOTHING and owed else version, has, mask_of(owed))
 
     # ---- answers of donors -------------------------------------------------------------------------------
 
@@ -302,6 +403,8 @@ class CatchUp:
                 verdict, effects = self._on_state(sender, frame)
             case Kind.LOGGED:
                 verdict = self._on_logged(sender, header, frame.payload)
+            case Kind.HAVE:
+                return self.fellows.on_have(sender, frame, self._now), []
             case Kind.LATER:
                 for key in self._meant_by(sender, header):
                     self._of.put_off(self._asked[key], self._now)
@@ -378,6 +481,7 @@ class CatchUp:
         if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
+        self.fellows.gave(sender)
         self.versions[index] = self._came_at[index] = header.version
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
@@ -393,6 +497,7 @@ class CatchUp:
 
     def _on_missing(self, sender: str, header: Header) -> None:
         for key in self._meant_by(sender, header):
+            self.fellows.denied(sender)
             self._refused(key)
 
     def _meant_by(self, sender: str, header: Header) -> list[Key]:

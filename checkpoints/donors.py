@@ -36,7 +36,8 @@ class Donors:
         self._answers: dict[tuple[str, bool], int] = {}  # how many it gave: pieces of state, and all
         self._in_vain: dict[str, int] = {}  # how often in a row it did not
         self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
-        self._took_s: dict[str, float] = {}  # from a question to its answer, lately
+        # From a question to its answer, lately: of all, and of pieces of state.
+        self._took_s: dict[tuple[str, bool], float] = {}
         self._piece_at: dict[str, float] = {}  # when its last piece of state was here
         self._piece_s: dict[str, float] = {}  # from one piece to the next, lately
 
@@ -60,7 +61,9 @@ class Donors:
             self._piece_at[donor] = now
         if donor == asked.donor:
             took_s = now - asked.at
-            self._took_s[donor] = took_s + 0.7 * (self._took_s.get(donor, took_s) - took_s)
+            for heavy in {False, asked.heavy}:
+                before_s = self._took_s.get((donor, heavy), took_s)
+                self._took_s[donor, heavy] = took_s + 0.7 * (before_s - took_s)
 
     def put_off(self, asked: Asked, now: float) -> None:
         """It says that a round goes first.  Believed for a while."""
@@ -79,8 +82,10 @@ class Donors:
 
     def trusted(self, donors: tuple[str, ...]) -> tuple[str, ...]:
         """Those that may be asked: not who kept sending wrong bytes, as long as there are others."""
-        good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)
-        return good or donors
+        return tuple(filter(self.is_good, donors)) or donors
+
+    def is_good(self, donor: str) -> bool:
+        return self._spoiled.get(donor, 0) <= SPOILED_FORGIVEN
 
     def window(self, donor: str, most: int) -> int:
         """How many questions it may have at a time."""
@@ -88,14 +93,23 @@ class Donors:
         # asked for comes all the same: it takes the room of true pieces on my line.
         if self.is_silent(donor) or self._spoiled.get(donor, 0):
             return 1
-        return most if donor in self._took_s else FIRST_ASKED
+        return most if (donor, False) in self._took_s else FIRST_ASKED
 
     def is_silent(self, donor: str) -> bool:
         return donor in self._in_vain
 
-    def took_s(self, donor: str) -> float:
-        """How long it takes; a donor that was not asked yet deserves to be tried."""
-        return self._took_s.get(donor, 0.0)
+    def took_s(self, donor: str, heavy: bool = False) -> float:
+        """How long it takes, or its pieces do; a donor that was not asked yet deserves to be tried."""
+        return self._took_s.get((donor, heavy), 0.0)
+
+    def piece_s(self, donor: str) -> float | None:
+        """From one piece of it to the next, lately; None: it gave none."""
+        return self._piece_s.get(donor)
+
+    def welcome(self, names: Iterable[str]) -> None:
+        """They are here anew: that they did not answer before is over."""
+        for name in names:
+            self._in_vain.pop(name, None)
 
     def place(self, donor: str) -> bytes:
         """Of those that are equally good: another one comes first for each who asks, or all who join at once would ask
@@ -126,7 +140,7 @@ class Donors:
 
     def is_quicker(self, idle: str, asked: Asked, before: int, now: float) -> bool:
         """Would an idle donor give it much sooner than the one that it waits at?  `before`: pieces that come first."""
-        took_s = self._took_s.get(idle)
+        took_s = self._took_s.get((idle, False))
         if took_s is None:
             return False
         if not asked.heavy or idle not in self._piece_s:

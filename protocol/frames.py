@@ -55,9 +55,13 @@ class Kind(IntEnum):
     WANT_GRADIENT = 24
     WANT_HELD = 25
     WANT_BACK = 26  # stage s -> s + 1: "if you have not begun it, another seat can do it sooner"
+    WANT_HAVE = 27  # joiner -> joiner: "which pieces have you?  I know your word `decision_no`; answer when it is old"
+    HAVE = (
+        28  # joiner -> joiner: masks of the pieces of `version` that I have, and of those that donors owe me
+    )
 
 
-WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION)
+WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION and kind is not Kind.HAVE)
 ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
 CROSSING_KINDS = frozenset(
     {

@@ -367,6 +367,8 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     nonce_for: Version = -1  # hold this version? then show it under this nonce
     nonce: Nonce = b""
     refuted: Digest = b""  # who says that it holds this does not hold the run's state: that was proven
+    # Who catches up as I do: what they have of the state they give on.
+    fellows: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
 
 
 class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -7,6 +7,7 @@ version 0, and repeats whatever the beat shows to be missing.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
 
@@ -27,6 +28,7 @@ from farflung.protocol.states import Goal, state_after
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
+FELLOWS_TOLD, FELLOWS_LEAST = 16, 4
 # Where not all are told, others are told after so long: ids can be chosen to come first.
 DONORS_TURN_S = 120.0
 DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
@@ -56,6 +58,7 @@ class _Donors:
     made_at: float
     found: list[str]
     dialable: list[str]
+    joiners: list[str]  # sorted: who has pieces of the state at most
 
 
 class FoundersTurns:
@@ -265,6 +268,7 @@ class Guidance:
             nonce_for=said.version if said is not None else -1,
             nonce=conductor.settling.nonce(said.version) if said is not None else b"",
             refuted=conductor.settling.refuted(member, said) if said is not None else b"",
+            fellows=self._fellows(member, conductor) if founded and not standing.verified else (),
         )
 
     def _proof(self, conductor: Conductor) -> bytes:
@@ -485,13 +489,20 @@ class Guidance:
 
     def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
-        all_donors, dialable = self._all_donors(conductor)
-        fit = all_donors if member.contact.address else dialable  # one of two must be dialable
+        known = self._known_of(conductor)
+        fit = known.found if member.contact.address else known.dialable  # one of two must be dialable
         others = (peer for peer in fit if peer != member.peer)
         return tuple(islice(others, self._told(DONORS_TOLD, DONORS_LEAST)))
 
-    def _all_donors(self, conductor: Conductor) -> tuple[list[str], list[str]]:
-        """The first ones of each sort: one more than is told, in case the asker is among them."""
+    def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
+        """Who else fetches the state: they give each other what they have of it."""
+        joiners, alive = self._known_of(conductor).joiners, self._core.members.alive
+        others = in_turn_from(joiners, member.peer)
+        fit = (peer for peer in others if peer in alive and (member.dialable or alive[peer].dialable))
+        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
+
+    def _known_of(self, conductor: Conductor) -> _Donors:
+        """The first donors of each sort: one more than is told, in case the asker is among them."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
         here = members.in_order
         told = self._told(DONORS_TOLD, DONORS_LEAST)
@@ -501,7 +512,7 @@ class Guidance:
         if known is not None:
             fresh = known.stamp == stamp
             if fresh or (len(members.alive) > CROWD and now - known.made_at < DONORS_CROWD_S):
-                return known.found, known.dialable
+                return known
         commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()
         found: list[str] = []
@@ -517,14 +528,34 @@ class Guidance:
                     dialable.append(peer)
                     if len(dialable) > DONORS_TOLD:
                         break
-        self._known_donors[conductor.fragment] = _Donors(stamp, now, found, dialable)
-        return found, dialable
+        joiners = [peer for peer in here if self._is_joining(members.alive[peer], conductor)]
+        made = _Donors(stamp, now, found, dialable, [peer for peer in joiners if peer not in found])
+        self._known_donors[conductor.fragment] = made
+        return made
+
+    @staticmethod
+    def _is_joining(member: Member, conductor: Conductor) -> bool:
+        standing = member.standings.get(conductor.fragment)
+        return standing is not None and not standing.verified
 
     @staticmethod
     def _is_near(member: Member, conductor: Conductor) -> bool:
         """It may hold what the newest version is made of; a maker that came back with nothing does not."""
         said = conductor.beat_of(member)
         return said is not None and said.version >= conductor.book.version - 1
+
+
+def in_turn_from(peers: list[str], mine: str) -> list[str]:
+    """Of others, who stand in a ring: my neighbours, then those two places away, four, and so on, both ways.
+
+    So, where not all can be told, as many are told of each as it is told of, and pieces get everywhere in few steps.
+    """
+    count, at = len(peers), bisect_left(peers, mine)
+    if count <= FELLOWS_TOLD:
+        return [peer for peer in peers[at:] + peers[:at] if peer != mine]
+    steps = [1 << power for power in range(count.bit_length())]
+    places = dict.fromkeys((at + way * step) % count for step in steps for way in (1, -1))
+    return [peers[place] for place in places if peers[place] != mine]
 
 
 def _versions(beat: Beat) -> list[int]:

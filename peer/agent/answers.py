@@ -52,7 +52,7 @@ class Answering:
         if part is None or frame.header.kind not in _HELD_BACK:
             return False
         lane = part.lane_of_chunk(frame.header.chunk)
-        if lane is None or not lane.holds_state:
+        if lane is None or not (lane.holds_state or lane.gives(frame.header.chunk)):
             return False  # the answer is that there is none
         if not self._serving.hold(sender, frame, now):
             part.counters.count(Verdict.DUPLICATE)

@@ -170,3 +170,25 @@ class Recalling:
         kept = sum(v != NO_VERSION for lane in lanes for v in lane.catch.versions)
         of = sum(lane.fragment.count for lane in lanes)
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]
+
+
+# ---- values that the trainer has anyway -----------------------------------------------------------------
+#
+# A model that is built from the run's seed by the same code begins with the run's version 0.  Whether mine
+# did, its hashes say: the trainer writes its values as a founder's would, and what is sealed then is the
+# run's state or is forgotten (Lane.on_sealed).  So nothing of it is fetched, and nobody is believed.
+
+
+class OwnBeginning:
+    def __init__(self) -> None:
+        self._tried: tuple[bytes, ...] = ()  # digests of the version 0 that was tried last
+
+    def is_due(self, tick: Tick, lanes: Sequence[Lane]) -> bool:
+        """Asked at every tick, of a trainer that is there; once for each version 0 that this run has."""
+        told = tuple(dict(word.digests).get(0, b"") for word in tick.fragments)
+        begins = tick.goal == Goal.SYNC and all(word.version == 0 for word in tick.fragments)
+        # What has arrived already may be more than my own values are good for: they would overwrite it.
+        if not begins or not all(told) or told == self._tried or not all(map(_is_empty, lanes)):
+            return False
+        self._tried = told
+        return True

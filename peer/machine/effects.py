@@ -125,6 +125,11 @@ class ServeState:
 
 
 @dataclass(frozen=True, slots=True)
+class ServePiece(ServeState):
+    """The same of a state that is not whole here: this chunk came at `version`, was checked, and is still that."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServeManifest:
     """The hashes of the fragment's chunks; `chunk` is its first one and names it."""
 

@@ -13,7 +13,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.auditing import Auditing
 from farflung.peer.machine.borders import Borders
-from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving
+from farflung.peer.machine.checkpoint_policy import Held, OwnBeginning, Recalling, Restoring, Saving
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.gathering import Gathering, may_gather
@@ -23,7 +23,7 @@ from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.manifest import NetSection
-from farflung.protocol.messages import Committed, Show, What
+from farflung.protocol.messages import Committed, Show, Tick, What
 from farflung.protocol.moments import Attached
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Counters
@@ -44,6 +44,7 @@ class Joined:
     restoring: Restoring
     recalling: Recalling
     gathering: Gathering
+    beginning: OwnBeginning
 
     @staticmethod
     def of(
@@ -74,6 +75,7 @@ class Joined:
             Restoring(config.saves),
             Recalling(config.recalls),
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
+            OwnBeginning(),
         )
 
     @property
@@ -183,6 +185,10 @@ class Joined:
         if not self.log.on_disk_lost():
             return []
         return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
+
+    def may_begin_so(self, tick: Tick) -> bool:
+        """My trainer's own values may be the run's version 0: that is worth a try before anything is fetched."""
+        return not self.recalling.busy and self.beginning.is_due(tick, self.lanes)
 
     def is_filling(self, fragment: int) -> bool:
         """Its state is being read from the disk: nothing else may change it."""

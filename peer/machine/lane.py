@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
+from farflung.checkpoints.fellows import Holding, Telling
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
@@ -27,6 +28,7 @@ from farflung.peer.machine.effects import (
     Resolve,
     ServeLogged,
     ServeManifest,
+    ServePiece,
     ServeState,
 )
 from farflung.peer.machine.grounds import Grounds
@@ -49,7 +51,7 @@ from farflung.peer.machine.lane_states import (
     VoidSealing,
     Whole,
 )
-from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.digests import full_mask, mask_from_bytes
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
@@ -94,6 +96,7 @@ class Lane:
         self.catch = CatchUp(fragment, run_tag, FETCH_RETRY_S, state_parts, me)
         self.log = log  # of all fragments together
         self._grounds = Grounds(fragment)
+        self._telling = Telling(fragment, run_tag)
         self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)
         self._me = me
         self._run_tag = run_tag
@@ -292,7 +295,8 @@ class Lane:
         if tick.verified and isinstance(stand, Whole) and stand.version == tick.version:
             self._stands(StandEvent.CONFIRMED, replace(stand, verified=True, proof=tick.proof))
             self._grounds.lose()
-        self.catch.on_run_state(tick.version, dict(tick.digests), tick.donors, self.log.keep_versions)
+        digests, keep = dict(tick.digests), self.log.keep_versions
+        self.catch.on_run_state(tick.version, digests, tick.donors, keep, tick.fellows)
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: chunk by chunk it is fetched anew.  A peer that holds nothing whole says so, and is told
             # commits.
@@ -452,6 +456,8 @@ class Lane:
         if not self.catch.done:
             late = self._last_commit.late
             effects += self.catch.ask(now, late.coming(now) if late is not None else frozenset())
+        if self._telling.is_due(now):
+            effects += self._telling.words(self._holding(), now)
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
         notes = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
         if warning := self.log.take_warning():
@@ -530,8 +536,33 @@ class Lane:
                 return [SendFrame(sender, with_payload(answer, payload))]
             if self.log.on_disk:
                 return [ServeLogged(sender, chunk, header.version, self.fragment.number)]
-        elif header.kind == Kind.WANT_STATE and self.serves:
+        elif header.kind == Kind.WANT_STATE and (self.serves or self._is_the_runs):
             return [ServeState(sender, chunk, self.version)]
+        elif header.kind == Kind.WANT_STATE and self.gives(chunk):
+            return [ServePiece(sender, chunk, self.catch.given_at(chunk))]
         elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
             return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
+        elif header.kind == Kind.WANT_MANIFEST and (hashes := self.catch.hashes_at(header.version)):
+            listed = Header(Kind.MANIFEST, self._run_tag, version=header.version, chunk=self.fragment.first)
+            return [SendFrame(sender, with_payload(listed, hashes))]
         return [SendFrame(sender, bare_answer(Kind.MISSING, header))]
+
+    # ---- what a lane that is not whole gives to others ------------------------------------------------------------
+
+    @property
+    def _is_the_runs(self) -> bool:
+        """It is whole, and its digest is the one that the coordinator told; that I hold it is still to be shown."""
+        return self.whole and self.catch.digests.get(self.version) == self.digest
+
+    def gives(self, chunk: int) -> bool:
+        """This piece stands here as it came, and was checked."""
+        return not self.whole and self.catch.given_at(chunk) != NO_VERSION
+
+    def on_want_have(self, sender: str, header: Header, now: float) -> None:
+        """It is told by the next `advance`, or when there is news."""
+        self._telling.on_want(sender, header.decision_no, now)
+
+    def _holding(self) -> Holding:
+        if self.serves or self._is_the_runs:
+            return Holding(self.version, full_mask(self.fragment.count))
+        return Holding() if self.whole else self.catch.arrived()

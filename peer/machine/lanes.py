@@ -125,6 +125,9 @@ class Participation:
             verdict, effects = lane.on_round_frame(sender, frame, now)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
+        elif kind is Kind.WANT_HAVE:
+            verdict = Verdict.ACCEPTED
+            lane.on_want_have(sender, frame.header, now)
         elif frame.header.round_no and kind is not Kind.MISSING:
             # No round knows such frames, and nobody's patience is renewed by them.
             verdict = Verdict.MALFORMED

@@ -244,9 +244,9 @@ class PeerMachine:
             return [*effects, *self._change_stage(tick.serve, joined)]
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
-        effects += self._found(tick, part)
         effects += joined.saving.due_saves(joined.lanes, tick.era)
         effects += joined.recalling.due_recall(tick, joined.lanes)
+        effects += self._found(tick, part)
         if not joined.recalling.busy:
             effects += joined.restoring.due_restore(tick, joined.lanes, self.training.loading, self._now)
         if tick.leases is not None:
@@ -289,7 +289,9 @@ class PeerMachine:
     def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
         busy = self._providing or any(lane.sealing for lane in part.lanes.values())
         founded = all(lane.version != NO_VERSION for lane in part.lanes.values())
-        if tick.goal != Goal.FOUND or founded or busy or not self.training.attached:
+        if founded or busy or not self.training.attached or self.joined is None:
+            return []
+        if tick.goal != Goal.FOUND and not self.joined.may_begin_so(tick):
             return []
         self._providing = True
         return [do.Tell(Provide())]
@@ -409,7 +411,9 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        return joined.on_recalled(held, self.era) + self._move_on()
+        effects = joined.on_recalled(held, self.era)
+        effects += self._found(self.tick, joined.part) if self.tick is not None else []
+        return effects + self._move_on()
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
         """By version, chunks whose results lie on disk from a former life of mine."""

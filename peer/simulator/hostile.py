@@ -61,13 +61,20 @@ def _other_values(header: bytes, payload: bytes, _: random.Random) -> Parts:
 
 def other_values(header: bytes, payload: bytes) -> Parts:
     """Another payload of the same form under its own hash: only what others know of it gives it away."""
-    changed = payload[:-1] + bytes([payload[-1] ^ 1])
-    return header[:_HASH_AT] + hash_bytes(changed) + header[_HASH_AT + 32 :], changed
+    return _with_payload(header, payload[:-1] + bytes([payload[-1] ^ 1]))
+
+
+def all_is_here(header: bytes, payload: bytes) -> Parts:
+    """Of the word which pieces somebody has: all of them."""
+    return _with_payload(header, b"\xff" * len(payload))
+
+
+def _with_payload(header: bytes, payload: bytes) -> Parts:
+    return header[:_HASH_AT] + hash_bytes(payload) + header[_HASH_AT + 32 :], payload
 
 
 def _not_finite(header: bytes, payload: bytes, _: random.Random) -> Parts:
-    changed = payload[:16] + b"\xff" * (len(payload) - 16)
-    return header[:_HASH_AT] + hash_bytes(changed) + header[_HASH_AT + 32 :], changed
+    return _with_payload(header, payload[:16] + b"\xff" * (len(payload) - 16))
 
 
 _WAYS: tuple[Callable[[bytes, bytes, random.Random], Parts], ...] = (

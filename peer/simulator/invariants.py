@@ -32,7 +32,7 @@ from farflung.coordinator.ledger.records import (
     WonBack,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
-from farflung.peer.machine.effects import Encode, KeepContribution, SaveFragment
+from farflung.peer.machine.effects import Encode, KeepContribution, SaveFragment, ServePiece
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
@@ -47,7 +47,7 @@ from farflung.protocol.round_words import Commit
 Key = tuple[int, int]  # (fragment, version)
 
 
-_OF_THE_HONEST = {"to_coordinator", "serve", "saved", "moved"}
+_OF_THE_HONEST = {"to_coordinator", "serve", "gave", "saved", "moved"}
 _RUN = Ed25519PrivateKey.from_private_bytes(bytes(32))  # signs what the run's own shell would sign
 ROUNDS_OF_A_LIE = 2  # so long, at most, it is told
 
@@ -97,6 +97,8 @@ class Invariants:
         self._fragments = model.fragments(fragments)
         self.eras = [Era()]
         self.used: dict[int, set[Sample]] = {}  # samples, by round
+        self._hashes: dict[tuple[int, bytes], list[bytes]] = {}  # (fragment, digest) -> of its chunks
+        self.given_on = 0  # pieces, by peers that were not whole
         self.geneses: set[bytes] = set()  # version 0 may be founded again, as long as nothing was learned
         self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
@@ -339,6 +341,7 @@ class Invariants:
 
     def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
         peer, seal, digest, era = details
+        self._hashes[seal.fragment, digest] = peer.state.hashes_of(self._fragments[seal.fragment].chunks)
         if seal.version > 0:
             key = (seal.fragment, seal.version)
             same = self.eras[era].sealed.setdefault(key, digest) == digest
@@ -398,6 +401,17 @@ class Invariants:
         peer, fragment, version, era = details
         good = self._is_the_runs(fragment, version, peer.state.digests[fragment], era)
         self._require("P4", good, f"{peer.peer} serves a state that is not version {version} of {fragment}")
+
+    def _saw_gave(self, details: tuple[VirtualPeer, ServePiece, bytes, int]) -> None:
+        """What a peer that is not whole gives on is a piece of the run's state all the same."""
+        peer, piece, chunk_hash, era = details
+        fragment = next(each for each in self._fragments if piece.chunk in each.chunks)
+        key, now = (fragment.number, piece.version), self.eras[era]
+        digests = {now.digests.get(key, b""), now.sealed.get(key, b"")} if piece.version else self.geneses
+        lists = [self._hashes.get((fragment.number, digest), []) for digest in digests]
+        good = any(hashes[fragment.index(piece.chunk)] == chunk_hash for hashes in lists if hashes)
+        self._require("P4", good, f"{peer.peer} gives on a piece {piece.chunk} that is not of {key}")
+        self.given_on += 1
 
     def _is_the_runs(self, fragment: int, version: int, digest: bytes, era: int) -> bool:
         if version == 0:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.peer.simulator.hostile import other_values
+from farflung.peer.simulator.hostile import all_is_here, other_values
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, ABOUT_THEMSELVES
 from farflung.protocol.digests import (
@@ -99,6 +99,8 @@ class League:
 
     def serves(self, kind: Kind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""
+        if self.way == "serve" and kind is Kind.HAVE:  # whatever it has
+            return all_is_here(header, payload)
         if self.way != "serve" or not payload or kind not in SERVED:
             return header, payload
         return other_values(header, payload)

@@ -25,6 +25,7 @@ from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDis
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
@@ -333,6 +334,11 @@ class VirtualPeer:
                 self.asked[show.question] = show
                 raw = bytes(logged) if logged is not None else self.state.shown(show)
                 self.carry_out(self.machine.on_shown(show, raw, now))
+            case do.ServePiece():
+                self.world.observe(
+                    "gave", (self, effect, hash_bytes(self.state.chunk_bytes(effect.chunk)), era)
+                )
+                self._send(effect.to, Kind.STATE, effect.version, effect.chunk)
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
@@ -355,8 +361,12 @@ class VirtualPeer:
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
-        payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
         self.world.observe("serve", (self, fragment, version, era))
+        self._send(to, kind, version, chunk)
+
+    def _send(self, to: str, kind: Kind, version: int, chunk: int) -> None:
+        fragment = next(each.number for each in self.fragments if chunk in each.chunks)
+        payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
         frame = with_payload(Header(kind, self.tag, version=version, chunk=chunk), payload)
         self.world.to_peer(self.peer, SendFrame(to, frame))
 

@@ -57,6 +57,7 @@ MEMBER = (
     "tests/whole/test_hostile_members.py",
 )
 FEEDBACK = ("tests/compression/test_feedback.py", "tests/whole/test_fragments.py")
+FELLOWS = ("tests/checkpoints/test_fellows.py",)
 CATCH_UP = ("tests/checkpoints/test_catch_up.py", "tests/whole/test_joining_live.py")
 STORE = ("tests/checkpoints/test_store.py",)
 LANE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import ADMISSION, CATCH_UP, FEEDBACK, GOING_BACK, LANE, MEMBER, STORE, TRAINER, Mutant
+from mutant import ADMISSION, CATCH_UP, FEEDBACK, FELLOWS, GOING_BACK, LANE, MEMBER, STORE, TRAINER, Mutant
 
 ARITHMETIC = (
     Mutant(
@@ -191,9 +191,44 @@ STATE = (
     Mutant(
         "a donor that keeps giving wrong bytes is asked no more",
         "checkpoints/donors.py",
-        "good = tuple(d for d in donors if self._spoiled.get(d, 0) <= SPOILED_FORGIVEN)",
-        "good = donors",
+        "return self._spoiled.get(donor, 0) <= SPOILED_FORGIVEN",
+        "return True",
         CATCH_UP,
+    ),
+    Mutant(
+        "P4 only what was checked and stands as it came is given on",
+        "checkpoints/catch_up.py",
+        "return version if proven else NO_VERSION",
+        "return version",
+        FELLOWS,
+    ),
+    Mutant(
+        "what a fellow has is asked of no donor",
+        "checkpoints/catch_up.py",
+        "        if not having:",
+        "        if True:",
+        FELLOWS,
+    ),
+    Mutant(
+        "the rarest pieces first, shared out among fellows",
+        "checkpoints/fellows.py",
+        "return sorted(chunks, key=rank)",
+        "return chunks",
+        FELLOWS,
+    ),
+    Mutant(
+        "what donors owe a fellow is waited for only so long",
+        "checkpoints/fellows.py",
+        "            if now - since >= patience_s:",
+        "            if False:",
+        FELLOWS,
+    ),
+    Mutant(
+        "own first values are tried before anything is fetched",
+        "peer/machine/checkpoint_policy.py",
+        "        self._tried = told",
+        "        return False",
+        ("tests/whole/test_joining_live.py",),
     ),
     Mutant(
         "a checkpoint's chunks have their hashes",

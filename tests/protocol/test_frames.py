@@ -57,6 +57,7 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
     crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM", "IDLE", "GIVEN_BACK"], start=11))
     crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings
+    numbers |= {27: "WANT_HAVE", 28: "HAVE"}
     assert {kind.value: kind.name for kind in Kind} == numbers
     assert {kind.value: kind.name for kind in CROSSING_KINDS} == crossings
 

@@ -235,7 +235,7 @@ FROZEN_PARTS = {
     m.SeatRow: "number peer stage share since gone",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
-    "proof nonce_for nonce refuted",
+    "proof nonce_for nonce refuted fellows",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment factor",

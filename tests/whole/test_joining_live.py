@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from farflung.checkpoints.arrivals import Arrivals, Arrived
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
@@ -20,6 +22,9 @@ from farflung.peer.agent.turns import (
     LineNow,
     Serving,
 )
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
+from farflung.peer.simulator.world import World
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.fragments import Fragment
@@ -323,3 +328,33 @@ def test_a_piece_that_stalls_at_the_end_is_taken_from_who_is_idle_and_no_other_o
     assert stalls.join_s() < 3.6 and stalls.sent <= CHUNKS + 2
     uneven = Lines({"ann": 0.2, "bob": 1.0}, {})
     assert uneven.join_s() < 2.9 and uneven.sent <= CHUNKS + 4
+
+
+# ---- what need not be fetched at all ------------------------------------------------------------------------------
+
+
+class SameSeed(VirtualTrainer):
+    def first_values(self) -> Tensor:
+        return initial_values("the same for all", self.host.anchor.numel())
+
+
+class CountsPieces(World):
+    """How many pieces of version 0 left a peer."""
+
+    given = 0
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        header = effect.frame.header
+        self.given += header.kind == Kind.STATE and header.version == 0
+        super()._send_frame(source, effect)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_whose_own_first_values_are_the_runs_fetch_nothing(seed: int) -> None:
+    calm = Scenario(faults_until_s=0.0, drop=0.0, duplicate=0.0, slow=0.0, kill_per_effect=0.0, cut_per_s=0.0)
+    calm = replace(calm, trainer_crash_per_s=0.0, fragments=1 + seed % 2)
+    others, same = CountsPieces(seed, calm), CountsPieces(seed, calm)
+    same.trainer_class = SameSeed
+    assert others.run().outcome == same.run().outcome == "finished"
+    assert others.given > 0, "each begins with values of its own: all but the founder fetch"
+    assert same.given == 0

@@ -5,6 +5,8 @@ One part of the run machine, on virtual time; beats that travel are in test_mach
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
@@ -23,6 +25,7 @@ from farflung.coordinator.run.guidance import (
     DONORS_CROWD_S,
     DONORS_TOLD,
     DONORS_TURN_S,
+    FELLOWS_TOLD,
     FINISH_GRACE_S,
     FIRST_ROUND_S,
     FOUNDER_LEAST_BYTES_S,
@@ -30,6 +33,7 @@ from farflung.coordinator.run.guidance import (
     ROSTER_ENTRIES_PER_S,
     SAVED_TOLD,
     Guidance,
+    in_turn_from,
 )
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
@@ -633,6 +637,46 @@ def test_in_a_crowd_the_list_of_donors_may_be_a_little_old() -> None:
     assert run.part(asker, -1).donors == (members[0].peer,)
     run.core.now += DONORS_CROWD_S
     assert run.part(asker, -1).donors == (members[0].peer, members[1].peer)
+
+
+# ---- fellows: others that fetch the state --------------------------------------------------------------------
+
+
+def test_who_fetches_the_state_is_told_who_else_does_and_nobody_that_has_it_is() -> None:
+    run = Guide(3)
+    ann, bob, cyd = run.comes("ann"), run.comes("bob"), run.comes("cyd")
+    run.hears(ann, 3)
+    run.hears(bob, -1)
+    assert run.part(cyd, -1).fellows == (bob.peer,)
+    assert run.part(bob, -1).fellows == (cyd.peer,)
+    assert run.part(ann, 3).fellows == (), "she lacks nothing, and is asked as a donor"
+    run.hears(bob, 3)
+    assert run.part(cyd, -1).fellows == () and run.part(cyd, -1).donors == (ann.peer, bob.peer)
+
+
+def test_of_two_fellows_one_can_be_dialled() -> None:
+    run = Guide(3)
+    run.hears(run.comes("ann"), 3)
+    bob, cyd = run.comes("bob", dialable=False), run.comes("cyd", dialable=False)
+    dan = run.comes("dan")
+    assert run.part(bob, -1).fellows == (dan.peer,)
+    assert set(run.part(dan, -1).fellows) == {bob.peer, cyd.peer}
+
+
+def test_in_a_crowd_each_is_told_as_many_as_are_told_of_it_and_pieces_reach_all_in_few_steps() -> None:
+    peers = [f"peer {number:04}" for number in range(1000)]
+    told = {peer: in_turn_from(peers, peer)[:FELLOWS_TOLD] for peer in peers}
+    assert {len(names) for names in told.values()} == {FELLOWS_TOLD}
+    assert set(Counter(name for names in told.values() for name in names).values()) == {FELLOWS_TOLD}
+    reached, steps = {peers[0]}, 0
+    while len(reached) < len(peers):
+        reached |= {other for peer in reached for other in told[peer]}
+        steps += 1
+    assert steps <= 10
+    few = peers[:FELLOWS_TOLD]
+    assert all(set(in_turn_from(few, peer)) == set(few) - {peer} for peer in few), (
+        "where all can be told, all are"
+    )
 
 
 # ---- digests and proofs --------------------------------------------------------------------------------------

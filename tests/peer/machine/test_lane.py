@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.round.effects import Merge, SendFrame
+from farflung.collectives.round.effects import Merge, Seal, SendFrame
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.effects import DropBefore, Effect, ProveHolding
+from farflung.peer.machine.effects import DropBefore, Effect, ProveHolding, ServePiece, ServeState
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import (
     ROLES,
@@ -101,6 +101,12 @@ class Ann:
     def commits(self, commit: Commit = COMMIT) -> None:
         self.lane.on_commit(commit, 0.0)
         self.tells(f"version {commit.version} is committed", self.moves_on())
+
+    def seals_what_arrived(self) -> list[Effect]:
+        effects = self.moves_on()
+        assert any(isinstance(effect, Seal) for effect in effects)
+        self.lane.on_sealed(0, root_of([LISTED]))
+        return effects
 
     def seals(self, version: int, digest: bytes = b"a digest") -> None:
         settled = self.lane.on_sealed(version, digest)
@@ -335,6 +341,63 @@ def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
     ann.lane.on_spoiled_piece(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
     again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
+
+
+# ---- what she gives before she is whole ---------------------------------------------------------------------------
+
+PIECES = [b"piece zero", b"piece one "]
+LISTED = b"".join(map(hash_bytes, PIECES))
+
+
+def ann_with_one_piece() -> Ann:
+    ann = Ann()
+    ann.lane.on_tick(tick(0, digests=((0, root_of([LISTED])),), donors=("bob",), fellows=("cyd",)))
+    ann.moves_on()
+    for answer in (
+        with_payload(Header(Kind.MANIFEST, TAG), LISTED),
+        with_payload(Header(Kind.STATE, TAG, chunk=1), PIECES[1]),
+    ):
+        assert ann.lane.on_piece("bob", answer)[0] == Verdict.ACCEPTED
+    return ann
+
+
+def wanted(kind: Kind, chunk: int = 0) -> Header:
+    return Header(kind, TAG, chunk=chunk)
+
+
+def told_to(sender: str, effects: list[Effect]) -> list[Frame]:
+    return [each.frame for each in effects if isinstance(each, SendFrame) and each.to == sender]
+
+
+def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_other() -> None:
+    ann = ann_with_one_piece()
+    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 1)) == [ServePiece("cyd", 1, 0)]
+    [missing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 0)))
+    assert missing.header.kind == Kind.MISSING
+    [listing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_MANIFEST)))
+    assert (listing.header.kind, bytes(listing.payload)) == (Kind.MANIFEST, LISTED)
+    ann.lane.on_tick(tick(0, digests=((0, b"n" * 32),), donors=("bob",)))
+    for want in (wanted(Kind.WANT_STATE, 1), wanted(Kind.WANT_MANIFEST)):
+        [frame] = told_to("cyd", ann.lane.serve("cyd", want))
+        assert frame.header.kind == Kind.MISSING, "the run was founded anew: it is a piece of nothing"
+
+
+def test_she_tells_who_asks_what_she_has_and_again_when_that_is_more() -> None:
+    ann = ann_with_one_piece()
+    ann.lane.on_want_have("cyd", wanted(Kind.WANT_HAVE), 0.0)
+    [word] = [each for each in told_to("cyd", ann.moves_on()) if each.header.kind == Kind.HAVE]
+    assert bytes(word.payload) == b"\2\1", "chunk 1, and chunk 0 is coming"
+    known = replace_header(wanted(Kind.WANT_HAVE), word.header.decision_no)
+    ann.lane.on_want_have("cyd", known, 0.0)
+    assert not told_to("cyd", ann.lane.advance(1.0))
+    ann.lane.on_piece("bob", with_payload(Header(Kind.STATE, TAG, chunk=0), PIECES[0]))
+    [word] = told_to("cyd", [*ann.seals_what_arrived(), *ann.lane.advance(2.0)])
+    assert bytes(word.payload) == b"\3\0" and not ann.lane.serves
+    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 0)) == [ServeState("cyd", 0, 0)]
+
+
+def replace_header(header: Header, decision_no: int) -> Header:
+    return Header(header.kind, header.run_tag, decision_no=decision_no, chunk=header.chunk)
 
 
 # ---- what she calculated, and what is told against it -------------------------------------------------------------

@@ -1,0 +1,370 @@
+"""Fellow joiners: pieces go from one to the other before anybody is whole, and nobody is believed (P4)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
+from farflung.checkpoints.fellows import (
+    ASKERS_KEPT_S,
+    ASKERS_MOST,
+    COMING_MOST,
+    FALSE_FORGIVEN,
+    TELL_BYTES_S,
+    TELL_EVERY_S,
+    Holding,
+    Telling,
+    mask_bytes,
+)
+from farflung.collectives.round.effects import DataEffect, Install, SendFrame
+from farflung.protocol.digests import full_mask, hash_bytes, mask_of, root_of
+from farflung.protocol.fragments import Fragment
+from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
+from farflung.protocol.verdicts import Verdict
+
+TAG, RETRY_S, KEEP, COUNT = bytes(8), 3.0, 3, 64
+STEP_S = 0.04
+WHOLE = Fragment(number=0, first=0, count=COUNT)
+PIECES = [f"piece {chunk}".encode() for chunk in range(COUNT)]
+LIST = b"".join(map(hash_bytes, PIECES))
+DIGEST = root_of([LIST])
+
+
+def have(has: int, coming: int = 0, version: int = 0, number: int = 1) -> Frame:
+    size = mask_bytes(COUNT)
+    header = Header(Kind.HAVE, TAG, decision_no=number, version=version)
+    return with_payload(header, has.to_bytes(size, "little") + coming.to_bytes(size, "little"))
+
+
+def joiner(name: str = "joe", donors: Iterable[str] = ("ann",), fellows: Iterable[str] = ("fay",)) -> CatchUp:
+    catch = CatchUp(WHOLE, TAG, RETRY_S, 2, name)
+    catch.on_run_state(0, {0: DIGEST}, tuple(donors), KEEP, tuple(fellows))
+    return catch
+
+
+def asked(effects: Iterable[DataEffect], kind: Kind = Kind.WANT_STATE) -> list[tuple[str, int]]:
+    sent = [each for each in effects if isinstance(each, SendFrame)]
+    return [(each.to, each.frame.header.chunk) for each in sent if each.frame.header.kind == kind]
+
+
+def piece(chunk: int, payload: bytes = b"") -> Frame:
+    return with_payload(Header(Kind.STATE, TAG, chunk=chunk), payload or PIECES[chunk])
+
+
+def listed(catch: CatchUp) -> None:
+    assert catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG), LIST))[0] == Verdict.ACCEPTED
+
+
+# ---- whom a joiner asks -------------------------------------------------------------------------------------
+
+
+def test_what_a_fellow_has_is_asked_of_it_and_of_no_donor() -> None:
+    catch = joiner()
+    listed(catch)
+    first = catch.ask(0.0)
+    assert asked(first, Kind.WANT_HAVE) == [("fay", 0)]
+    [*rare] = [chunk for _, chunk in asked(first)]
+    has = full_mask(COUNT) & ~mask_of(rare)
+    assert catch.on_frame("fay", have(has)) == (Verdict.ACCEPTED, [])
+    then = asked(catch.ask(0.1))
+    assert then and {to for to, _ in then} == {"fay"}
+    for _, chunk in then:
+        assert catch.on_frame("fay", piece(chunk))[1] == [Install(chunk, 0, PIECES[chunk])]
+
+
+def test_of_a_donor_the_rarest_are_asked_first_and_by_each_in_another_order() -> None:
+    orders: list[set[int]] = []
+    for name in ("joe", "kim", "lea"):
+        catch = joiner(name, fellows=("fay", "gus"))
+        listed(catch)
+        catch.ask(0.0)
+        for fellow in ("fay", "gus"):
+            catch.on_frame(fellow, have(full_mask(COUNT) & ~0b111))
+        rare = [chunk for to, chunk in asked(catch.ask(0.2)) if to == "ann"]
+        assert set(rare) <= {0, 1, 2}
+        at_first = joiner(name, fellows={"joe", "kim", "lea"} - {name})
+        listed(at_first)
+        orders.append({chunk for _, chunk in asked(at_first.ask(0.0))})
+    assert sum(map(len, orders)) == len(set().union(*orders)), "they share the pieces out before any word"
+    assert asked(joiner(fellows=()).ask(0.0)) == [("ann", 0)], "with nobody else, in their order, as ever"
+
+
+def test_what_donors_owe_to_a_fellow_is_not_asked_for_twice_until_it_takes_too_long() -> None:
+    catch = joiner()
+    listed(catch)
+    catch.ask(0.0)
+    mine = {key[2] for key in catch._asked}
+    others = [chunk for chunk in range(COUNT) if chunk not in mine][:COMING_MOST]
+    rest = full_mask(COUNT) & ~mask_of((*mine, *others))
+    catch.on_frame("fay", have(rest, mask_of(others)))
+    assert not [to for to, _ in asked(catch.ask(0.4)) if to == "ann"]
+    for chunk in mine:
+        catch.on_frame("ann", piece(chunk))
+    assert not [to for to, _ in asked(catch.ask(0.5)) if to == "ann"], "all that nobody has is coming"
+    late = asked(catch.ask(0.5 + RETRY_S + 2.0))
+    assert [chunk for to, chunk in late if to == "ann" and chunk in others], "it never came"
+
+
+def test_P4_a_fellow_that_gives_wrong_bytes_is_asked_no_more_and_costs_a_few_questions() -> None:
+    catch, wrong = joiner(), 0
+    listed(catch)
+    now = 0.0
+    catch.ask(now)
+    catch.on_frame("fay", have(full_mask(COUNT)))
+    while min(catch.versions) == NO_VERSION and now < 60.0:
+        for to, chunk in asked(catch.ask(now)):
+            wrong += to == "fay"
+            catch.on_frame(to, piece(chunk, b"no piece" if to == "fay" else b""))
+        now += 0.1
+    assert set(catch.versions) == {0} and wrong <= 2 * ASKED_OF_ONE_DONOR and now < 10.0
+    assert catch.take_dropped() == ["fay"]
+
+
+def test_a_fellow_that_says_it_has_all_and_gives_nothing_costs_one_timeout() -> None:
+    catch, of_fay, now = joiner(), 0, 0.0
+    listed(catch)
+    catch.on_frame("fay", have(full_mask(COUNT)))
+    while min(catch.versions) == NO_VERSION and now < 60.0:
+        for to, chunk in asked(catch.ask(now)):
+            if to == "ann":
+                catch.on_frame(to, piece(chunk))
+            of_fay += to == "fay"
+        now += 0.1
+    assert set(catch.versions) == {0} and of_fay <= 2 and now < RETRY_S + 2.0
+
+
+def test_a_fellow_that_never_has_what_it_said_is_soon_not_asked() -> None:
+    catch, denied, now = joiner(), 0, 0.0
+    listed(catch)
+    for number in range(1, 100):
+        catch.on_frame("fay", have(full_mask(COUNT), number=number))
+        for to, chunk in asked(catch.ask(now)):
+            if to == "fay":
+                denied += 1
+                catch.on_frame("fay", bare_answer(Kind.MISSING, Header(Kind.WANT_STATE, TAG, chunk=chunk)))
+        now += 0.1
+    assert denied <= (FALSE_FORGIVEN + 1) * ASKED_OF_ONE_DONOR
+
+
+def test_words_of_strangers_and_of_another_length_are_refused() -> None:
+    catch = joiner()
+    assert catch.on_frame("eve", have(1))[0] == Verdict.STALE
+    short = with_payload(Header(Kind.HAVE, TAG), b"\1")
+    assert catch.on_frame("fay", short)[0] == Verdict.MALFORMED
+    beyond = have(full_mask(8 * mask_bytes(COUNT)))
+    assert catch.on_frame("fay", beyond)[0] == Verdict.ACCEPTED, "what is no piece is nobody's"
+
+
+def test_pieces_of_an_older_version_are_taken_where_their_list_can_be_had_and_checked() -> None:
+    catch = CatchUp(WHOLE, TAG, RETRY_S, 2, "joe")
+    catch.on_run_state(1, {0: DIGEST, 1: bytes(32)}, ("ann",), KEEP, ("fay",))
+    catch.ask(0.0)
+    catch.on_frame("fay", have(full_mask(COUNT)))
+    assert not [to for to, _ in asked(catch.ask(0.1)) if to == "fay"], "nothing could check them"
+    catch._asked.clear()
+    wants = asked(catch.ask(0.2), Kind.WANT_MANIFEST)
+    assert ("fay", 0) in wants or any(key[:2] == (Kind.WANT_MANIFEST, 0) for key in catch._asked)
+    catch.on_frame("fay", with_payload(Header(Kind.MANIFEST, TAG), LIST))
+    assert [to for to, _ in asked(catch.ask(0.3)) if to == "fay"]
+    catch.on_run_state(9, {0: DIGEST, 9: bytes(32)}, ("ann",), KEEP, ("fay",))
+    assert not [chunk for to, chunk in asked(catch.ask(0.4)) if to == "fay"], "too old to be rolled on"
+
+
+# ---- what a joiner gives ------------------------------------------------------------------------------------
+
+
+def test_only_what_was_checked_and_is_still_that_is_given_on() -> None:
+    catch = joiner()
+    assert catch.given_at(0) == NO_VERSION and catch.hashes_at(0) == b""
+    listed(catch)
+    catch.on_frame("ann", piece(3))
+    assert catch.given_at(3) == 0 and catch.given_at(4) == NO_VERSION and catch.hashes_at(0) == LIST
+    catch.ask(0.0)
+    holding = catch.arrived()
+    assert (holding.version, holding.has) == (0, 1 << 3)
+    assert holding.coming == mask_of(key[2] for key in catch._asked if key[0] == Kind.WANT_STATE)
+    catch.versions[3] = 1  # rolled on: no list of hashes has it like that
+    assert catch.given_at(3) == NO_VERSION and catch.arrived().has == 0
+    catch.versions[3] = 0
+    catch.on_run_state(0, {0: bytes(32)}, ("ann",), KEEP)
+    assert catch.given_at(3) == NO_VERSION, "the run has another version 0 now"
+
+
+def test_a_fellow_hears_of_news_at_once_then_at_a_pace_and_only_of_news() -> None:
+    telling, some, more = Telling(WHOLE, TAG), Holding(0, 1), Holding(0, 3)
+    assert not telling.is_due(0.0) and telling.words(some, 0.0) == []
+    telling.on_want("fay", 0, 0.0)
+    assert telling.is_due(0.0)
+    [word] = telling.words(some, 0.0)
+    number = word.frame.header.decision_no
+    telling.on_want("fay", number, 0.01)
+    assert not telling.is_due(0.01) and telling.words(more, 0.01) == [], "too soon"
+    assert telling.is_due(TELL_EVERY_S) and len(telling.words(more, TELL_EVERY_S)) == 1
+    telling.on_want("fay", number + 1, 1.0)
+    assert telling.words(more, 1.0) == [], "it knows"
+    telling.on_want("fay", number, 2.0)
+    assert len(telling.words(more, 2.0)) == 1, "the word had got lost"
+
+
+def test_askers_and_what_they_are_told_are_bounded() -> None:
+    count = 80_000
+    telling = Telling(Fragment(number=0, first=0, count=count), TAG)
+    told = 0
+    for turn in range(200):
+        now, holding = turn / 10, Holding(0, 1 << turn)
+        for asker in range(2 * ASKERS_MOST):
+            telling.on_want(f"peer {asker}", 0, now)
+        assert telling.is_due(now) or turn
+        words = telling.words(holding, now)
+        assert len({word.to for word in words}) <= ASKERS_MOST
+        told += sum(len(word.frame.payload) for word in words) if turn else 0
+    assert told <= 2 * 20 * TELL_BYTES_S + ASKERS_MOST * 2 * mask_bytes(count)
+    assert not telling.is_due(20.0 + ASKERS_KEPT_S), "who asks no more is forgotten"
+
+
+# ---- all of them together, on virtual lines -------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """What a peer sends leaves one after the other, at its rate; it is there a little later."""
+
+    piece_s: float
+    free_at: float = 0.0
+
+    def send(self, now: float, heavy: bool) -> float:
+        """When it is there."""
+        if not heavy:
+            return now + 0.02
+        self.free_at = max(self.free_at, now) + self.piece_s
+        return self.free_at + 0.02
+
+
+@dataclass
+class Swarm:
+    """A founder, and joiners that begin at once.  The catch-ups and their words are the real ones."""
+
+    founder_piece_s: float
+    joiner_piece_s: float
+    joiners: tuple[str, ...] = ("fay", "gus", "hal", "ida", "joe")
+    liars: dict[str, Callable[[Header], Frame | None]] = field(default_factory=dict)
+    dies: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now, self.given = 0.0, Counter[int]()
+        self.catches = {n: joiner(n, ("ann",), [o for o in self.joiners if o != n]) for n in self.honest}
+        self.telling = {name: Telling(WHOLE, TAG) for name in self.honest}
+        self.lines = {name: Line(self.joiner_piece_s) for name in self.joiners}
+        self.lines["ann"] = Line(self.founder_piece_s)
+        self.queue: deque[tuple[str, Header]] = deque()
+        self.coming: list[tuple[float, str, str, Frame]] = []
+        self.done_at: dict[str, float] = {}
+
+    @property
+    def honest(self) -> list[str]:
+        return [
+            name for name in self.joiners if name not in self.liars and self.now < self.dies.get(name, 1e9)
+        ]
+
+    def run(self) -> float:
+        """Until all have all of it: when that was."""
+        while len(self.done_at) < len(self.honest) and self.now < 1000.0:
+            self._turn()
+            self.now = round(self.now + STEP_S, 2)
+        return max(self.done_at.values())
+
+    def _turn(self) -> None:
+        due = sorted((each for each in self.coming if each[0] <= self.now), key=lambda each: each[0])
+        self.coming = [each for each in self.coming if each[0] > self.now]
+        for _, source, target, frame in due:
+            self._arrives(source, target, frame)
+        if self.queue and self.lines["ann"].free_at <= self.now:
+            self._founder_serves(*self.queue.popleft())
+        for to, want in self.queue if round(self.now / STEP_S) % 25 == 0 else ():
+            self.coming.append((self.now + 0.02, "ann", to, bare_answer(Kind.LATER, want)))
+        here = [name for name in self.joiners if self.now < self.dies.get(name, 1e9)]
+        for name in self.honest:
+            catch = self.catches[name]
+            if self.now >= min(self.dies.values(), default=1e9) + 5.0 or set(here) == set(self.joiners):
+                others = tuple(other for other in here if other != name)
+                catch.on_run_state(0, {0: DIGEST}, ("ann",), KEEP, others)
+            for effect in (*catch.roll(), *catch.ask(self.now)):
+                if isinstance(effect, SendFrame):
+                    self.coming.append((self.now + 0.02, name, effect.to, effect.frame))
+            if set(catch.versions) == {0}:
+                self.done_at.setdefault(name, self.now)
+            if self.telling[name].is_due(self.now):
+                holding = Holding(0, full_mask(COUNT)) if name in self.done_at else catch.arrived()
+                for word in self.telling[name].words(holding, self.now):
+                    self.coming.append((self.now + 0.02, name, word.to, word.frame))
+
+    def _arrives(self, source: str, target: str, frame: Frame) -> None:
+        header = frame.header
+        if target == "ann":
+            self.queue.append((source, header))
+        elif target in self.liars:
+            answer = self.liars[target](header)
+            if answer is not None:
+                heavy = answer.header.kind == Kind.STATE
+                self.coming.append((self.lines[target].send(self.now, heavy), target, source, answer))
+        elif self.now >= self.dies.get(target, 1e9):
+            pass
+        elif header.kind == Kind.WANT_HAVE:
+            self.telling[target].on_want(source, header.decision_no, self.now)
+        elif header.kind == Kind.WANT_STATE:
+            has = target in self.done_at or self.catches[target].given_at(header.chunk) != NO_VERSION
+            answer = piece(header.chunk) if has else bare_answer(Kind.MISSING, header)
+            self.coming.append((self.lines[target].send(self.now, has), target, source, answer))
+        else:
+            self.catches[target].on_frame(source, frame)
+
+    def _founder_serves(self, to: str, want: Header) -> None:
+        if want.kind == Kind.WANT_MANIFEST:
+            answer = with_payload(Header(Kind.MANIFEST, TAG), LIST)
+        else:
+            answer = piece(want.chunk)
+            self.given[want.chunk] += 1
+        self.coming.append(
+            (self.lines["ann"].send(self.now, want.kind == Kind.WANT_STATE), "ann", to, answer)
+        )
+
+
+def test_a_founder_with_a_narrow_line_gives_each_piece_about_once() -> None:
+    swarm = Swarm(founder_piece_s=0.8, joiner_piece_s=0.02)
+    once_s = COUNT * 0.8
+    assert swarm.run() <= 1.15 * once_s
+    assert swarm.given.total() <= 1.1 * COUNT
+
+
+def test_equal_lines_take_little_more_than_one_transfer() -> None:
+    swarm = Swarm(0.2, 0.2, joiners=("fay", "gus", "hal", "ida", "joe", "kim", "lea"))
+    assert swarm.run() <= 1.5 * COUNT * 0.2
+
+
+def says_all(header: Header) -> Frame | None:
+    return have(full_mask(COUNT), number=header.decision_no + 1) if header.kind == Kind.WANT_HAVE else None
+
+
+def owes_all(header: Header) -> Frame | None:
+    everything = full_mask(COUNT)
+    return have(0, everything, number=header.decision_no + 1) if header.kind == Kind.WANT_HAVE else None
+
+
+def gives_other_bytes(header: Header) -> Frame | None:
+    return piece(header.chunk, b"other bytes") if header.kind == Kind.WANT_STATE else says_all(header)
+
+
+def test_liars_among_the_joiners_cost_the_others_a_timeout() -> None:
+    once_s = COUNT * 0.8
+    for liar in (says_all, owes_all, gives_other_bytes):
+        swarm = Swarm(0.8, 0.02, liars={"ida": liar, "joe": liar})
+        assert swarm.run() <= 1.3 * once_s, liar.__name__
+        assert swarm.given.total() <= 1.4 * COUNT, liar.__name__
+
+
+def test_a_joiner_that_dies_in_the_middle_costs_what_it_alone_had_been_given() -> None:
+    swarm = Swarm(0.8, 0.02, dies={"fay": 20.0})
+    assert swarm.run() <= 1.25 * COUNT * 0.8
+    assert swarm.given.total() <= COUNT + 2 * ASKED_OF_ONE_DONOR
