@@ -24,9 +24,7 @@ from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
 
 NOTHING = -1  # the version of a fellow that has told nothing yet
-FALSE_FORGIVEN = (
-    8  # times in a row that a fellow did not have what it had told, without one good piece between
-)
+FALSE_FORGIVEN = 8  # times that a fellow did not have what it had told, without one good piece between
 COMING_MOST = 16  # pieces that donors can owe a fellow at a time, as far as that is believed
 BROKEN_FORGIVEN = 4  # of those that it never got: it is not believed in that any more
 TELL_EVERY_S = 0.1  # to each fellow
@@ -42,9 +40,8 @@ class _Word:
     number: int = 0  # of its word, as it counts them
     version: int = NOTHING
     has: int = 0  # masks by index within the fragment
-    coming: dict[int, float] = field(
-        default_factory=dict
-    )  # index -> since when it says that a donor owes it that
+    # Index -> since when it says that a donor owes it that.
+    coming: dict[int, float] = field(default_factory=dict)
     asked_at: float | None = None  # a question is out
     denied: int = 0  # how often in a row it did not have what it had told
     broken: set[int] = field(default_factory=set)  # what was coming for too long
