@@ -7,8 +7,9 @@
 
 Four peers with steps of 50 ms, a round after 40 of them, `--mb` of parameters, lines of `--mbit`, 20 ms round trips,
 the manifest's usual heartbeat and patience.  `contact`: from the heal until the coordinator has let the last of them in
-again.  `commit`: until the next commit after it (of `peer`: the first that has its work).  `steps`: of what fits into
-the time between the last round before the cut and the first after the heal, what the slowest peer has done.
+again.  `commit`: until the next commit after it (of `peer`: the first that has its work).  `steps`: how fast the peers
+took steps between the last round before the cut and the first after the heal, the slowest of them, beside the rounds
+before that.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.protocol.process.journal import Event
-from rig.arena import DEFAULT, Arena
+from rig.arena import DEFAULT
 from rig.lab.emulator import HostSpec, Lab
 from rig.lab_arena import LabArena
 
 HUB, PEERS = "coordinator", ("ann", "bob", "cid", "dan")
 CUT_S = {"coordinator": 25.0, "peer": 35.0}
-STEP_S, SYNC_EVERY, CALM_COMMITS = 0.05, 40, 3
+STEP_S, SYNC_EVERY, CALM_COMMITS = 0.05, 40, 4
 UNTRUE = "not signed by the identity"
 
 
@@ -43,13 +44,22 @@ class Found:
     contact_s: float
     commit_s: float
     round_s: float  # between two commits before the cut
-    steps: float
+    steps: float  # a second, beside as many before the cut
     untrue: int  # peers that were told that they are not who they are
     late_ms: float
 
 
-def steps(arena: Arena, name: str) -> list[Event]:
-    return [each for each in arena.parties[name].look() if each["event"] == "frozen"]
+def is_frozen(event: Event) -> bool:
+    return event["event"] == "frozen"
+
+
+def pace(since: Event, until: Event) -> float:
+    """Steps a second."""
+    return float((until["step"] - since["step"]) / (until["at"] - since["at"]))
+
+
+def has_entered(event: Event) -> bool:
+    return event["event"] == "entered"
 
 
 def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int) -> Found:
@@ -65,20 +75,17 @@ def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int) -> 
     healed_at = time.monotonic()
     for pair in pairs:
         lab.heal(*pair)
-
-    def entered(event: Event) -> bool:
-        return event["event"] == "entered"
-
-    back = [arena.event(arena.parties[name], entered, f"{name} is back", healed_at)["at"] for name in away]
+    back = [
+        arena.event(arena.parties[name], has_entered, f"{name} is back", healed_at)["at"] for name in away
+    ]
     whose = "" if row == "coordinator" else arena.parties[PEERS[-1]].id
     commit_at = arena.commit(healed_at, "the commit after it", whose)["at"]
-    arena.commit(commit_at + 1e-6)
     shares = []
     for name in PEERS:
-        frozen = steps(arena, name)
-        before = max((e for e in frozen if e["at"] < healed_at - cut_s), key=lambda e: e["at"])
-        after = min((e for e in frozen if e["at"] > healed_at), key=lambda e: e["at"])
-        shares.append((after["step"] - before["step"]) * STEP_S / (after["at"] - before["at"]))
+        after = arena.event(arena.parties[name], is_frozen, f"{name} is at a round again", healed_at)
+        cut_at = healed_at - cut_s
+        earlier = [e for e in arena.parties[name].look() if is_frozen(e) and calm[0] < e["at"] < cut_at]
+        shares.append(pace(earlier[-1], after) / pace(earlier[0], earlier[-1]))
     untrue = sum(UNTRUE in arena.parties[name].log.read_text(errors="replace") for name in PEERS)
     return Found(
         row,

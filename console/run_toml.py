@@ -30,7 +30,7 @@ length = 0                # token shards: ids in a row, which is a sample; 0: co
 dtype = "uint16"          # of .bin files: uint8, uint16, int16, uint32, int32, int64
 column = "input_ids"      # of parquet files
 batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
-lease_samples = 256       # samples handed to a peer at a time; raise it if peers are fast and far away
+lease_samples = 256       # samples handed to a peer at a time, at least; large data sets: what lasts ten minutes
 
 [inner]                   # run by each peer alone between two rounds
 optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest; for a small GPU, from

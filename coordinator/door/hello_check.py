@@ -77,6 +77,10 @@ class Doorkeeper:
         if hello.key != key:
             return refuse("key", "the key in the hello is not the key of this connection")
         proven = [nonce for nonce in nonces if is_signed(hello, nonce)]
+        if not proven and len(nonces) == CHALLENGES_PER_CALLER:
+            # It may be an honest answer to one that is forgotten.
+            told = f"the hello answers none of the last {len(nonces)} challenges; knock again"
+            return refuse("challenge", told, retry_after_s=0.5)
         if not proven:
             return refuse("signature", "the hello is not signed by the identity it names")
         return self._unfit(hello) or Passed(hello, proven[0], came_from)

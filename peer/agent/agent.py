@@ -215,6 +215,7 @@ class Agent:
 
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
+        self._control.on_tick()
         problem = self._supervisor.watch(now)
         for text in self._supervisor.take_lines():
             self._say(text)

@@ -16,6 +16,7 @@ holds back come first; where a fragment has learned from them, or lacks what com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from farflung.protocol.round_words import Used
 
 _WANT_MOST = 1 << 20  # the bound of the wire
+AHEAD_S = 600.0  # of training lie ahead at least, where the data set is large enough
+LEASES_OF_AN_EPOCH = 32  # at least; but for small data sets, whose leases are of `lease_samples`
+PACE_PART, SLOWER_MOST = 0.1, 2.0
 _STEPS_SEEN = 3  # before something is said of how a loader asks
 _UNKNOWN = -1  # how far a fragment has learned from a lease: the agent will say
 
@@ -237,6 +241,30 @@ class LeaseBook:
 
 def _spans_of(handed: list[_Handed]) -> list[Span]:
     return [span for each in handed for span in each.spans]
+
+
+class ReadPace:
+    """How fast a script reads, for how much of its data is to lie ahead: a coordinator may be gone for a while."""
+
+    def __init__(self) -> None:
+        self._read_at: float | None = None
+        self._sample_s: float | None = None  # lately
+
+    def on_read(self, samples: int, now: float) -> None:
+        """A batch of so many is handed out."""
+        if self._read_at is not None and now > self._read_at:
+            took_s = (now - self._read_at) / samples
+            usual_s = took_s if self._sample_s is None else self._sample_s
+            # A round that was waited for, or data that came late, is no pace of reading.
+            self._sample_s = usual_s + PACE_PART * (min(took_s, SLOWER_MOST * usual_s) - usual_s)
+        self._read_at = now
+
+    def unit(self, least: int, of_all: int) -> int:
+        """So many samples to a lease that one lasts AHEAD_S, but no large part of an epoch: what one holds nobody
+        else learns from."""
+        if self._sample_s is None:
+            return least
+        return max(least, min(math.ceil(AHEAD_S / self._sample_s), of_all // LEASES_OF_AN_EPOCH))
 
 
 class LoaderPace:

@@ -2,6 +2,9 @@
 
 Called by the agent's loop, which polls `sockets()`.  It carries messages and closes what the machine asks to
 close; when to knock, and what silence means, is the machine's business.  It also tells how long answers take.
+
+While nobody can be reached at the door one word waits for it, the newest: a door that hears ten knocks at once, when a
+line heals, answers with ten challenges, and each hello would be to another one than it remembers.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Message, Tick
-from farflung.protocol.process.sockets import CONTROL_CLIENT, Keys, curve_client, opened
+from farflung.protocol.process.sockets import (
+    CONTROL_CLIENT,
+    DOOR_CLIENT,
+    Keys,
+    Options,
+    curve_client,
+    opened,
+)
 from farflung.protocol.verdicts import Counters
 
 _FROM_DOOR = frozenset(DOOR_OUT)
@@ -38,6 +48,7 @@ class ControlLink:
         self._counters = counters
         self._door: zmq.Socket[bytes] | None = None
         self._members: zmq.Socket[bytes] | None = None
+        self._at_the_door: FromDoor | None = None  # what could not be said there yet
         self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
 
     def sockets(self) -> Iterator[zmq.Socket[bytes]]:
@@ -48,8 +59,17 @@ class ControlLink:
 
     def to_door(self, message: FromDoor) -> None:
         if self._door is None:
-            self._door = self._dial(self._url.port)
-        self._send(self._door, message)
+            self._door = self._dial(self._url.port, DOOR_CLIENT)
+        self._at_the_door = message
+        self.on_tick()
+
+    def on_tick(self) -> None:
+        if (
+            self._door is not None
+            and self._at_the_door is not None
+            and self._send(self._door, self._at_the_door)
+        ):
+            self._at_the_door = None
 
     def to_members(self, message: FromMember) -> None:
         if self._members is not None:
@@ -59,7 +79,7 @@ class ControlLink:
         """Hangs up at the door: who is in must not take the place of who knocks."""
         self.leave_members()
         self._hang_up()
-        self._members = self._dial(port)
+        self._members = self._dial(port, CONTROL_CLIENT)
 
     def leave_members(self) -> None:
         if self._members is not None:
@@ -87,19 +107,21 @@ class ControlLink:
     def _hang_up(self) -> None:
         if self._door is not None:
             self._door.close(linger=0)
-            self._door = None
+            self._door, self._at_the_door = None, None
 
-    def _send(self, socket: zmq.Socket[bytes], message: Message) -> None:
+    def _send(self, socket: zmq.Socket[bytes], message: Message) -> bool:
+        """False: nobody is there yet, or the queue is full because nobody reads.  Later beats repeat every message."""
         raw = envelope.encode(message)
         try:
             socket.send(raw, zmq.NOBLOCK)
-            self.sent_bytes += len(raw)
         except zmq.Again:
-            pass  # the queue is full because nobody reads: every message is repeated by later beats
+            return False
+        self.sent_bytes += len(raw)
+        return True
 
-    def _dial(self, port: int) -> zmq.Socket[bytes]:
+    def _dial(self, port: int, preset: Options) -> zmq.Socket[bytes]:
         curve = curve_client(self._keys, self._url.key)
-        socket = opened(self._context, zmq.DEALER, CONTROL_CLIENT, curve)
+        socket = opened(self._context, zmq.DEALER, preset, curve)
         host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
         socket.connect(f"tcp://{host}:{port}")
         return socket

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from farflung.optim.rates import RunPlace
 from farflung.optim.schedule import Rules, Schedule
-from farflung.peer.data.leased_data import LeaseBook, LoaderPace, Span
+from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
 from farflung.peer.local.words import (
     Attach,
     Finish,
@@ -134,6 +134,7 @@ class TrainerMachine:
         self.accounts = [Account(number) for number in range(rules.fragments)]
         self.leases = LeaseBook(rules.fragments)
         self._pace, self._loaders = LoaderPace(0), 0
+        self._reads = ReadPace()
         self.stand = Stand.ATTACHING
         self.finished = False
         self.step_count = self.all_tokens = 0
@@ -420,12 +421,13 @@ class TrainerMachine:
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
         unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
-        want = self.leases.ask(batch, unit)
+        want = self.leases.ask(batch, self._reads.unit(unit, samples))
         asked: list[Effect] = []
         if want or found_end:
             asked.append(Say(Need(samples=samples, want=want, data=data)))
         spans = self.leases.next_batch(batch)
         if spans:
+            self._reads.on_read(batch, now)
             self._move(Stand.STEPPING)
             return [*asked, Read(spans[0], spans[1:])]
         loads = self._load_held(list(self._held), now)  # no step would come to take them

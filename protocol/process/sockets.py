@@ -87,6 +87,16 @@ CONTROL_CLIENT: Options = {
     zmq.TCP_MAXRT: _DEAD_CONNECTION_MS,
 }
 
+# A peer's connection to the coordinator's door, which it dials for as long as nobody is there.  After a cut of the line
+# TCP itself would try again after 1, 2, 4, 8 and 16 seconds; what was said to nobody is forgotten (ControlLink).
+CONTACT_TRY_MS = 1000
+DOOR_CLIENT: Options = {
+    **STRANGER,
+    zmq.IMMEDIATE: 1,
+    zmq.CONNECT_TIMEOUT: CONTACT_TRY_MS,
+    zmq.TCP_MAXRT: _DEAD_CONNECTION_MS,
+}
+
 # One attempt to connect and no second one.
 ONE_ATTEMPT: Options = {**CLIENT, zmq.RECONNECT_IVL: -1}
 

@@ -14,7 +14,13 @@ import zmq
 from farflung.coordinator.door import front_door
 from farflung.coordinator.door.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
 from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, Begin, Channel, pair
-from farflung.coordinator.door.hello_check import CHALLENGES_KEPT, Doorkeeper, Passed, RunFacts
+from farflung.coordinator.door.hello_check import (
+    CHALLENGES_KEPT,
+    CHALLENGES_PER_CALLER,
+    Doorkeeper,
+    Passed,
+    RunFacts,
+)
 from farflung.coordinator.door.listener import Arrival
 from farflung.coordinator.ledger.records import Banned, Struck
 from farflung.coordinator.ledger.register import PEERS_KEPT, Register
@@ -144,6 +150,24 @@ def test_a_flood_of_knocks_pushes_out_old_challenges() -> None:
     for number in range(CHALLENGES_KEPT + 10):
         keeper.knock(b"%d" % number, knock, bytes(32))
     assert len(keeper._challenges) == CHALLENGES_KEPT and b"0" not in keeper._challenges
+
+
+def test_who_answers_a_challenge_that_is_forgotten_is_told_so_and_not_that_it_is_somebody_else(
+    door: Door,
+) -> None:
+    """Its knocks had waited in a line that was cut."""
+    keeper, knock = door._keeper, Knock(protocol=PROTOCOL_VERSION, run=door._keeper._facts.name)
+    first = keeper.knock(b"caller", knock, b"n" * 32)
+    assert isinstance(first, Challenge)
+    door.comes(KNOCK)
+    hello = a_hello(door)
+    forged = keeper.examine(b"caller", hello.key, hello)
+    assert isinstance(forged, Refuse) and forged.code == "signature"
+    for number in range(CHALLENGES_PER_CALLER + 1):
+        keeper.knock(b"caller", knock, bytes([number]) * 32)
+    late = keeper.examine(b"caller", hello.key, hello)
+    assert isinstance(late, Refuse) and (late.code, late.retry_after_s) == ("challenge", 0.5)
+    assert "knock again" in late.reason and "signed" not in late.reason
 
 
 def test_strikes_and_bans_are_kept_of_a_bounded_number_of_peers() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.peer.data.leased_data import LeaseBook, LoaderPace, Span
+from farflung.peer.data.leased_data import (
+    AHEAD_S,
+    LEASES_OF_AN_EPOCH,
+    LeaseBook,
+    LoaderPace,
+    ReadPace,
+    Span,
+)
 from farflung.protocol.messages import Lease
 
 BATCH = 2
@@ -119,3 +126,32 @@ def test_after_a_drop_steps_of_several_batches_soon_learn_again(group: int, ahea
             read(book)
         book.on_step()
     assert book.used(), "nothing is ever learned again"
+
+
+# ---- how much lies ahead of a peer ---------------------------------------------------------------------------------
+
+
+def paced(sample_s: float, batch: int = 4, pause_every: int = 0) -> ReadPace:
+    pace, now = ReadPace(), 0.0
+    for number in range(200):
+        pace.on_read(batch, now)
+        now += sample_s * batch + (30.0 if pause_every and number % pause_every == 0 else 0.0)
+    return pace
+
+
+def test_leases_last_ten_minutes_of_reading_where_the_data_set_is_large_enough() -> None:
+    large = 10_000_000
+    unit = paced(0.0125).unit(256, large)
+    assert AHEAD_S <= unit * 0.0125 <= 1.1 * AHEAD_S
+    assert paced(5.0).unit(256, large) == 256, "a slow reader's usual lease lasts longer"
+    assert ReadPace().unit(256, large) == 256, "before anything is known"
+
+
+def test_no_peer_holds_so_much_of_an_epoch_that_others_have_none() -> None:
+    assert paced(0.001).unit(256, 64_000) == 64_000 // LEASES_OF_AN_EPOCH
+    assert paced(0.001).unit(256, 60) == 256, "small data sets are leased as ever"
+
+
+def test_rounds_that_are_waited_for_are_no_pace_of_reading() -> None:
+    with_rounds = paced(0.0125, pause_every=40).unit(256, 10_000_000)
+    assert 0.8 <= with_rounds / paced(0.0125).unit(256, 10_000_000) <= 1.0

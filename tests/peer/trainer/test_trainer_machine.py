@@ -10,8 +10,12 @@ import sys
 
 import pytest
 
+from farflung.peer.data.leased_data import AHEAD_S
+from farflung.peer.local.words import LeasesNow, Need
+from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import NO_LEASED_DATA
-from rig.trainer_player import check
+from farflung.protocol.messages import Lease
+from rig.trainer_player import Player, check
 
 
 def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_the_agents_word() -> None:
@@ -691,3 +695,26 @@ def test_a_script_that_reads_leased_samples_hears_nothing_of_it() -> None:
         """,
         shows_own_data=True,
     )
+
+
+def test_what_is_leased_lasts_ten_minutes_of_steps_without_a_coordinator() -> None:
+    """Its line was cut for 25 s, and one peer of four stood still after 17 steps."""
+    player, held, reached, batch, step_s = Player(), list[Lease](), 0, 4, 0.05
+    player("rules blocking 1000000"), player("begin")
+    for _ in range(500):
+        effects = player.machine.on_want(10_000_000, batch, player.now)
+        said = [each.word for each in effects if isinstance(each, do.Say)]
+        for need in [word for word in said if isinstance(word, Need)]:
+            held.append(Lease.at(len(held) + 1, 0, reached, reached + need.want, (reached,)))
+            reached += need.want
+            player.machine.on_message(LeasesNow(leases=tuple(held)), player.now)
+            effects = effects if any(isinstance(each, do.Read) for each in effects) else []
+        if not effects:
+            effects = player.machine.on_want(10_000_000, batch, player.now)
+        [read] = [each for each in effects if isinstance(each, do.Read)]
+        player.machine.hand_out((read.span, *read.more), 0)
+        player.now += step_s
+        player("step 1")
+    left = reached - 500 * batch
+    assert left / batch * step_s >= 0.95 * AHEAD_S
+    assert len(held) <= 6

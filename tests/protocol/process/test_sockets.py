@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
@@ -20,12 +22,14 @@ from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Listener
 from farflung.peer.line.control import ControlLink
 from farflung.peer.local.channel import LocalClient, LocalServer
+from farflung.protocol import envelope
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import AskStatus
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Counters
+from rig.ports import free_ports
 
 CONTROL_BYTES = 256 * 1024 + 4096
 # They say what a socket is or does just now.  HWM and IPV4ONLY are other names for what other options tell.
@@ -113,12 +117,49 @@ def test_a_peers_connection_to_its_coordinator(
     recorded: Recorded, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     control = ControlLink(context, URL, zmq.curve_keypair(), Counters())
-    control.to_door(AskStatus(run="run"))
+    control.enter_members(9)
     control.close()
     assert recorded.only("connect", zmq.DEALER) == CLIENT | {
         "SNDHWM": 256, "MAXMSGSIZE": CONTROL_BYTES, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 2000,
         "HANDSHAKE_IVL": 5000, "TCP_KEEPALIVE": 1, "TCP_MAXRT": 10_000,
     }  # fmt: skip
+
+
+def test_a_peers_connection_to_the_door_is_tried_again_each_second(
+    recorded: Recorded, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    control = ControlLink(context, URL, zmq.curve_keypair(), Counters())
+    control.to_door(AskStatus(run="run"))
+    control.close()
+    assert recorded.only("connect", zmq.DEALER) == CLIENT | {
+        "MAXMSGSIZE": CONTROL_BYTES, "RECONNECT_IVL": 200, "HANDSHAKE_IVL": 5000, "IMMEDIATE": 1,
+        "CONNECT_TIMEOUT": 1000, "TCP_MAXRT": 10_000,
+    }  # fmt: skip
+
+
+def test_a_door_that_was_not_there_hears_the_newest_word_and_no_other(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """Else ten knocks arrive when a line heals, and each draws a challenge."""
+    public, secret = zmq.curve_keypair()
+    port = next(free_ports())
+    control = ControlLink(
+        context, JoinUrl("127.0.0.1", port, "run", z85.decode(public)), zmq.curve_keypair(), Counters()
+    )
+    for number in range(10):
+        control.to_door(AskStatus(run=f"run {number}"))
+    door = context.socket(zmq.ROUTER)
+    door.curve_server, door.curve_secretkey = True, secret
+    door.bind(f"tcp://127.0.0.1:{port}")
+    heard: list[bytes] = []
+    end = time.monotonic() + 30.0
+    while not heard and time.monotonic() < end:
+        control.on_tick()
+        if door.poll(20):
+            heard.append(door.recv_multipart()[-1])
+    assert not door.poll(300) and len(heard) == 1
+    assert envelope.decode(heard[0], frozenset({"ask_status"})) == AskStatus(run="run 9")
+    control.close()
 
 
 def test_somebody_who_only_asks(recorded: Recorded) -> None:
