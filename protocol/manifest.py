@@ -332,12 +332,8 @@ def _cross_checks(m: Manifest) -> list[str]:
 
     least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
     guard = m.merge.guard
-    expect(
-        guard == 0 or guard >= 2,
-        "[merge] guard",
-        "0 (off), or at least 2: sizes vary from round to round",
-        guard,
-    )
+    guard_rule = "0 (off), or at least 2: sizes vary from round to round"
+    expect(guard == 0 or guard >= 2, "[merge] guard", guard_rule, guard)
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
     for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
         try:

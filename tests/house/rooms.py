@@ -199,6 +199,7 @@ ROOMS: dict[str, Room] = {
             "console/bench",
             "console/web",
             "coordinator",
+            "coordinator/ledger/provenance",
             "peer",
             "peer/agent",
             "peer/builtin",
