@@ -29,6 +29,9 @@ def curve_of(rounds: int) -> LossCurve:
 def test_a_curve_is_bounded_and_has_every_round_in_it_once(rounds: int) -> None:
     points = curve_of(rounds).points
     assert len(points) <= POINTS_MOST and sum(point.rounds for point in points) == rounds
+    assert len({point.rounds for point in points[:-1]}) <= 1, (
+        "none but the newest has fewer rounds than the others"
+    )
     first = 1
     for point in points:
         assert point.version == first + point.rounds - 1 and point.tokens == 100 * point.version
