@@ -49,6 +49,7 @@ Url = Annotated[
     str, typer.Argument(help="The join URL that `farflung coordinate` printed (put it in quotes).")
 ]
 STATUS_TIMEOUT_S = 5.0
+STARTS = "the coordinator of {} starts; the join URL comes when peers can use it"
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
@@ -169,8 +170,7 @@ def coordinate(
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
     if not json_output and run_toml.is_file():
-        say = log_lines.Teller.from_environment(log_lines.COORDINATOR)
-        say(f"the coordinator of {run_toml} starts; the join URL comes when peers can use it")
+        log_lines.Teller.from_environment(log_lines.COORDINATOR)(STARTS.format(run_toml))
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
 
