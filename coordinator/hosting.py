@@ -17,15 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn, take_all_descriptors
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.journal_upgrade import backup_path
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
+from farflung.coordinator.relay.relay_process import RelayProcess
+from farflung.coordinator.relay.relay_words import Begin
+from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
+from farflung.coordinator.relaying import Month, Relaying
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
@@ -90,12 +95,38 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
             if keys.signing is not None:
                 server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
                 server.provenance = ProvenanceFile(data_dir / FILE_NAME, journal.run_id, keys.signing)
+            server.relaying = _relaying(machine, keys, listen_on, data_dir)
+            if server.relaying is not None:
+                stack.callback(server.relaying.close)
             host = asked_for.public_host or listen_on.host_for_others()
             server.url = JoinUrl(host, server.port, manifest.run.name, keys.public_raw)
             announce(str(server.url))
             server.run_until(lambda: bool(asked) or done() or machine.drained)
         drained = "drained" if machine.drained else "the run is complete"
         events.close("asked to stop" if asked else drained, server.counts)
+
+
+def _relaying(
+    machine: RunMachine, keys: CoordinatorKeys, listen: ListenOn, data_dir: Path
+) -> Relaying | None:
+    net, core = machine.core.manifest.net, machine.core
+    rate = relay_bytes_per_s(net.relay)
+    if rate is None:
+        core.members.ways.why_no_relay = 'the host wants none ([net] relay = "off")'
+        return None
+    if keys.signing is None:
+        core.members.ways.why_no_relay = "coordinator.key is of an older version and can't sign tickets"
+        return None
+    begin = Begin(
+        run_id=core.run_id,
+        incarnation=core.ledger.incarnation,
+        public=keys.signing.public_key().public_bytes_raw(),
+        host=listen.host,
+        port=listen.relay_port,
+        bytes_per_s=rate,
+    )
+    month = Month.load(data_dir / RELAY_NAME, parse_bytes(net.relay_month))
+    return Relaying(RelayProcess(begin, core.note), month, machine)
 
 
 def _read_manifest(path: Path, changes: Sequence[str]) -> Manifest:

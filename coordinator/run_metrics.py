@@ -61,8 +61,28 @@ def _of_members(core: Core) -> list[Family]:
         gauge(
             "members_dialable", "Members that others can dial.", sum(bool(m.contact.address) for m in alive)
         ),
+        *_of_relay(core),
         by_label("members_by_state", "Members by what they do.", "state", states),
         gauge("tokens_per_second", "Of all members.", sum(m.pace.tokens_per_s for m in alive)),
+    ]
+
+
+def _of_relay(core: Core) -> list[Family]:
+    ways, usage = core.members.ways, core.members.ways.usage
+    relayed = sum(ways.way_of(each) == "relayed" for each in core.members.alive.values())
+    return [
+        gauge(
+            "relay_on", "1 where peers that nobody can dial may meet at a relay.", int(ways.relay is not None)
+        ),
+        gauge("members_relayed", "Members that have tickets for it.", relayed),
+        gauge("relay_pairs", "Pairs that are joined there now.", usage.pairs),
+        gauge("relay_waiting", "Sides that wait there for the other one.", usage.waiting),
+        counter("relay_bytes_total", "Bytes that it passed.", usage.moved_bytes),
+        counter("relay_refused_total", "Connections to it without a good ticket.", usage.refused),
+        gauge("relay_month_bytes", "Bytes that it passed in this calendar month.", usage.month_bytes),
+        gauge(
+            "relay_month_limit_bytes", "After so many it stops until the next month.", usage.month_limit_bytes
+        ),
     ]
 
 

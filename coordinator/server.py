@@ -43,6 +43,7 @@ from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
+from farflung.coordinator.relaying import Relaying
 from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,
@@ -52,6 +53,7 @@ from farflung.coordinator.run.effects import (
     KeepEvidence,
     KeepProof,
     Note,
+    RelayPairs,
     Tell,
     Write,
 )
@@ -70,7 +72,7 @@ JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepProof
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | Note | KeepEvidence | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -121,6 +123,7 @@ class Server:
         self.evidence: EvidenceFolder | None = None  # where it is kept
         self.provenance: ProvenanceFile | None = None
         self.exporter: Exporter | None = None  # where /metrics is wanted
+        self.relaying: Relaying | None = None  # where peers may meet that nobody can dial
         self._slowest_turn_s = 0.0
         self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
         self.undelivered = 0  # answers whose reader was gone or did not read; the next beat makes them good
@@ -221,6 +224,8 @@ class Server:
         self._to_cut = [each for each in self._to_cut if now < each[0]]
         if self._allowlist is not None:
             self._machine.admission.allowed = self._allowlist.refreshed()
+        if self.relaying is not None:
+            self._execute(self.relaying.on_tick(now, time.time()))
         self._execute(self._machine.on_timer(now))
         self._events.on_timer(now, self.counts)
         self._tell_metrics(now)
@@ -372,6 +377,9 @@ class Server:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
+            case RelayPairs(pairs=pairs):
+                if self.relaying is not None:
+                    self.relaying.process.want(pairs)
             case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)

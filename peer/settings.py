@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from farflung.protocol.caps import (
     RESULTS_BYTES,
     SHARDS_BYTES,
     Cap,
+    parse_bytes,
     parse_cap,
     strictest,
 )
@@ -58,13 +58,6 @@ def default_path(environ: Mapping[str, str] = os.environ) -> Path:
     except RuntimeError as error:
         raise UserError(f"no place for the identity key: {error}; set FARFLUNG_HOME to a folder") from error
     return home / "identity.pem"
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([MG])B", text.strip())
-    if found is None:
-        raise UserError(f'expected a size such as "500 MB" or "2 GB", found {text!r}')
-    return round(float(found[1]) * (1e6 if found[2] == "M" else 1e9))
 
 
 def _yes(text: str) -> bool:
@@ -133,9 +126,9 @@ class OwnConfig:
     checkpoints: str = _setting("", _CHECKPOINTS_HELP, place_of)
     # Without a step for so long the trainer counts as stuck; None: it depends.  No option, only file and environment.
     stuck_after: float | None = _setting(None, parse=_seconds)
-    results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, _bytes)
+    results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, parse_bytes)
     results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
-    crossings_limit: int = _setting(CROSSINGS_BYTES, _CROSSINGS_HELP, _bytes)
+    crossings_limit: int = _setting(CROSSINGS_BYTES, _CROSSINGS_HELP, parse_bytes)
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
     )
@@ -147,7 +140,7 @@ class OwnConfig:
     data: str = _setting("", _DATA_HELP, place_of)
     # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
     cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009
-    cache_limit: int = _setting(SHARDS_BYTES, parse=_bytes)
+    cache_limit: int = _setting(SHARDS_BYTES, parse=parse_bytes)
 
     def as_json(self) -> str:
         """For the agent: an option of `python -m farflung.peer.agent.main`."""

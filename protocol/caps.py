@@ -26,6 +26,7 @@ _UNITS = {  # in bit/s; "mbit/s" can only mean Mbit/s, but "Mb/s" may mean eithe
     **{f"{prefix}B/s": 8 * factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))},
 }
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[A-Za-z/]*)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([MGT])B")
 _HOURS = re.compile(r"(?P<rate>.*\S) +(\d\d?):(\d\d) *- *(\d\d?):(\d\d)", re.ASCII)
 
 
@@ -124,6 +125,24 @@ def _refuse_overlap(hours: list[Hours], whole: str) -> None:
 
 def _wrong(text: str, why: str) -> UserError:
     return UserError(f'the cap "{text}" cannot be used: {why}; write for example {FORMS}')
+
+
+def relay_bytes_per_s(text: str) -> float | None:
+    """What a relay may pass; None for `off`.  It has one rate all day, and never none."""
+    if text.strip().lower() == "off":
+        return None
+    cap = parse_cap(text)
+    if cap.bytes_per_s is None or cap.hours:
+        raise _wrong(text, 'a relay has one rate for all hours, or is "off"')
+    return cap.bytes_per_s
+
+
+def parse_bytes(text: str) -> int:
+    """Such as 500 MB, 2 GB or 1 TB."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UserError(f'expected a size such as "500 MB", "2 GB" or "1 TB", found {text!r}')
+    return round(float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2]])
 
 
 # ---- pacing ----------------------------------------------------------------------------------------------

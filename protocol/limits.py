@@ -25,6 +25,8 @@ FRAGMENTS_MAX = 64  # beats and ticks have an entry for each
 MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
 SEATS_TOLD = 1024  # of a stage and those beside it: the living ones, and as many that went during a batch
 MAX_PEERS = 1024
+WAYS_MOST = 128  # of one member over the relay
+TICKET_CHARS = 160
 ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message
 
 BULK_HEADER_BYTES = 96

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from farflung.protocol.caps import parse_cap
+from farflung.protocol.caps import parse_bytes, parse_cap, relay_bytes_per_s
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.outer_numbers import (
@@ -36,7 +36,8 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
 _HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _SHOWN_CHARS = 60
-COORDINATORS_OWN = {"admission"}  # sections that no peer needs to know
+# What no peer needs to know: sections, and keys of others.
+COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}
 _SAME_VERSION = "are both sides on the same farflung version?"
 _NAME = "^[a-z0-9-]{1,64}$"
 _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
@@ -156,6 +157,10 @@ class NetSection(_Section):
     dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
     download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
+    relay: Annotated[str, Field(max_length=40, description='a rate such as "50 Mbit/s", or "off"')] = (
+        "50 Mbit/s"
+    )
+    relay_month: Annotated[str, Field(max_length=40, description='a size such as "1 TB"')] = "1 TB"
 
 
 class CheckpointSection(_Section):
@@ -335,6 +340,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     guard_rule = "0 (off), or at least 2: sizes vary from round to round"
     expect(guard == 0 or guard >= 2, "[merge] guard", guard_rule, guard)
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
+    problems += _relay_problems(m)
     for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
         try:
             parse_cap(cap)
@@ -365,6 +371,19 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
+    return problems
+
+
+def _relay_problems(m: Manifest) -> list[str]:
+    problems = []
+    for key, check, text in (
+        ("relay", relay_bytes_per_s, m.net.relay),
+        ("relay_month", parse_bytes, m.net.relay_month),
+    ):
+        try:
+            check(text)
+        except UserError as error:
+            problems.append(f"[net] {key}: {error}")
     return problems
 
 

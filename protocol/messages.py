@@ -25,6 +25,7 @@ from farflung.protocol.limits import (
     PART_BYTES,
     SEATS_TOLD,
     TOKENS_MAX,
+    WAYS_MOST,
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import (
@@ -39,6 +40,7 @@ from farflung.protocol.round_words import (
     Plan,
     Reason,
     Used,
+    Way,
 )
 from farflung.protocol.signing import PROOF_BYTES
 from farflung.protocol.verdicts import Verdict
@@ -414,6 +416,8 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     batch: BatchTick | None  # where updates are synchronous batches, and one is due
     # The stage of the model that this member is to serve from now on, if that is another one than it holds.
     serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
+    # With a roster: how those are reached whom I can't dial and who can't dial me.
+    ways: Annotated[tuple[Way, ...], Meta(max_length=WAYS_MOST)] = ()
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -11,7 +11,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.limits import ADDRESS_CHARS, CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+from farflung.protocol.limits import (
+    ADDRESS_CHARS,
+    CHUNKS_PER_FRAGMENT,
+    MEMBERS_PER_ROUND,
+    TICKET_CHARS,
+)
 
 # A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
 CROWD = 64
@@ -104,6 +109,14 @@ class Contact(Struct, frozen=True, forbid_unknown_fields=True):
     name: PeerName
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]  # CURVE public key of its session
     address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+
+
+class Way(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How I reach somebody whom I can't dial and who can't dial me: we meet at the relay of the coordinator's host."""
+
+    peer: PeerName
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    ticket: Annotated[str, Meta(max_length=TICKET_CHARS)]  # mine: a name to ask the relay for, by SOCKS5
 
 
 def result_name(commit: Commit) -> str:

@@ -17,6 +17,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import ENCRYPTION_BYTES, Backlog, OnTheWay
+from farflung.collectives.link.link import Relayed
+from farflung.collectives.link.relay_way import RelayWay
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
 from farflung.collectives.link.urgency import Rank
 from farflung.protocol.frames import Frame, Payload
@@ -39,6 +41,7 @@ class Connection:
     tcp: TcpCounts
     up: bool = False  # connected, and the other side proved its key
     descriptor: int = -1  # of the TCP connection
+    carried_by: int = -1  # where that is not libzmq's own: see relay_way.py
     silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
     on_the_way: OnTheWay = field(default_factory=OnTheWay)
     _crossed: Crossed = NOTHING
@@ -62,7 +65,7 @@ class Connection:
             news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
             self.tcp.on_news(news["event"], news["value"])
             if news["event"] == zmq.EVENT_CONNECTED:
-                self.descriptor = news["value"]
+                self.descriptor = news["value"] if self.carried_by < 0 else self.carried_by
                 self.on_the_way.forget()
             else:
                 self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -119,6 +122,9 @@ class Line:
     opened: list[Connection] = field(default_factory=list)
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
+    way: Relayed | None = None  # over a relay
+    relay_way: RelayWay | None = None  # that way, as it is taken now
+    again_at: float = 0.0  # not before that another attempt is made
     sent_bytes: int = 0
     served_no: int = 0  # which frame of all lines was its last one
     # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
@@ -207,6 +213,9 @@ class Line:
         for connection in self.opened:
             connection.close()
         self.opened.clear()
+        if self.relay_way is not None:
+            self.relay_way.close()
+            self.relay_way = None
 
 
 def _offer(socket: Socket, parts: list[Payload]) -> bool:

@@ -14,7 +14,7 @@ ask without end.  What that costs here is bounded, and each frame that arrived e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from farflung.protocol.verdicts import Counters
 
 
 class Pollable(Protocol):
-    """What zmq.Poller takes: a ZeroMQ socket, a plain socket, or anything else with a descriptor.
+    """What zmq.Poller takes, besides a bare descriptor: a ZeroMQ socket, a plain socket, or anything else with one.
 
     For zmq.Poller only: the descriptor of a ZeroMQ socket says something else than the socket.
     """
@@ -53,6 +53,13 @@ class Moved(NamedTuple):
     received_bytes: int  # also of frames that are not whole yet, where it can tell
 
 
+class Relayed(NamedTuple):
+    """How a contact is reached that I can't dial and that can't dial me: both ask a relay for each other."""
+
+    relay: str  # HOST:PORT, by SOCKS5
+    ticket: str  # the name to ask for
+
+
 class Link(Protocol):
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -78,6 +85,14 @@ class Link(Protocol):
         """
         ...
 
+    def set_ways(self, ways: Mapping[str, Relayed]) -> None:
+        """By peer, for contacts without an address; those that are not named have no such way any more.
+
+        The relay is believed nothing: what comes over it counts for the contact only under the contact's key.  A
+        connection that stands is kept when its ticket is renewed.
+        """
+        ...
+
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """What may pass from now on.  A frame goes as a whole; what comes after it waits until it is paid for."""
         ...
@@ -88,7 +103,7 @@ class Link(Protocol):
 
     # ---- polling and time --------------------------------------------------------------------------------------
 
-    def sockets(self) -> Iterable[tuple[Pollable, int]]:
+    def sockets(self) -> Iterable[tuple[Pollable | int, int]]:
         """What to poll at this turn, and for what: zmq.POLLIN, zmq.POLLOUT or both.  Another turn, other sockets."""
         ...
 

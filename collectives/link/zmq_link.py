@@ -5,16 +5,16 @@ them, and nothing of rounds.  Keys, clock and caps are arguments.  It has a Zero
 encrypts: a word to the coordinator must not wait until megabytes for other peers are through.
 
 A peer that can be dialled is dialled, one connection for each direction, or several where one is not enough for the
-line (rates.py).  One that cannot be dialled keeps connections to all who can, and is answered over them.  A socket
-takes only a few frames at a time; the rest waits in its line (line.py), as references to bytes that their owner
-keeps.
+line (rates.py).  One that cannot be dialled keeps connections to all who can, and is answered over them.  Two of these
+meet at a relay, if they are told of one.  A socket takes only a few frames at a time; the rest waits in its line
+(line.py), as references to bytes that their owner keeps.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import zmq
@@ -22,22 +22,25 @@ from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import Intake
 from farflung.collectives.link.line import Connection, Line
-from farflung.collectives.link.link import FrameCounts, Moved, Pollable
+from farflung.collectives.link.link import FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import AtLeast, connections_wanted
+from farflung.collectives.link.relay_way import RelayWay, Stand
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
+    BULK_RELAYED,
     BULK_SERVER,
     Keys,
     Options,
     Socket,
     bulk,
     curve_client,
+    curve_raw,
     curve_server,
     opened,
 )
@@ -49,6 +52,7 @@ FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the c
 WIDEN_EVERY_S = 0.5
 STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
 UNREACHED_AFTER_S = 2.5
+MEET_AGAIN_S = 0.25  # after an attempt at the relay
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
@@ -137,6 +141,14 @@ class ZmqLink:
             if len(contacts) <= CROWD or not self._router:
                 self._dial(line)
 
+    def set_ways(self, ways: Mapping[str, Relayed]) -> None:
+        for peer, line in self.lines.items():
+            way = ways.get(peer)
+            if way is None and line.relay_way is not None:
+                line.close()
+            line.way = way
+            self._dial(line)
+
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         now = self._clock()
         self.settings.upload.set_rate(now, up_bytes_per_s)
@@ -158,6 +170,7 @@ class ZmqLink:
     def _drop(self, peer: str) -> None:
         line = self.lines.pop(peer)
         self._peer_of_key.pop(line.contact.key.hex(), None)
+        self._zap.forget_policy(_domain_of(line.contact.key))
         self._sent_before.pop(peer, None)
         self._pings.forget(peer)
         line.close()
@@ -168,6 +181,8 @@ class ZmqLink:
 
     def _dial(self, line: Line) -> None:
         """Open what the line needs, if the other side can be dialled."""
+        if line.way is not None and not line.contact.address:
+            self._meet(line, line.way)
         if not line.contact.address or line.undialable:
             return
         while len(line.opened) < max(1, self.settings.connections, line.wanted):
@@ -183,9 +198,41 @@ class ZmqLink:
                 return
             line.opened.append(connection)
 
+    def _meet(self, line: Line, way: Relayed) -> None:
+        """At the relay: one connection, for both directions."""
+        now = self._clock()
+        if line.relay_way is None and now >= line.again_at:
+            line.again_at = now + MEET_AGAIN_S
+            line.relay_way = RelayWay(way, now)
+            self._tcp.on_news(zmq.EVENT_CONNECTED, line.relay_way.descriptor)
+
+    def _follow_relay(self, line: Line, taken: RelayWay) -> None:
+        """A turn of the way over the relay.  libzmq connects once the other side is there."""
+        taken.turn(self._clock())
+        if taken.stand == Stand.JOINED and not line.opened:
+            connection = self._open_relayed(line.contact.key)
+            connection.carried_by = taken.descriptor
+            connection.socket.connect(taken.endpoint)
+            line.opened.append(connection)
+        renewed = line.way != taken.way and not any(each.up for each in line.opened)
+        if taken.stand == Stand.OVER or renewed:
+            self._tcp.forget(taken.descriptor)
+            line.close()
+
+    def _open_relayed(self, theirs: bytes) -> Connection:
+        """Which of us is CURVE's server follows from our keys."""
+        if curve_raw(self._keys[0]) < theirs:
+            # Whoever the relay brings, only the contact itself shakes hands.
+            domain = _domain_of(theirs)
+            self._zap.set_policy(domain, theirs.__eq__)
+            curve = curve_server(self._keys[1], domain.encode())
+        else:
+            curve = curve_client(self._keys, theirs)
+        return Connection.watched(self._opened(zmq.DEALER, BULK_CLIENT, BULK_RELAYED, curve), self._tcp)
+
     # ---- polling and time ----------------------------------------------------------------------------------
 
-    def sockets(self) -> Iterator[tuple[Pollable, int]]:
+    def sockets(self) -> Iterator[tuple[Pollable | int, int]]:
         yield self._zap.socket, zmq.POLLIN
         now = self._clock()
         may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
@@ -193,6 +240,8 @@ class ZmqLink:
         if self._router is not None and may_read:
             yield self._router, may_read
         for line in self.lines.values():
+            if line.relay_way is not None:
+                yield from line.relay_way.sockets()
             for connection in line.opened:
                 events = may_read | (may_write if line.waits and connection.up else 0)
                 if events:
@@ -218,6 +267,8 @@ class ZmqLink:
             self._tcp.on_news(news["event"], news["value"])
         self._carried.feed(now, self._newly_sent())
         for peer, line in self.lines.items():
+            if line.way is not None:
+                self._dial(line)
             for connection in line.opened:
                 if connection.read_news():
                     line.put(self._pings.greet(peer, now))
@@ -375,6 +426,8 @@ class ZmqLink:
     def receive(self) -> Iterator[tuple[str, Frame | Spoiled]]:
         self.answer_handshakes()
         for peer, line in list(self.lines.items()):
+            if line.relay_way is not None:
+                self._follow_relay(line, line.relay_way)
             for connection in list(line.opened):
                 yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
@@ -416,6 +469,11 @@ class ZmqLink:
                 line.put(answer)
             return None
         return frame
+
+
+def _domain_of(key: bytes) -> str:
+    """Of ZAP: where only this key comes in."""
+    return f"pair-{key.hex()}"
 
 
 def _user_of(part: zmq.Frame) -> str:

@@ -46,6 +46,16 @@ class Line:
     bounded: bool
 
 
+@dataclass(frozen=True)
+class Relay:
+    """Where peers meet that nobody can dial, as the status tells of it."""
+
+    port: int = 0
+    bytes_per_s: float = 0.0
+    why_not: str = ""  # this run has none
+    silent: str = ""  # why it could not be asked from here
+
+
 @dataclass
 class Facts:
     """What was found out; None and empty where it was not."""
@@ -70,6 +80,7 @@ class Facts:
     local_address: str = ""
     dialled: tuple[str, str] | None = None  # the address, and what came of it
     wants_dialling: bool = True
+    relay: Relay | None = None  # of the coordinator
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
     stages: tuple[Stage, ...] = ()  # of a model that is cut, as far as somebody has brought it
     notes: list[str] = field(default_factory=list)
@@ -95,6 +106,8 @@ def examine(facts: Facts) -> list[Finding]:
         findings += [_rtt(facts.line), _clock(facts.line)]
     if facts.dialled is not None or (facts.line is not None and not facts.wants_dialling):
         findings.append(_reach(facts))
+    if facts.relay is not None:
+        findings.append(_relay(facts.relay, facts.dialled is None or facts.dialled[1] != "yes"))
     if facts.line is not None:
         findings.append(_bandwidth(facts.line))
         if facts.manifest is not None:
@@ -242,7 +255,7 @@ def _reach(facts: Facts) -> Finding:
     nat = nat_kind(facts.local_address, seen)
     if not facts.wants_dialling:
         return Finding(
-            "reachable", OK, f"not asked for (--listen off), {nat}: it takes part and owns no chunks"
+            "reachable", OK, f"not asked for (--listen off), {nat}: whoever can be dialled owns its chunks"
         )
     assert facts.dialled is not None
     address, said = facts.dialled
@@ -251,10 +264,24 @@ def _reach(facts: Facts) -> Finding:
             "reachable", OK, f"the coordinator dialled {address}; {nat}. Other peers may still be blocked"
         )
     forward = f"forward a port of your router and use --listen 0.0.0.0:PORT --advertise {seen or 'HOST'}:PORT"
-    todo = f"{forward}; or join with --listen off: it takes part, and others own its chunks"
+    todo = "nothing must be done: it takes part, others own its chunks, and where nobody can be dialled the relay "
+    todo += f"brings its bytes, slower than a line of its own. Better: {forward}"
     if said == "no":
         return Finding("reachable", WARN, f"nobody can dial {address} ({nat})", todo)
     return Finding("reachable", WARN, f"{address}: {said} ({nat})", todo)
+
+
+def _relay(relay: Relay, is_needed: bool) -> Finding:
+    if relay.why_not:
+        todo = "somebody in the run must be dialable: forward a port of your router" if is_needed else ""
+        return Finding("relay", WARN if is_needed else OK, f"this run has none: {relay.why_not}", todo)
+    if relay.silent:
+        todo = f"ask the host to let TCP port {relay.port} through its firewall (docs/host.md)"
+        told = f"port {relay.port} of the coordinator does not answer: {relay.silent}"
+        return Finding("relay", WARN if is_needed else OK, told, todo)
+    rate = si(8 * relay.bytes_per_s, "bit/s")
+    use = "it is what others reach you by" if is_needed else "not needed here"
+    return Finding("relay", OK, f"answers on port {relay.port}, {rate} for all who use it; {use}")
 
 
 def _bandwidth(line: Line) -> Finding:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from farflung import __version__
-from farflung.console.doctor.advice import Facts
+from farflung.console.doctor.advice import Facts, Relay
 from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
 from farflung.console.doctor.stage_advice import stages_in
@@ -29,6 +31,8 @@ from farflung.protocol.messages import Challenge, Knock
 from farflung.protocol.process.host_memory import available_bytes
 
 PATIENCE_S = 5.0
+RELAY_S = 3.0
+GREETING, ANSWER = b"\x05\x01\x00", b"\x05\x00"  # of SOCKS5
 
 
 def of_this_machine() -> Facts:
@@ -63,6 +67,7 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
             size = known(status, "model_bytes")
             facts.model_bytes = int(size) if size is not None else None
             facts.stages = stages_in(status)
+            facts.relay = _relay_of(status.get("relay"), url.host)
             facts.line = measure(client)
             facts.local_address = address_towards(url).strip("[]")
             if facts.wants_dialling:
@@ -75,6 +80,22 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
         facts.unreachable = f"no way to {url.host}: {error.strerror or error}"
     except FarflungError as error:
         facts.refused = str(error)
+
+
+def _relay_of(told: object, host: str) -> Relay | None:
+    """As the status tells of it, and whether it can be reached from here.  None: an older coordinator."""
+    if not isinstance(told, Mapping):
+        return None
+    if told.get("on") is not True:
+        return Relay(why_not=str(told.get("why_not") or "its host does not say why"))
+    port, rate = int(told.get("port") or 0), float(told.get("bytes_per_s") or 0.0)
+    try:
+        with socket.create_connection((host, port), RELAY_S) as guest:
+            guest.sendall(GREETING)
+            silent = "" if guest.recv(len(ANSWER)) == ANSWER else "it is something else that answers there"
+    except OSError as error:
+        silent = error.strerror or str(error)
+    return Relay(port, rate, silent=silent)
 
 
 def _version_of(package: str) -> str:

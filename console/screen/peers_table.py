@@ -203,6 +203,18 @@ def _cells(member: Record) -> dict[str, str]:
     }
 
 
+def _reach(member: Record) -> str:
+    """Which way others have to it, and why no better one."""
+    if member.get("reachable") is True:
+        return "others can dial it"
+    relayed = clean(member.get("way")) == "relayed"
+    how = (
+        "over the relay, by those whom it can't dial" if relayed else "nobody can dial it: it owns no chunks"
+    )
+    why = clean(member.get("why_this_way") or "")
+    return f"{how} ({why})" if why else how
+
+
 def _cell(text: str, column: _Column, style: str) -> Text:
     cell = cut(Text(text, style), column.width)
     cell.align("right" if column.right else "left", column.width)
@@ -215,9 +227,6 @@ def details(member: Record, status: Record) -> list[Text]:
     why = why_not(member)
     sent, got = fraction(member, "sent"), fraction(member, "got")
     line_up, line_down = number(member, "up_bytes_per_s"), number(member, "down_bytes_per_s")
-    reach = (
-        "others can dial it" if member.get("reachable") is True else "nobody can dial it: it owns no chunks"
-    )
     same = {"=": "the run's state, bit for bit", "≠": "NOT the run's state", "?": "not compared yet"}
     cells = _cells(member)
     lines = [
@@ -227,7 +236,8 @@ def details(member: Record, status: Record) -> list[Text]:
         f"step {cells['step']}, {si(number(member, 'tokens'))} tokens, {cells['tok/s']} tokens/s, loss {cells['loss']}",
         f"sends {cells['up/s']}/s of {si(line_up, 'B') if line_up else '?'}/s, "
         f"gets {cells['down/s']}/s of {si(line_down, 'B') if line_down else '?'}/s; "
-        f"{si(number(member, 'tx_bytes'), 'B')} sent, {si(number(member, 'rx_bytes'), 'B')} received; {reach}",
+        f"{si(number(member, 'tx_bytes'), 'B')} sent, {si(number(member, 'rx_bytes'), 'B')} received",
+        f"reached: {_reach(member)}",
         f"this round: {'not in it' if sent is None else f'{sent:.0%} sent, {got or 0.0:.0%} of the results here'}"
         + (f"; left out: {clean(member.get('out'))}" if member.get("out") else ""),
         f"rounds missed in a row: {cells['miss']}; shown another state: {cells['bad']}; heard {cells['heard']} ago",

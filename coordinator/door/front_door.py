@@ -24,18 +24,19 @@ from typing import cast
 import zmq
 
 from farflung.coordinator.door.allowance import Quota, Tally
+from farflung.coordinator.door.channel import packed
 from farflung.coordinator.door.dialer import Dialer
 from farflung.coordinator.door.front_door_words import (
     Answer,
     Begin,
     Brings,
     CannotListen,
-    Channel,
     Counted,
+    DoorChannel,
     Listening,
     StatusNow,
     WantsStatus,
-    packed,
+    door_channel,
 )
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
 from farflung.coordinator.door.keys import CoordinatorKeys
@@ -79,7 +80,7 @@ log = logging.getLogger("farflung.coordinator")
 class FrontDoor:
     """`run` returns when the coordinator is gone."""
 
-    def __init__(self, begin: Begin, channel: Channel) -> None:
+    def __init__(self, begin: Begin, channel: DoorChannel) -> None:
         limits = begin.limits
         self._channel = channel
         self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
@@ -293,7 +294,7 @@ def _address_of(descriptor: int) -> str:
 
 def serve_strangers(end: socket.socket) -> None:
     """Until the coordinator hangs up.  The first word must be `Begin`."""
-    channel = Channel(end)
+    channel = door_channel(end)
     while not channel.closed:
         for word in channel.receive():
             if isinstance(word, Begin):

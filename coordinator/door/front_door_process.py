@@ -19,17 +19,18 @@ from typing import Protocol
 
 import msgspec
 
+from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door import serve_strangers
 from farflung.coordinator.door.front_door_words import (
     Begin,
     CannotListen,
-    Channel,
     Counted,
+    DoorChannel,
     FromDoor,
     Limits,
     Listening,
     ToDoor,
-    pair,
+    door_channel,
 )
 from farflung.coordinator.door.hello_check import RunFacts
 from farflung.coordinator.door.listener import ListenOn
@@ -112,7 +113,7 @@ class DoorProcess:
         self._note = note
         self._spawn = spawn
         self._handle: Handle | None = None
-        self.channel: Channel | None = None
+        self.channel: DoorChannel | None = None
         self.generation = 0  # grows when `channel` is another one
         self.starts = 0
         self.connections = 0
@@ -201,7 +202,7 @@ class DoorProcess:
         gone = self._gone_at is not None and now - self._gone_at >= DIES_WITHIN_S
         if code is None and not hangs and not gone:
             return
-        why = f"said nothing for {HANGS_AFTER_S:g} s" if hangs else _ended(code)
+        why = f"said nothing for {HANGS_AFTER_S:g} s" if hangs else how_it_ended(code)
         self.close()
         well = now - self._started_at >= WELL_AFTER_S
         self._pause_s = BACKOFF_S if well else min(BACKOFF_MAX_S, 2 * self._pause_s)
@@ -213,7 +214,7 @@ class DoorProcess:
         ours, theirs = pair()
         with theirs:
             self._handle = self._spawn(theirs, self._begin.limits.memory_bytes)
-        self.channel = Channel(ours)
+        self.channel = door_channel(ours)
         self.generation += 1
         self.starts += 1
         self._started_at, self._heard_at, self._listens = now, now + STARTS_WITHIN_S, False
@@ -221,7 +222,7 @@ class DoorProcess:
         self.channel.send(self._begin)
 
 
-def _ended(code: int | None) -> str:
+def how_it_ended(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return "hung up" if code is None else f"ended with exit code {code}"

@@ -1,24 +1,20 @@
-"""What the coordinator and its front door say to each other, and the channel between them.
+"""What the coordinator and its front door say to each other, over a channel (channel.py).
 
-The front door is a process of its own and talks to strangers, so its words are bounded and typed like anybody's
-(msgpack, nothing is executed).  The channel never blocks: a word that does not fit is not said, and whoever waited for
-it asks again.
+The front door is a process of its own and talks to strangers, so its words are bounded and typed like anybody's.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from farflung.coordinator.door.channel import Channel
 from farflung.protocol.limits import CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES
 from farflung.protocol.messages import Bytes32, Hello, Session
 
-WORD_BYTES = CONTROL_FRAME_BYTES + 8192
-WORDS_PER_TURN = 64
 # At the front door, of everybody and of one network (networks.py).
 CONNECTIONS_MOST = 1024
 CONNECTIONS_OF_NETWORK = 64
@@ -104,56 +100,9 @@ class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
 ToDoor = Begin | Answer | StatusNow
 FromDoor = Listening | CannotListen | Brings | WantsStatus | Counted
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)
+DoorChannel = Channel[ToDoor | FromDoor]
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a channel."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # a word must fit into it whole
-        end.setblocking(False)
-    return ends
-
-
-def packed(word: ToDoor | FromDoor) -> bytes:
-    return _encoder.encode(word)
-
-
-class Channel:
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        self.closed = False  # by the other side
-
-    def send(self, word: ToDoor | FromDoor) -> bool:
-        """False: the other side does not read, or is gone."""
-        return self.send_raw(packed(word))
-
-    def send_raw(self, raw: bytes) -> bool:
-        try:
-            self.socket.send(raw)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self.closed = True
-            return False
-        return True
-
-    def receive(self) -> Iterator[ToDoor | FromDoor]:
-        """What has come so far, a bounded number; a word that is none ends the channel."""
-        for _ in range(WORDS_PER_TURN):
-            try:
-                raw = self.socket.recv(WORD_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                raw = b""
-            if not raw:
-                self.closed = True
-                return
-            try:
-                yield _decoder.decode(raw)
-            except msgspec.MsgspecError:
-                self.closed = True
-                return
+def door_channel(end: socket.socket) -> DoorChannel:
+    return Channel(end, _decoder)

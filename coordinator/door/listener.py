@@ -41,19 +41,21 @@ class ListenOn:
     host: str
     port: int
     member_port: int = 0
+    relay_port: int = 0
 
     @classmethod
     def parse(cls, text: str) -> ListenOn:
-        """`HOST:PORT`, or `HOST:PORT:MEMBER_PORT` where a firewall must let both through."""
+        """`HOST:PORT`, or `HOST:PORT:MEMBER_PORT:RELAY_PORT` where a firewall must let them through."""
         host, bracket, rest = text[1:].partition("]") if text.startswith("[") else ("", "", "")
         if not bracket:
             host, colon, rest = text.partition(":")
             rest = colon + rest
         empty, *ports = rest.split(":")
         numbers = [int(port) for port in ports if port.isascii() and port.isdigit() and int(port) <= 65535]
-        if empty or not ports or len(ports) > 2 or len(numbers) != len(ports):
+        if empty or not ports or len(ports) > 3 or len(numbers) != len(ports):
             raise UserError(
-                f"listen address '{text}': expected HOST:PORT or HOST:PORT:MEMBER_PORT, such as *:7000"
+                f"listen address '{text}': expected HOST:PORT, HOST:PORT:MEMBER_PORT or "
+                "HOST:PORT:MEMBER_PORT:RELAY_PORT, such as *:7000"
             )
         return cls(host or "*", *numbers)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.shares import codecs_by_member
 from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
@@ -121,6 +123,19 @@ def codecs_for(
     lines = shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()])
     up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines, strict=True)}
     return codecs_by_member(sizes, up, rules.scatter_grace_s, given_last)
+
+
+def within(beats: Beats, most_bytes_per_s: float | None) -> Beats:
+    """The same, as of members that carry no more than that: all their lines lead over one relay."""
+    if most_bytes_per_s is None:
+        return beats
+    most = round(most_bytes_per_s)
+    return {peer: beat and _slowed(beat, most) for peer, beat in beats.items()}
+
+
+def _slowed(beat: Beat, most: int) -> Beat:
+    up, down = beat.up_bytes_per_s or most, beat.down_bytes_per_s or most
+    return replace(beat, up_bytes_per_s=min(up, most), down_bytes_per_s=min(down, most))
 
 
 def owners_for(

@@ -18,7 +18,7 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for
+from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
@@ -132,7 +132,7 @@ class Conductor:
             return
         # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
-        owners = self.core.members.can_own(self.core.now)
+        owners = self.core.members.can_own(self.core.now, [m.peer for m in ready])
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
     def _maybe_open_batch(self, batches: Batches) -> None:
@@ -146,6 +146,7 @@ class Conductor:
         peers = set(self._shares)
         owners = self._can_own(peers)
         if not peers & owners:
+            owners = self.core.members.can_own(self.core.now)
             peers |= {m.peer for m in self.able if m.peer in owners}
         left_s = self._not_before - self.core.now
         if not peers & owners:
@@ -165,7 +166,7 @@ class Conductor:
     def _counted_on(self, ready: list[Member]) -> list[Member]:
         """Without those that keep restarting with what they owe, where there are enough others."""
         steady = self._steadiness.counted_on(member.peer for member in ready)
-        enough = len(steady) >= self._least and steady & self.core.members.can_own(self.core.now)
+        enough = len(steady) >= self._least and self.core.members.can_own(self.core.now, steady)
         return [member for member in ready if member.peer in steady] if enough else ready
 
     def _is_ready(self, member: Member) -> bool:
@@ -192,7 +193,7 @@ class Conductor:
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        owners = here & self.core.members.can_own(self.core.now)
+        owners = self.core.members.can_own(self.core.now, here)
         if not owners:
             return "no ready peer can be dialled, so nobody can own a chunk"
         first = min(self.core.manifest.merge.audit_first, len(here) - 1)
@@ -227,13 +228,16 @@ class Conductor:
         """Those that others get through to.  Whoever is alone in the round of a stage need not be dialled: the other
         stages wait for it."""
         alone = self._of_several_stages and len(members) == 1
-        return set(members) if alone else self.core.members.can_own(self.core.now)
+        return set(members) if alone else self.core.members.can_own(self.core.now, members)
 
     def _open(self, peers: list[str]) -> None:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
             return  # the first member brings it, and nobody is ready before
-        beats = {peer: core.members.members[peer].beat for peer in peers}
+        owners, ways = self._can_own(peers), core.members.ways
+        beats = within(
+            {p: core.members.members[p].beat for p in peers}, ways.share_bytes_per_s(peers, owners)
+        )
         codecs = codecs_for(beats, self.fragment, manifest, model, self._codecs)
         self._codecs |= codecs
         plan = Plan(
@@ -241,7 +245,7 @@ class Conductor:
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=owners_for(beats, codecs, self._can_own(peers), self.fragment, manifest, model),
+            owners=owners_for(beats, codecs, owners, self.fragment, manifest, model),
             codecs=tuple(codecs.values()),
             fragment=self.fragment,
         )

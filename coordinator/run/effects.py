@@ -54,6 +54,13 @@ class DialBack:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayPairs:
+    """Those that may meet at the relay from now on, and no others."""
+
+    pairs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
     routine: bool = False  # it happens in every round
@@ -76,4 +83,4 @@ class KeepProof:
     peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | Note | KeepEvidence | KeepProof
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | Note | KeepEvidence | KeepProof

@@ -189,6 +189,7 @@ class Guidance:
             elif standing.ready_since is None:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
+        roster = self._news_of_members(member, beat)
         member.advice = self._lending.words.told(member)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
@@ -200,7 +201,7 @@ class Guidance:
             goal=goal,
             reason=member.told,
             roster_no=core.members.roster_no,
-            roster=self._news_of_members(member, beat),
+            roster=roster,
             leases=leases,
             void=void,
             era=era,
@@ -208,6 +209,7 @@ class Guidance:
             advice=member.advice,
             batch=batch,
             serve=self._serves(member),
+            ways=core.members.ways.told(member.peer) if roster is not None else (),
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
@@ -491,6 +493,8 @@ class Guidance:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
         known = self._known_of(conductor)
         fit = known.found if member.contact.address else known.dialable  # one of two must be dialable
+        if not (fit or member.contact.address):
+            fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
         others = (peer for peer in fit if peer != member.peer)
         return tuple(islice(others, self._told(DONORS_TOLD, DONORS_LEAST)))
 

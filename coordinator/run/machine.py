@@ -27,13 +27,15 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.coordinator.reach.tickets import Run
+from farflung.coordinator.reach.ways import RelayNow, Usage
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
-from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
+from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, RelayPairs, Tell
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
@@ -259,17 +261,33 @@ class RunMachine:
         core.now = now
         if core.members.on_dialled(peer, session, reached):
             core.log(f"{core.name(peer)} can be dialled")
+            self._find_ways()
             self._tell_roster()
             self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
+            relayed = "; the relay brings it to others" if core.members.ways.relay is not None else ""
             told = f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
-            core.note(told)
+            core.note(f"{told}{relayed}")
+            self._follow_ways()
+        return core.take_effects()
+
+    def on_relay(self, relay: RelayNow | None, why_not: str, usage: Usage, now: float) -> list[Effect]:
+        """Said again and again: what the coordinator's relay is, and what it did.  `why_not`: where there is none."""
+        core, ways = self.core, self.core.members.ways
+        core.now = now
+        ways.usage, ways.why_no_relay = usage, why_not
+        if relay != ways.relay:
+            core.note(f"relay: on port {relay.port}" if relay is not None else f"relay: none, {why_not}")
+            ways.relay = relay
+            self._follow_ways()
+            self._settle(self.conductors)
         return core.take_effects()
 
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         core.now = now
         self._dial_back()
+        self._follow_ways()
         for member in core.members.silent(now, RECONNECT_GRACE_S):
             if member.closed_at is not None:
                 self._lose(member, DepartureCause.CLOSED, "its connection closed")
@@ -301,6 +319,7 @@ class RunMachine:
         known = core.ledger.books[first].digests.get(hello.version)
         if first in member.standings:
             member.standings[first].vouched = bool(hello.digest) and known == hello.digest
+        self._find_ways()
         self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
         core.do(Allow(hello.key))
         # To each of a crowd that comes at once it would be told who is here twice within moments.
@@ -370,6 +389,18 @@ class RunMachine:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
         if len(self.core.members.alive) <= CROWD:
             self.guidance.recheck_all()
+
+    def _find_ways(self) -> bool:
+        """True if somebody is to be told of other ways.  The relay hears of them first."""
+        core, run = self.core, Run(self.core.run_id, self.core.ledger.incarnation)
+        changed = core.members.refresh_ways(core.now, run, core.prove)
+        if changed:
+            core.do(RelayPairs(core.members.ways.pairs))
+        return changed
+
+    def _follow_ways(self) -> None:
+        if self._find_ways():
+            self._tell_roster()
 
     def _dial_back(self, among: Iterable[Member] | None = None) -> None:
         for member in self.core.members.to_dial(self.core.now, among):

@@ -49,6 +49,8 @@ def member_status(
         "heard_s": round(core.now - member.heard_at, 1),
         "here_s": round(core.now - member.admitted_at) if member.alive else 0,
         "reachable": bool(member.contact.address),
+        "way": core.members.ways.way_of(member) if member.alive else "",
+        "why_this_way": core.members.ways.why_this_way(member)[:WHY_CHARS] if member.alive else "",
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
         "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),

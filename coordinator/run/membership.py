@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
+from farflung.coordinator.reach.tickets import Run, Sign
+from farflung.coordinator.reach.ways import Ways
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import Contact
 from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
@@ -60,6 +62,7 @@ class Member:
     claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
     dial_at: float = 0.0  # when to try (again)
     roster_at: float = float("-inf")  # when it was last told who is here
+    not_reached: bool = False  # at what it claimed, when it was tried last
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
     @property
@@ -123,6 +126,7 @@ class Membership:
     dead_after_s: float
     members: dict[str, Member] = field(default_factory=dict)
     roster_no: int = 0
+    ways: Ways = field(default_factory=Ways)
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
     # Asked for with every frame: kept up as members come, and made anew when one goes.
@@ -200,9 +204,10 @@ class Membership:
     def on_dialled(self, peer: str, session: bytes, reached: bool) -> bool:
         """True if the member is known to be dialable from now on."""
         member = self.members.get(peer)
-        if member is None or member.session != session or not member.alive or not reached:
+        if member is None or member.session != session or not member.alive or member.contact.address:
             return False
-        if member.contact.address:
+        member.not_reached = not reached
+        if not reached:
             return False
         member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
         self.roster_no += 1
@@ -213,8 +218,17 @@ class Membership:
             if peer in self.members:
                 self.members[peer].doubted_until = now + DOUBT_S
 
-    def can_own(self, now: float) -> set[str]:
-        """Peers that others can dial, as far as is known."""
+    def refresh_ways(self, now: float, run: Run, sign: Sign) -> bool:
+        """True if somebody is to be told of other ways than before."""
+        changed = self.ways.refresh(self._alive.values(), now, run, sign)
+        self.roster_no += changed
+        return changed
+
+    def can_own(self, now: float, among: Collection[str] | None = None) -> set[str]:
+        """Peers that others can dial, as far as is known.  `among`: those of these living ones whom all of them get
+        through to; where none of them can be dialled, over the relay."""
+        if among is not None:
+            return self.ways.owners({peer: self._alive[peer] for peer in among if peer in self._alive}, now)
         return {
             peer
             for peer, member in self.members.items()

@@ -92,6 +92,7 @@ def build_status(
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
+        "relay": core.members.ways.told_of_relay(),
         "frames": frames.as_dict(),
     }
     if (batches := conductors[0].batches) is not None:

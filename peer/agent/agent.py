@@ -368,8 +368,9 @@ class Agent:
                 self._line.forget_coordinator()
             case do.Contacts(roster=()):
                 pass  # let in with a crowd: the first tick tells who is here
-            case do.Contacts(roster=roster):
+            case do.Contacts(roster=roster, ways=ways):
                 self._link.set_contacts(roster)
+                self._link.set_ways(self._line.relayed_by(ways))
                 self._fetching.meet(roster)
             case SendFrame(to=to, frame=frame):
                 self._link.send(to, on_the_way(frame))

@@ -7,10 +7,11 @@ sent comes from the peer machine.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from farflung.collectives.link.link import Link, Moved
+from farflung.collectives.link.link import Link, Moved, Relayed
 from farflung.collectives.link.pacer import Courtesy
 from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
@@ -21,6 +22,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import NetSection
 from farflung.protocol.process.sockets import Keys
+from farflung.protocol.round_words import Way
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 
@@ -48,22 +50,27 @@ class DataLine:
         self._courtesy = Courtesy()
         self._moved = Moved(0, 0)  # when the meters were fed last
         self._has_more = False  # bytes wait to leave
+        self._coordinator = ""  # its address, in numbers: nothing is looked up while bytes wait
 
     def open(self, url: JoinUrl, net: NetSection) -> str:
         """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
         self._up_limits = Caps((*self._up_limits.caps, parse_cap(net.upload_limit)))
         self._down_limits = Caps((*self._down_limits.caps, parse_cap(net.download_limit)))
         self._keep_limits()  # a socket is opened for a limited line or for an open one
-        own = self._own
+        own, (here, self._coordinator) = self._own, both_ends(url)
         if own.listen == OUTBOUND_ONLY:
             return ""
         host, port = checked_listen(own.listen) if own.listen else ("", 0)
-        bind = host or address_towards(url)
+        bind = host or here
         bound = self.link.listen(bind, port)
         if own.advertise:
             return own.advertise if ":" in own.advertise else f"{own.advertise}:{bound}"
-        dialled = address_towards(url) if bind in ("0.0.0.0", "*", "[::]") else bind
+        dialled = here if bind in ("0.0.0.0", "*", "[::]") else bind
         return f"{dialled}:{bound}"
+
+    def relayed_by(self, ways: Iterable[Way]) -> dict[str, Relayed]:
+        """The relay is on the coordinator's host."""
+        return {way.peer: Relayed(f"{self._coordinator}:{way.port}", way.ticket) for way in ways}
 
     def on_tick(self, now: float, expected: Expected) -> None:
         link = self.link
@@ -137,9 +144,16 @@ def checked_listen(text: str) -> tuple[str, int]:
 
 
 def address_towards(url: JoinUrl) -> str:
-    """This machine's address on the way to the coordinator.  No packet is sent: UDP only looks up the route."""
+    """This machine's address on the way to the coordinator."""
+    return both_ends(url)[0]
+
+
+def both_ends(url: JoinUrl) -> tuple[str, str]:
+    """This machine's address on the way to the coordinator, and the coordinator's.  No packet is sent: UDP only looks
+    up the route."""
     family = socket.AF_INET6 if ":" in url.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((url.host, url.port))
-        host = str(probe.getsockname()[0])
-    return f"[{host}]" if ":" in host else host
+        found = str(probe.getsockname()[0]), str(probe.getpeername()[0])
+    here, there = (f"[{host}]" if ":" in host else host for host in found)
+    return here, there

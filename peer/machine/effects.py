@@ -10,7 +10,7 @@ from farflung.peer.local.words import Hand, ToTrainer
 from farflung.protocol.frames import Header, Payload
 from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.moments import Attached
-from farflung.protocol.round_words import Commit, Contact
+from farflung.protocol.round_words import Commit, Contact, Way
 from farflung.protocol.signed_words import Said
 
 Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
@@ -43,6 +43,7 @@ class Contacts:
     """Everybody in the run: whose frames are accepted, and where they can be dialled."""
 
     roster: tuple[Contact, ...]
+    ways: tuple[Way, ...] = ()  # to those of them that can't be dialled, if I can't be either
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class PeerMachine:
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
-            effects.append(do.Contacts(tick.roster))
+            effects.append(do.Contacts(tick.roster, tick.ways))
         if tick.era > self.reports.era:
             effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.

@@ -59,6 +59,7 @@ class Scenario:
     codec: str = "fp32"
     gather_codec: str = "fp32"
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
+    relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none
     faults_until_s: float = 8.0
     end_s: float = 120.0
     drop: float = 0.03

@@ -28,6 +28,7 @@ from farflung.coordinator.run.effects import (
     Effect,
     KeepEvidence,
     KeepProof,
+    RelayPairs,
     Tell,
     Write,
 )
@@ -50,6 +51,7 @@ from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.stage_trainer import VirtualStageTrainer
 from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
+from farflung.peer.simulator.virtual_relay import VirtualRelay
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
@@ -126,6 +128,7 @@ class World:
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
         self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
         self._host = Host(scenario)
+        self.relay = VirtualRelay(scenario, seed)
         self._held_at_cut = Held()
         self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated = self.last.wrong
@@ -199,6 +202,8 @@ class World:
 
     def _tick(self, machine: RunMachine) -> None:
         if self.coordinator is machine:
+            self._carry_out(machine, self.relay.on_tick(machine, self.now))
+        if self.coordinator is machine:
             self._carry_out(machine, machine.on_timer(self.now))
             self.after(TICK_S, lambda: self._tick(machine))
 
@@ -221,6 +226,8 @@ class World:
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
                     self._dial_back(machine, effect)
+                case RelayPairs(pairs=pairs):
+                    self.relay.pairs = frozenset(pairs)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)
             self.invariants.on_strikes(machine.auditing.cases.struck)
@@ -390,7 +397,9 @@ class World:
             peer.carry_out(peer.machine.on_control(heard, self.now))  # type: ignore[arg-type]
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
-        if not (self._dialable(source) or self._dialable(effect.to)):
+        one, other = self.peers.get(source), self.peers.get(effect.to)
+        dialled = self._dialable(source) or self._dialable(effect.to)
+        if not (dialled or self.relay.carries(one, other, self.now)):
             return  # nobody can open a connection between the two
         if self.last.withholds(source, effect, self.peers[source].machine.part):
             return

@@ -137,6 +137,8 @@ HIGH_LIMIT_BYTES_PER_S = 6_250_000  # 50 Mbit/s
 
 # A socket that is not connected takes nothing: it waits in the line.
 BULK_CLIENT: Options = {zmq.IMMEDIATE: 1}
+# Over a way that its owner makes anew when it is over.
+BULK_RELAYED: Options = {zmq.RECONNECT_IVL: -1}
 BULK_SERVER: Options = {zmq.ROUTER_HANDOVER: 1, zmq.ROUTER_MANDATORY: 1}
 
 

@@ -34,6 +34,10 @@ class ZapHandler:
         """Sockets with this ZAP_DOMAIN accept the 32-byte keys that the policy allows; other domains none."""
         self._policies[domain] = policy
 
+    def forget_policy(self, domain: str) -> None:
+        """Nobody comes in there any more."""
+        self._policies.pop(domain, None)
+
     def serve_waiting(self) -> None:
         """Answer what has come so far, without waiting; a bounded number, so that the caller's loop goes on."""
         for _ in range(ANSWERS_PER_TURN):

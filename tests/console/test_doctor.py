@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, examine, nat_kind, round_bytes
+from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, Relay, examine, nat_kind, round_bytes
 from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
 from farflung.coordinator.door import prober
@@ -93,6 +93,12 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("reachable", WARN, "nobody can dial 10.0.0.2:4000 (behind a NAT)",
          {"dialled": ("10.0.0.2:4000", "no"), "local_address": "10.0.0.2"}),
         ("reachable", OK, "not asked for", {"wants_dialling": False, "dialled": None}),
+        ("relay", WARN, "this run has none: off", {"relay": Relay(why_not="off"), "dialled": ("10.0.0.2:4000", "no")}),
+        ("relay", OK, "this run has none: off", {"relay": Relay(why_not="off")}),
+        ("relay", WARN, "port 7 of the coordinator does not answer: timed out",
+         {"relay": Relay(7, 6e6, silent="timed out"), "dialled": None, "wants_dialling": False}),
+        ("relay", OK, "answers on port 7, 48.0Mbit/s for all who use it; it is what",
+         {"relay": Relay(7, 6e6), "dialled": None, "wants_dialling": False}),
         ("a round here", FAIL, "the run gives 120 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=1e6)}),
         ("a round here", FAIL, "the run gives 120 s", {"limits": (1e6, None)}),
         ("a round here", WARN, "others wait 10 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=6e6)}),

@@ -246,6 +246,7 @@ def test_a_finished_run_waits_for_its_members_but_not_for_ever() -> None:
         ("*:7000", ListenOn("*", 7000)),
         (":7000", ListenOn("*", 7000)),
         ("10.0.0.1:7000:7001", ListenOn("10.0.0.1", 7000, 7001)),
+        ("*:1:2:3", ListenOn("*", 1, 2, 3)),
         ("[::1]:0", ListenOn("::1", 0)),
     ],
 )
@@ -254,7 +255,7 @@ def test_where_to_listen(text: str, parsed: ListenOn) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "7000", "host:port", "h:1:2:3", "h:70000", "[::1", "[::1]x:1", "h:-1"]
+    "text", ["", "host", "7000", "host:port", "h:1:2:3:4", "h:70000", "[::1", "[::1]x:1", "h:-1"]
 )
 def test_where_not_to_listen(text: str) -> None:
     with pytest.raises(UserError, match="expected HOST:PORT"):

@@ -15,7 +15,7 @@ from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.round_words import Commit, Contact, Decision, Plan, Used
+from farflung.protocol.round_words import Commit, Contact, Decision, Plan, Used, Way
 from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
@@ -137,6 +137,7 @@ EXAMPLES: dict[str, m.Message] = {
         roster_no=1,
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
         leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
+        ways=(Way("bob", 29802, "AbC_-"),),
         void=(3,),
         era=1,
         advice="use the same data",
@@ -215,7 +216,7 @@ FROZEN_FIELDS = {
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve",
+    "batch serve ways",
     "open": "session seq plan",
     "decided": "session seq decision",
     "committed": "session seq commit nonce",
@@ -223,7 +224,7 @@ FROZEN_FIELDS = {
     "aborted": "session seq round_no reason",
     "gone": "session seq reason final",
 }
-MAY_LACK = {("hello", "fits"), ("tick", "serve")}  # who says nothing says the usual
+MAY_LACK = {("hello", "fits"), ("tick", "serve"), ("tick", "ways")}  # who says nothing says the usual
 
 FROZEN_PARTS = {
     m.ChunkVerdict: "chunk wrong missing question",
@@ -241,6 +242,7 @@ FROZEN_PARTS = {
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
     Contact: "peer name key address",
+    Way: "peer port ticket",
     m.Lease: "lease epoch start stop upto uptos",
     ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders matrices",
     TensorSpec: "name shape dtype kind",
@@ -263,7 +265,10 @@ def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
 
 def test_a_whole_roster_fits_into_one_message() -> None:
     one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
-    tick = msgspec.structs.replace(EXAMPLES["tick"], roster=(one,) * limits.MAX_PEERS)
+    way = Way("a" * 16, 65535, "t" * limits.TICKET_CHARS)
+    tick = msgspec.structs.replace(
+        EXAMPLES["tick"], roster=(one,) * limits.MAX_PEERS, ways=(way,) * limits.WAYS_MOST
+    )
     assert envelope.decode(envelope.encode(tick), ALL) == tick
 
 

@@ -9,12 +9,12 @@ import contextlib
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
 from farflung.collectives.link.bookkeeping import Backlog, Intake
-from farflung.collectives.link.link import FrameCounts, Moved, Pollable
+from farflung.collectives.link.link import FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.urgency import Rank, Sharing
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
@@ -68,6 +68,9 @@ class MemoryLink:
     ) -> None:
         self._me = me
         self._intake.expect(run_tag, payload_max, kinds)
+
+    def set_ways(self, ways: Mapping[str, Relayed]) -> None:
+        """The wire joins everybody with everybody."""
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         before, self._contacts = self._contacts, {each.peer: each for each in roster if each.peer != self._me}

@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from farflung.coordinator.door import front_door
+from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
-from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, Begin, Channel, pair
+from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, Begin, door_channel
 from farflung.coordinator.door.hello_check import (
     CHALLENGES_KEPT,
     CHALLENGES_PER_CALLER,
@@ -68,7 +69,7 @@ def door() -> Iterator[Door]:
         host="127.0.0.1",
         port=0,
     )
-    opened = Door(begin, Channel(ours))
+    opened = Door(begin, door_channel(ours))
     opened.said = []
     yield opened
     opened.close()

@@ -16,8 +16,9 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door_process import DoorProcess, begin_of
-from farflung.coordinator.door.front_door_words import Channel, Counted, Limits, Listening, pair
+from farflung.coordinator.door.front_door_words import Counted, Limits, Listening, door_channel
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.door.networks import Crowd
@@ -75,7 +76,7 @@ def test_a_full_door_makes_room_by_cutting_off_who_is_silent() -> None:
 
 def test_a_channel_bounds_and_types_its_words() -> None:
     ours, theirs = pair()
-    channel, other = Channel(ours), Channel(theirs)
+    channel, other = door_channel(ours), door_channel(theirs)
     assert channel.send(Listening(port=7)) and list(other.receive()) == [Listening(port=7)]
     said = Counted(arrived=1, counters={"accepted": 1}, connections=1)
     sent = 0
@@ -87,7 +88,7 @@ def test_a_channel_bounds_and_types_its_words() -> None:
     ours.close()
     ours, theirs = pair()
     theirs.send(b"\xff no word")
-    channel = Channel(ours)
+    channel = door_channel(ours)
     assert list(channel.receive()) == [] and channel.closed
     theirs.close()
     ours.close()

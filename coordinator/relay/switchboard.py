@@ -1,0 +1,150 @@
+"""Who is joined to whom at the relay, who waits, and whose time is over.  Pure.
+
+Asked by relay.py, which owns the connections and names them by numbers.  A connection is a guest until it has shown a
+ticket, then one side of a pair; two sides of a pair are joined.  Whatever a stranger does costs one of few places for a
+few seconds; whatever somebody with a ticket does costs its own pair.  Must not know sockets, SOCKS or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from farflung.coordinator.door.networks import Crowd
+from farflung.coordinator.reach.tickets import Ticket
+
+PAIRS_MOST = 128
+GUESTS_MOST = 64  # connections without a ticket
+GUESTS_OF_NETWORK = 16
+GUEST_PATIENCE_S = 5.0  # so long a ticket may take
+WAITS_S = 60.0  # for the other side
+IDLE_S = 600.0  # rounds may be minutes apart
+AGAIN_S = 1.0  # a side takes its own place anew at most so often
+
+
+class Said(NamedTuple):
+    """What becomes of a connection that showed a ticket."""
+
+    why_not: str = ""
+    joined_to: int | None = None  # the other side's connection; None: it waits for it
+    closed: tuple[int, ...] = ()  # connections whose place it took
+
+
+@dataclass
+class _Pair:
+    sides: list[int | None] = field(default_factory=lambda: [None, None])
+    since: list[float] = field(default_factory=lambda: [float("-inf"), float("-inf")])
+    newest_until_s: list[int] = field(default_factory=lambda: [0, 0])  # of the tickets that were used
+    joined: bool = False
+    moved_at: float = 0.0
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        return tuple(side for side in self.sides if side is not None)
+
+
+class Switchboard:
+    def __init__(self) -> None:
+        self._guests = Crowd(GUESTS_MOST, GUESTS_OF_NETWORK, GUEST_PATIENCE_S)
+        self._guest_since: dict[int, float] = {}
+        self._pairs: dict[bytes, _Pair] = {}
+        self._pair_of: dict[int, bytes] = {}
+        self._wanted: frozenset[bytes] = frozenset()
+
+    @property
+    def guests(self) -> int:
+        return len(self._guest_since)
+
+    @property
+    def joined(self) -> int:
+        return sum(pair.joined for pair in self._pairs.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(bool(pair.here) and not pair.joined for pair in self._pairs.values())
+
+    def want(self, pairs: Iterable[bytes]) -> list[int]:
+        """The coordinator names those that may meet; which connections are to be closed."""
+        self._wanted = frozenset(list(pairs)[:PAIRS_MOST])
+        closed = [
+            each for name, pair in self._pairs.items() if name not in self._wanted for each in pair.here
+        ]
+        self._pairs = {name: pair for name, pair in self._pairs.items() if name in self._wanted}
+        for connection in closed:
+            self._pair_of.pop(connection, None)
+        return closed
+
+    def comes(self, connection: int, network: str, now: float) -> list[int]:
+        """Which connections are to be closed, to make room; perhaps this very one."""
+        cut = self._guests.comes(connection, network, now)
+        for each in cut:
+            self._guest_since.pop(each, None)
+        if connection not in cut:
+            self._guest_since[connection] = now
+        return cut
+
+    def shows(self, connection: int, ticket: Ticket, now: float) -> Said:
+        if now > ticket.until_s:
+            return Said("its ticket has ended")
+        if ticket.pair not in self._wanted:
+            return Said("the coordinator does not want this pair to meet")
+        pair = self._pairs.setdefault(ticket.pair, _Pair())
+        side, other = ticket.side, pair.sides[1 - ticket.side]
+        if ticket.until_s < pair.newest_until_s[side]:
+            return Said("a newer ticket was shown already")
+        before = pair.sides[side]
+        if before is not None and now - pair.since[side] < AGAIN_S:
+            return Said("it took its own place a moment ago")
+        closed = (() if before is None else (before,)) + (
+            (other,) if pair.joined and other is not None else ()
+        )
+        for (
+            each
+        ) in closed:  # the other end of a connection that is replaced would wait for bytes that never come
+            self._forget(each)
+        self._leave_guests(connection)
+        pair.sides[side], pair.since[side] = connection, now
+        pair.newest_until_s[side] = ticket.until_s
+        self._pair_of[connection] = ticket.pair
+        other = pair.sides[1 - side]
+        pair.joined, pair.moved_at = other is not None, now
+        return Said(joined_to=other, closed=closed)
+
+    def pair_of(self, connection: int) -> bytes | None:
+        return self._pair_of.get(connection)
+
+    def moved(self, pair: bytes, now: float) -> None:
+        if pair in self._pairs:
+            self._pairs[pair].moved_at = now
+
+    def ends(self, connection: int) -> list[int]:
+        """It is closed; who must be closed with it."""
+        self._leave_guests(connection)
+        name = self._pair_of.get(connection)
+        if name is None:
+            return []
+        pair = self._pairs[name]
+        others = [each for each in pair.here if each != connection] if pair.joined else []
+        for each in (connection, *others):
+            self._forget(each)
+        return others
+
+    def over(self, now: float) -> list[int]:
+        """Those whose time is over: without a ticket, without the other side, without a byte."""
+        late = [each for each, since in self._guest_since.items() if now - since >= GUEST_PATIENCE_S]
+        for pair in self._pairs.values():
+            patience_s = IDLE_S if pair.joined else WAITS_S
+            if pair.here and now - pair.moved_at >= patience_s:
+                late += pair.here
+        return late
+
+    def _leave_guests(self, connection: int) -> None:
+        self._guests.ends(connection)
+        self._guest_since.pop(connection, None)
+
+    def _forget(self, connection: int) -> None:
+        name = self._pair_of.pop(connection, None)
+        if name is not None and (pair := self._pairs.get(name)) is not None:
+            pair.sides = [None if each == connection else each for each in pair.sides]
+            pair.joined = False

@@ -1,0 +1,107 @@
+"""The relay as the run machine knows it: is there one just now, what did it pass, and is the month's share used up?
+
+Owned by the server, around the relay's process (relay/relay_process.py).  A relay that dies is back within a second,
+and on the same port: the machine hears of it only if that lasts, so that no round is given up for a hiccup.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.coordinator.reach.ways import RelayNow, Usage
+from farflung.coordinator.relay.relay_process import RelayProcess
+from farflung.coordinator.run.effects import Effect
+from farflung.coordinator.run.machine import RunMachine
+
+FILE_NAME = "relay.json"
+BACK_WITHIN_S = 15.0
+SAVED_EVERY_S = 60.0
+
+log = logging.getLogger("farflung.coordinator")
+
+
+@dataclass
+class Month:
+    """What was passed in a calendar month, by the machine's clock; kept in a file, for restarts."""
+
+    path: Path
+    limit_bytes: int
+    name: str = ""
+    used_bytes: int = 0
+
+    @classmethod
+    def load(cls, path: Path, limit_bytes: int) -> Month:
+        found = cls(path, limit_bytes)
+        try:
+            said = json.loads(path.read_bytes())
+            found.name, found.used_bytes = str(said["month"]), max(0, int(said["bytes"]))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s: cannot be read (%s): the relay's month is counted from 0", path, error)
+        return found
+
+    def add(self, size: int, wall_s: float) -> None:
+        name = time.strftime("%Y-%m", time.gmtime(wall_s))
+        if name != self.name:
+            self.name, self.used_bytes = name, 0
+        self.used_bytes += size
+
+    @property
+    def is_over(self) -> bool:
+        return self.used_bytes >= self.limit_bytes
+
+    def save(self) -> None:
+        aside = self.path.with_suffix(".new")
+        try:
+            aside.write_text(json.dumps({"month": self.name, "bytes": self.used_bytes}) + "\n")
+            os.replace(aside, self.path)
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", self.path, error)
+
+
+class Relaying:
+    def __init__(self, process: RelayProcess, month: Month, machine: RunMachine) -> None:
+        self.process = process
+        self._month = month
+        self._machine = machine
+        self._usage = Usage(month_limit_bytes=month.limit_bytes)
+        self._last: RelayNow | None = None
+        self._gone_at: float | None = None
+        self._saved_at = float("-inf")
+
+    def on_tick(self, now: float, wall_s: float) -> list[Effect]:
+        usage, moved = self._usage, 0
+        for said in self.process.receive(now):
+            moved += said.moved_bytes
+            usage.pairs, usage.waiting = said.pairs, said.waiting
+            usage.refused += said.refused
+        self._month.add(moved, wall_s)
+        usage.moved_bytes += moved
+        usage.month_bytes = self._month.used_bytes
+        if now - self._saved_at >= SAVED_EVERY_S:
+            self._saved_at = now
+            self._month.save()
+        relay, why_not = self._relay(now)
+        return self._machine.on_relay(relay, why_not, usage, now)
+
+    def _relay(self, now: float) -> tuple[RelayNow | None, str]:
+        process, month = self.process, self._month
+        if month.is_over:
+            return None, f"it passed its {month.limit_bytes / 1e9:g} GB of {month.name} ([net] relay_month)"
+        if process.port is not None:
+            self._last, self._gone_at = RelayNow(process.port, process.bytes_per_s), None
+            return self._last, ""
+        self._gone_at = now if self._gone_at is None else self._gone_at
+        if now - self._gone_at >= BACK_WITHIN_S:
+            self._last = None
+        return self._last, "" if self._last is not None else process.why_not
+
+    def close(self) -> None:
+        self._month.save()
+        self.process.close()

@@ -1,0 +1,133 @@
+"""Who can talk with whom, and who owns chunks where nobody can be dialled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.coordinator.reach.tickets import Run, pair_of, read
+from farflung.coordinator.reach.ways import ASKED_S, PAIRS_MOST, RENEWED_S, TICKET_S, RelayNow, Ways
+from farflung.protocol.round_words import Contact
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+PUBLIC = KEY.public_key().public_bytes_raw()
+RUN = Run(b"r" * 16, 1)
+RELAY = RelayNow(29802, 6e6)
+
+
+@dataclass
+class Somebody:
+    contact: Contact
+    joined_no: int
+    admitted_at: float = 0.0
+    claimed: str = ""
+    not_reached: bool = False
+    doubted_until: float = 0.0
+
+
+def somebody(number: int, address: str = "", **more: object) -> Somebody:
+    contact = Contact(f"peer-{number:03}", f"name-{number}", number.to_bytes(32, "big"), address)
+    return Somebody(contact, number, **more)  # type: ignore[arg-type]
+
+
+def ways_of(living: list[Somebody], now: float = 10.0, relay: RelayNow | None = RELAY) -> Ways:
+    ways = Ways(relay)
+    ways.refresh(living, now, RUN, KEY.sign)
+    return ways
+
+
+def named(living: list[Somebody]) -> dict[str, Somebody]:
+    return {each.contact.peer: each for each in living}
+
+
+def test_two_that_nobody_can_dial_meet_at_the_relay_with_a_ticket_each() -> None:
+    living = [somebody(0), somebody(1)]
+    ways = ways_of(living)
+    [mine], [theirs] = ways.told("peer-000"), ways.told("peer-001")
+    assert (mine.peer, theirs.peer, mine.port) == ("peer-001", "peer-000", 29802)
+    tickets = [read(each.ticket.encode(), RUN, PUBLIC) for each in (mine, theirs)]
+    assert [ticket and ticket.side for ticket in tickets] == [0, 1]
+    assert (
+        {ticket.pair for ticket in tickets if ticket}
+        == set(ways.pairs)
+        == {pair_of(living[0].contact.key, living[1].contact.key)}
+    )
+    assert {ticket.until_s for ticket in tickets if ticket} == {int(10.0 + TICKET_S)}
+    assert ways.can_talk(*living) and ways.owners(named(living), 10.0) == {"peer-000", "peer-001"}
+
+
+def test_without_a_relay_they_cannot_talk_and_own_nothing() -> None:
+    living = [somebody(0), somebody(1)]
+    ways = ways_of(living, relay=None)
+    assert not ways.can_talk(*living) and ways.owners(named(living), 10.0) == set() and ways.pairs == ()
+    assert ways.owners({"peer-000": living[0]}, 10.0) == set()
+
+
+def test_where_nobody_can_sign_nobody_is_let_in() -> None:
+    ways = Ways(RELAY)
+    ways.refresh([somebody(0), somebody(1)], 10.0, RUN, lambda statement: b"")
+    assert ways.pairs == () and ways.told("peer-000") == ()
+
+
+def test_whoever_can_be_dialled_owns_and_needs_no_place_at_the_relay() -> None:
+    living = [somebody(0), somebody(1), somebody(2, "host:1")]
+    ways = ways_of(living)
+    assert ways.owners(named(living), 10.0) == {"peer-002"}
+    assert len(ways.pairs) == 1 and not ways.meets("peer-000", "peer-002")
+    assert all(ways.can_talk(*pair) for pair in combinations(living, 2))
+    assert ways.share_bytes_per_s(named(living), {"peer-002"}) is None, (
+        "nothing of the round passes the relay"
+    )
+    # It is not in this round, or others could not reach it: then there is another way.
+    assert ways.owners(named(living[:2]), 10.0) == {"peer-000", "peer-001"}
+    living[2].doubted_until = 60.0
+    assert ways.owners(named(living), 10.0) == set(), "it has no way to the others but that which failed"
+
+
+def test_a_relayed_member_carries_its_share_of_the_relay() -> None:
+    living = [somebody(number) for number in range(3)]
+    ways = ways_of(living)
+    assert ways.share_bytes_per_s(named(living), ways.owners(named(living), 10.0)) == pytest.approx(2e6)
+
+
+def test_doubts_bar_nobody_from_owning_where_they_are_of_everybody() -> None:
+    living = [somebody(0, doubted_until=60.0), somebody(1)]
+    ways = ways_of(living)
+    assert ways.owners(named(living), 10.0) == {"peer-001"}
+    living[1].doubted_until = 60.0
+    assert ways.owners(named(living), 10.0) == {"peer-000", "peer-001"}
+
+
+def test_it_is_waited_for_what_comes_of_dialling_somebody_but_not_long() -> None:
+    living = [somebody(0), somebody(1, claimed="10.0.0.1:5", admitted_at=10.0)]
+    ways = ways_of(living)
+    assert ways.pairs == ()
+    assert not ways.refresh(living, 10.0 + ASKED_S / 2, RUN, KEY.sign)
+    assert ways.refresh(living, 10.0 + ASKED_S, RUN, KEY.sign) and len(ways.pairs) == 1
+    living[1].contact = Contact("peer-001", "name-1", living[1].contact.key, "10.0.0.1:5")
+    assert ways.refresh(living, 13.0, RUN, KEY.sign) and ways.pairs == ()
+    again = ways_of([somebody(0), somebody(1, claimed="10.0.0.1:5", admitted_at=10.0, not_reached=True)])
+    assert len(again.pairs) == 1, "it was tried, in vain"
+
+
+def test_nothing_changes_until_somebody_comes_or_tickets_grow_old() -> None:
+    living = [somebody(0), somebody(1)]
+    ways = ways_of(living)
+    before = ways.told("peer-000")
+    assert not ways.refresh(living, 10.0 + RENEWED_S - 1, RUN, KEY.sign) and ways.told("peer-000") == before
+    assert ways.refresh(living, 10.0 + RENEWED_S, RUN, KEY.sign) and ways.told("peer-000") != before
+    assert ways.refresh([*living, somebody(2)], 10.0 + RENEWED_S, RUN, KEY.sign) and len(ways.pairs) == 3
+    assert ways.refresh(living[:1], 10.0 + RENEWED_S, RUN, KEY.sign) and ways.pairs == ()
+
+
+@pytest.mark.parametrize(("count", "hubs"), [(2, 2), (16, 16), (17, 12), (64, 2), (129, 1), (130, 0)])
+def test_of_more_than_the_relay_has_places_for_a_few_meet_everybody(count: int, hubs: int) -> None:
+    living = [somebody(number) for number in range(count)]
+    ways = ways_of(living)
+    assert len(ways.pairs) <= PAIRS_MOST
+    owners = ways.owners(named(living), 10.0)
+    assert len(owners) == hubs
+    assert all(ways.meets(hub, each) for hub in owners for each in named(living) if each != hub)

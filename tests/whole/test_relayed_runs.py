@@ -1,0 +1,57 @@
+"""P1-P4, P6, P7 where nobody can be dialled, or nearly nobody: everything passes the relay, and the relay dies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from farflung.coordinator.ledger.records import Opened, from_bytes
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.world import Scenario, World
+
+CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+
+
+@pytest.mark.parametrize("peers", [2, 3, 5])
+def test_peers_that_nobody_can_dial_make_commits_over_the_relay_and_none_without_it(peers: int) -> None:
+    scenario = replace(CALM, peers=peers, undialable=peers, min_peers=2, end_s=30.0)
+    with pytest.raises(Broken, match="not finished"):
+        World(1, scenario).run()
+    world = World(1, replace(scenario, relay="steady", end_s=120.0))
+    report = world.run()
+    assert report.outcome == "finished" and world.relay.passed > 0
+    assert len(world.relay.pairs) <= peers * (peers - 1) / 2
+
+
+def test_whoever_can_be_dialled_owns_everything_in_the_rounds_that_it_is_in() -> None:
+    for seed in range(3):
+        world = World(seed, replace(CALM, peers=4, undialable=3, relay="steady"))
+        assert world.run().outcome == "finished"
+        plans = [record.plan for raw in world.journal if isinstance(record := from_bytes(raw), Opened)]
+        [dialled] = [peer for peer, each in world.peers.items() if each.address]
+        with_it = [plan for plan in plans if dialled in plan.members]
+        assert with_it and all({plan.members[at] for at in plan.owners} == {dialled} for plan in with_it)
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -> None:
+    outcomes, deaths, passed = [], 0, 0
+    for seed in range(15 * batch, 15 * batch + 15):
+        usual = Scenario.of(seed)
+        undialable = usual.peers - seed % 2  # nobody, or one can be dialled
+        world = World(seed, replace(usual, undialable=undialable, relay="dies"))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of(seed) with undialable={undialable}, relay='dies'")
+            raise
+        deaths, passed = deaths + world.relay.deaths, passed + world.relay.passed
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert deaths > 0 and passed > 0
