@@ -439,7 +439,10 @@ class ZmqLink:
                 return
             if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # asked, since an exception at every turn for every socket would cost more than the frames
-            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return  # it said that something was there: a connection that breaks may take that with it
             size = sum(len(part) for part in parts)
             self._intake.on_bytes(size)
             self.settings.download.take(self._clock(), size)
