@@ -125,6 +125,7 @@ class Line:
     way: Relayed | None = None  # over a relay
     relay_way: RelayWay | None = None  # that way, as it is taken now
     again_at: float = 0.0  # not before that another attempt is made
+    pause_s: float = 0.0  # after the next one that comes to nothing
     sent_bytes: int = 0
     served_no: int = 0  # which frame of all lines was its last one
     # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.

@@ -86,7 +86,7 @@ class Link(Protocol):
         ...
 
     def set_ways(self, ways: Mapping[str, Relayed]) -> None:
-        """By peer, for contacts without an address; those that are not named have no such way any more.
+        """By peer, and instead of their address, if they have one; those that are not named have no such way any more.
 
         The relay is believed nothing: what comes over it counts for the contact only under the contact's key.  A
         connection that stands is kept when its ticket is renewed.

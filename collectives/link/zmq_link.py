@@ -52,7 +52,7 @@ FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the c
 WIDEN_EVERY_S = 0.5
 STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
 UNREACHED_AFTER_S = 2.5
-MEET_AGAIN_S = 0.25  # after an attempt at the relay
+MEET_AGAIN_S, MEET_AGAIN_MOST_S = 0.25, 4.0  # after an attempt at the relay, the next one; longer each time in vain
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
@@ -144,8 +144,9 @@ class ZmqLink:
     def set_ways(self, ways: Mapping[str, Relayed]) -> None:
         for peer, line in self.lines.items():
             way = ways.get(peer)
-            if way is None and line.relay_way is not None:
-                line.close()
+            if (way is None) != (line.way is None):
+                line.close()  # what was opened leads another way
+                line.again_at, line.pause_s = 0.0, MEET_AGAIN_S
             line.way = way
             self._dial(line)
 
@@ -181,10 +182,12 @@ class ZmqLink:
 
     def _dial(self, line: Line) -> None:
         """Open what the line needs, if the other side can be dialled."""
-        if line.way is not None and not line.contact.address:
+        if line.way is not None:
             self._meet(line, line.way)
-        if not line.contact.address or line.undialable:
-            return
+        elif line.contact.address and not line.undialable:
+            self._dial_directly(line)
+
+    def _dial_directly(self, line: Line) -> None:
         while len(line.opened) < max(1, self.settings.connections, line.wanted):
             dealer = self._opened(zmq.DEALER, BULK_CLIENT, curve_client(self._keys, line.contact.key))
             connection = Connection.watched(dealer, self._tcp)
@@ -202,7 +205,7 @@ class ZmqLink:
         """At the relay: one connection, for both directions."""
         now = self._clock()
         if line.relay_way is None and now >= line.again_at:
-            line.again_at = now + MEET_AGAIN_S
+            line.again_at, line.pause_s = now + line.pause_s, min(MEET_AGAIN_MOST_S, 2 * line.pause_s)
             line.relay_way = RelayWay(way, now)
             self._tcp.on_news(zmq.EVENT_CONNECTED, line.relay_way.descriptor)
 
@@ -210,6 +213,7 @@ class ZmqLink:
         """A turn of the way over the relay.  libzmq connects once the other side is there."""
         taken.turn(self._clock())
         if taken.stand == Stand.JOINED and not line.opened:
+            line.pause_s = MEET_AGAIN_S
             connection = self._open_relayed(line.contact.key)
             connection.carried_by = taken.descriptor
             connection.socket.connect(taken.endpoint)

@@ -2,7 +2,8 @@
 
 Part of the membership (coordinator/run/membership.py).  Two members can talk if one of them was dialled, by the
 coordinator, at the address that it gave; else over the relay, if there is one and their pair has a place there.  Nobody
-is told an address that the coordinator did not reach itself.
+is told an address that the coordinator did not reach itself.  Whoever it reached, and others do not, meets them at the
+relay for as long as that is doubted.
 
 So many pairs have a place at the relay that up to 16 members all meet each other.  Of more, a few meet everybody: those
 that came first.  They own the chunks where nobody can be dialled.  Must not know sockets, sessions or rounds.
@@ -147,21 +148,22 @@ class Ways:
 
     def way_of(self, party: Party) -> str:
         """By which others reach it: `dialled`, `relayed`, or `none`: then it dials those who can be dialled."""
-        if party.contact.address:
-            return "dialled"
-        return "relayed" if party.contact.peer in self._meets else "none"
+        if party.contact.peer in self._meets:
+            return "relayed"
+        return "dialled" if party.contact.address else "none"
 
     def why_this_way(self, party: Party) -> str:
         """And no better one; empty where there is none."""
+        relayed = party.contact.peer in self._meets
         if party.contact.address:
-            return ""
+            return "others could not reach it for a while" if relayed else ""
         if not party.claimed:
             why = "it says that it can't be dialled (--listen off)"
         elif party.not_reached:
             why = f"the coordinator could not dial it at {party.claimed}"
         else:
             why = f"it is tried whether it can be dialled at {party.claimed}"
-        if party.contact.peer in self._meets:
+        if relayed:
             return why
         return (
             f"{why}; no relay: {self.why_no_relay}"
@@ -188,9 +190,9 @@ class Ways:
 
 
 def _is_alone(party: Party, now: float) -> bool:
-    """Nobody can dial it, as far as is known."""
+    """Nobody can dial it, as far as is known; or the coordinator can, and others could not for a while."""
     if party.contact.address:
-        return False
+        return party.doubted_until > now
     return not party.claimed or party.not_reached or now - party.admitted_at >= ASKED_S
 
 

@@ -83,8 +83,18 @@ def test_whoever_can_be_dialled_owns_and_needs_no_place_at_the_relay() -> None:
     )
     # It is not in this round, or others could not reach it: then there is another way.
     assert ways.owners(named(living[:2]), 10.0) == {"peer-000", "peer-001"}
-    living[2].doubted_until = 60.0
-    assert ways.owners(named(living), 10.0) == set(), "it has no way to the others but that which failed"
+
+
+def test_whoever_others_could_not_reach_meets_them_at_the_relay_while_that_is_doubted() -> None:
+    living = [somebody(0), somebody(1, "host:1")]
+    ways = ways_of(living)
+    assert ways.pairs == () and ways.way_of(living[1]) == "dialled"
+    living[1].doubted_until = 60.0
+    assert ways.refresh(living, 11.0, RUN, KEY.sign) and ways.meets("peer-000", "peer-001")
+    assert ways.owners(named(living), 11.0) == {"peer-000"}
+    assert ways.way_of(living[1]) == "relayed" and "could not reach" in ways.why_this_way(living[1])
+    assert ways.refresh(living, 60.0, RUN, KEY.sign) and ways.pairs == ()
+    assert ways.owners(named(living), 60.0) == {"peer-001"}
 
 
 def test_a_relayed_member_carries_its_share_of_the_relay() -> None:
