@@ -52,7 +52,10 @@ FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the c
 WIDEN_EVERY_S = 0.5
 STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
 UNREACHED_AFTER_S = 2.5
-MEET_AGAIN_S, MEET_AGAIN_MOST_S = 0.25, 4.0  # after an attempt at the relay, the next one; longer each time in vain
+MEET_AGAIN_S, MEET_AGAIN_MOST_S = (
+    0.25,
+    4.0,
+)  # after an attempt at the relay, the next one; longer each time in vain
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets

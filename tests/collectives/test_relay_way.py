@@ -150,8 +150,11 @@ def test_a_renewed_ticket_breaks_nothing(ends: tuple[End, End], rig: RelayRig) -
     assert ann.link.lines["bob"].relay_way is None and not ann.link.lines["bob"].opened
 
 
-def test_whoever_the_relay_brings_instead_hears_nothing_and_is_not_heard(rig: RelayRig) -> None:
-    ann, bob, eve = End("ann"), End("bob"), End("bob")
+@pytest.mark.parametrize("serves", [True, False])
+def test_whoever_the_relay_brings_instead_hears_nothing_and_is_not_heard(rig: RelayRig, serves: bool) -> None:
+    """`serves`: of the two, Ann is CURVE's server, as follows from their keys."""
+    ann = End("ann")
+    bob, eve = (_with_key("bob", lambda key: (ann.key < key) == serves) for _ in range(2))
     try:
         # A relay that lies: with this ticket it lets somebody in who is not Bob.
         rig.want((ann.key, bob.key))
@@ -171,6 +174,12 @@ def test_whoever_the_relay_brings_instead_hears_nothing_and_is_not_heard(rig: Re
     finally:
         for each in (ann, bob, eve):
             each.link.close()
+
+
+def _with_key(name: str, fits: Callable[[bytes], bool]) -> End:
+    while not fits((found := End(name)).key):
+        found.link.close()
+    return found
 
 
 class Liar:

@@ -10,6 +10,7 @@ from mutant import Mutant
 from mutants_of_batches import BATCHES
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
+from mutants_of_reach import REACH
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
 from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
@@ -31,4 +32,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PROOFS,
     *SUMS,
     *ERAS,
+    *REACH,
 )
