@@ -14,7 +14,8 @@ from typing import NamedTuple
 TURN_BYTES = 256 * 1024  # at most, in one turn: fewer would cost the processor more for each byte
 LEAST_TURN_BYTES = 4 * 1024
 TURN_S = 0.05  # nor more than passes in so long: with a low rate, turns are small
-SAVED_TURNS, SAVED_S = 4, 0.02  # may pass at once after a pause, or when this process woke up late
+SAVED_TURNS, SAVED_S = 8, 0.02  # may pass at once after a pause, or when this process woke up late
+GATHERED_TURNS = 4  # are waited for together: to wake up costs more than to pass a turn
 
 
 class Turn(NamedTuple):
@@ -68,7 +69,9 @@ class Turns:
         if pair is None:
             return None
         self._fill(now)
-        return max(0.0, (self._waiting[pair] - self._left) / self.bytes_per_s)
+        if self._left >= self._waiting[pair]:
+            return 0.0
+        return (GATHERED_TURNS * self._turn_bytes - self._left) / self.bytes_per_s
 
     def _fill(self, now: float) -> None:
         self._left = min(self._saved_most, self._left + (now - self._filled_at) * self.bytes_per_s)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from farflung.coordinator.relay.turns import SAVED_S, SAVED_TURNS, TURN_BYTES, TURN_S, Turns
+from farflung.coordinator.relay.turns import GATHERED_TURNS, SAVED_S, SAVED_TURNS, TURN_BYTES, TURN_S, Turns
 
 RATE = 12.5e6
 
@@ -62,5 +62,6 @@ def test_nothing_passes_before_it_is_due_and_it_is_known_when_that_is() -> None:
     while (turn := turns.next(0.0)) is not None:
         turns.took(turn.pair, turn.most_bytes)
     wait_s = turns.wait_s(0.0)
-    assert wait_s is not None and 0 < wait_s <= TURN_BYTES / RATE
-    assert turns.next(0.9 * wait_s) is None and turns.next(wait_s + 1e-6) is not None
+    assert wait_s is not None and 0 < wait_s <= GATHERED_TURNS * TURN_BYTES / RATE
+    assert turns.next(0.9 * TURN_BYTES / RATE) is None and turns.next(wait_s) is not None
+    assert turns.wait_s(wait_s) == 0.0
