@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from farflung.protocol.errors import UserError
@@ -145,4 +146,18 @@ def parse_bytes(text: str) -> int:
     return round(float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2]])
 
 
-# ---- pacing ----------------------------------------------------------------------------------------------
+def wrong_caps(net: Mapping[str, object]) -> list[str]:
+    """What is wrong with the caps of a manifest's [net], by its keys."""
+    checks: dict[str, Callable[[str], object]] = {
+        "upload_limit": parse_cap,
+        "download_limit": parse_cap,
+        "relay": relay_bytes_per_s,
+        "relay_month": parse_bytes,
+    }
+    found = []
+    for key, check in checks.items():
+        try:
+            check(str(net[key]))
+        except UserError as error:
+            found.append(f"{key}: {error}")
+    return found

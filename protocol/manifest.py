@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from farflung.protocol.caps import parse_bytes, parse_cap, relay_bytes_per_s
+from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.outer_numbers import (
@@ -157,9 +157,7 @@ class NetSection(_Section):
     dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
     download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
-    relay: Annotated[str, Field(max_length=40, description='a rate such as "50 Mbit/s", or "off"')] = (
-        "50 Mbit/s"
-    )
+    relay: Annotated[str, Field(max_length=40, description='such as "50 Mbit/s", or "off"')] = "50 Mbit/s"
     relay_month: Annotated[str, Field(max_length=40, description='a size such as "1 TB"')] = "1 TB"
 
 
@@ -340,12 +338,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     guard_rule = "0 (off), or at least 2: sizes vary from round to round"
     expect(guard == 0 or guard >= 2, "[merge] guard", guard_rule, guard)
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
-    problems += _relay_problems(m)
-    for key, cap in (("upload_limit", m.net.upload_limit), ("download_limit", m.net.download_limit)):
-        try:
-            parse_cap(cap)
-        except UserError as error:
-            problems.append(f"[net] {key}: {error}")
+    problems += [f"[net] {told}" for told in wrong_caps(m.net.model_dump())]
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
     fits = not m.model.builtin or m.model.width % heads == 0
     expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
@@ -371,19 +364,6 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
-    return problems
-
-
-def _relay_problems(m: Manifest) -> list[str]:
-    problems = []
-    for key, check, text in (
-        ("relay", relay_bytes_per_s, m.net.relay),
-        ("relay_month", parse_bytes, m.net.relay_month),
-    ):
-        try:
-            check(text)
-        except UserError as error:
-            problems.append(f"[net] {key}: {error}")
     return problems
 
 
