@@ -36,8 +36,7 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
 _HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _SHOWN_CHARS = 60
-# What no peer needs to know: sections, and keys of others.
-COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}
+COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
 _NAME = "^[a-z0-9-]{1,64}$"
 _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
