@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from farflung.peer.trainer.api import Run, join
+from farflung.peer.trainer.api import Run, connect
 from farflung.protocol.errors import UserError
 
 
@@ -35,7 +35,7 @@ def hf_join(trainer: Any, url: str | None = None, *, workers: int | None = None,
     if trainer.train_dataset is None:
         raise UserError("hf_join: this Trainer has no train_dataset")
     args = trainer.args
-    run = join(url, trainer.model, trainer.create_optimizer(), **given)
+    run = connect(url, given).join(trainer.model, trainer.create_optimizer())
     trainer.optimizer = run.optimizer
     schedule = trainer.create_scheduler(run.total_steps, run.optimizer)
     trainer._created_lr_scheduler = False  # else it makes another one, over steps of its own

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from farflung.peer.trainer.api import Collate, Run, join
+from farflung.peer.trainer.api import Collate, Run, connect
 from farflung.protocol.errors import UserError
 
 # Lightning asks for one batch more before it gives one out, to know which is the last.
@@ -78,7 +78,7 @@ def _joined(module: Any, configured: Any, url: str | None, given: dict[str, str 
     found = configured if isinstance(configured, dict) else {"optimizer": configured}
     if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], list):
         found = dict(zip(("optimizer", "lr_scheduler"), (each[0] for each in configured), strict=True))
-    run = join(url, module, found["optimizer"], **given)
+    run = connect(url, given).join(module, found["optimizer"])
     scheduler = found.get("lr_scheduler")
     schedule: Any = scheduler["scheduler"] if isinstance(scheduler, dict) else scheduler
     if schedule is not None:

@@ -19,9 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from farflung.peer.island.island import Island
+from farflung.peer.island.ranks import ALONE, Ranks, ranks_here
 from farflung.peer.local.channel import LocalClient
 from farflung.peer.local.folder import is_abandoned, make_folder, remove_folder, sweep_stale
-from farflung.peer.local.words import Begin, Bye, Stop
+from farflung.peer.local.words import Begin, Bye, Stop, ToTrainer
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.join_url import JoinUrl
@@ -35,6 +37,12 @@ PATIENCE_S = 30.0
 LEAVE_S = 10.0  # for an agent to leave the run
 TERMINATE_S = 2.0
 _REASON_CHARS = 500  # the wire allows more; a whole traceback helps nobody at the other end
+
+
+class Hearing(Protocol):
+    """Whatever the agent's words come through."""
+
+    def recv(self, timeout_s: float) -> ToTrainer | None: ...
 
 
 class Child(Protocol):
@@ -56,6 +64,32 @@ def started(words: list[str]) -> Child:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
 
 
+class Agent(Protocol):
+    """What a script has of its agent, whether it is one process or one of several."""
+
+    @property
+    def channel(self) -> LocalClient | Island: ...
+
+    def wait_for_begin(self) -> Begin: ...
+
+    def problem(self) -> str | None: ...
+
+    def close(self, reason: str) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+def start_or_find(url: str | None, own: Mapping[str, object]) -> tuple[Agent, Ranks]:
+    """The agent, and the other ranks of this script.  Called by all of them at the same time."""
+    if ranks_here() <= 1:
+        return AgentProcess.start_or_find(url, own), ALONE
+    _refuse_worker()
+    from farflung.peer.island.group import GlooGroup  # only here: it loads torch.distributed
+
+    island = Island(GlooGroup())
+    return IslandAgent(island, url, own), island
+
+
 class AgentProcess:
     """`child` is None for an agent that was there before."""
 
@@ -72,7 +106,6 @@ class AgentProcess:
         cls, url: str | None, own: Mapping[str, object], start: Callable[[list[str]], Child] = started
     ) -> AgentProcess:
         """`own`: the volunteer's settings as far as they were given as arguments (peer/settings.py)."""
-        _refuse_ranks()
         _refuse_worker()
         if found := os.environ.get(AGENT_VARIABLE):
             if is_abandoned(Path(found)):
@@ -95,21 +128,7 @@ class AgentProcess:
         return self._child.pid if self._child is not None else None
 
     def wait_for_begin(self) -> Begin:
-        """The agent knows the run's manifest once it has reached the coordinator, however long that takes."""
-        warn_at = time.monotonic() + PATIENCE_S
-        while True:
-            # Asked first: an agent that is gone by now has said all that it had to say.
-            problem = self.problem()
-            message = self.channel.recv(0.0 if problem else POLL_S)
-            if isinstance(message, Begin):
-                return message
-            if isinstance(message, Stop):
-                raise Refused(message.code, message.reason)
-            if message is None and problem is not None:
-                raise Refused("agent", problem)
-            if time.monotonic() >= warn_at:
-                warn_at += PATIENCE_S
-                log.warning("still waiting for the coordinator")
+        return wait_for_begin(self.channel, self.problem)
 
     def problem(self) -> str | None:
         """Why the agent is gone, or None while it lives."""
@@ -163,14 +182,60 @@ class AgentProcess:
             self.close("the training script ended")
 
 
-def _refuse_ranks() -> None:
+class IslandAgent:
+    """The agent as each rank of an island has it: rank 0's, of which the others hear."""
+
+    def __init__(self, island: Island, url: str | None, own: Mapping[str, object]) -> None:
+        self.channel = island
+        self._own: AgentProcess | None = None
+        island.begin(lambda: self._start(url, own))
+
+    def _start(self, url: str | None, own: Mapping[str, object]) -> AgentProcess:
+        self._own = AgentProcess.start_or_find(url, own)
+        return self._own
+
+    def wait_for_begin(self) -> Begin:
+        return wait_for_begin(self.channel, self.channel.problem)
+
+    def problem(self) -> str | None:
+        return self.channel.problem()
+
+    def close(self, reason: str) -> None:
+        if self._own is not None:
+            self._own.close(reason)
+
+    def abandon(self) -> None:
+        if self._own is not None:
+            self._own.abandon()
+
+
+def wait_for_begin(channel: Hearing, problem: Callable[[], str | None]) -> Begin:
+    """The agent knows the run's manifest once it has reached the coordinator, however long that takes."""
+    warn_at = time.monotonic() + PATIENCE_S
+    while True:
+        # Asked first: an agent that is gone by now has said all that it had to say.
+        gone = problem()
+        message = channel.recv(0.0 if gone else POLL_S)
+        if isinstance(message, Begin):
+            return message
+        if isinstance(message, Stop):
+            raise Refused(message.code, message.reason)
+        if message is None and gone is not None:
+            raise Refused("agent", gone)
+        if time.monotonic() >= warn_at:
+            warn_at += PATIENCE_S
+            log.warning("still waiting for the coordinator")
+
+
+def refuse_ranks() -> None:
     """Each rank would be a peer of its own: two with one key, or two that train on the same gradients."""
-    ranks = _ranks()
+    ranks = ranks_here()
     if ranks > 1:
         raise UserError(
-            f"this is one of {ranks} processes that train together (torchrun, accelerate launch), and "
-            "several GPUs as one peer are not supported yet: start one process for each GPU without them, each with "
-            "CUDA_VISIBLE_DEVICES and an --identity of its own; unset WORLD_SIZE if it is left over from something else"
+            f"this is one of {ranks} processes that train together (torchrun, accelerate launch), and this way of "
+            "taking part is for one process: join with farflung.join and a loop of your own (docs/islands.md), or "
+            "start one process for each GPU without them, each with CUDA_VISIBLE_DEVICES and an --identity of its own; "
+            "unset WORLD_SIZE if it is left over from something else"
         )
 
 
@@ -182,12 +247,3 @@ def _refuse_worker() -> None:
             "a run can't be joined from a DataLoader's worker: call farflung.join or farflung.pipeline in the script's "
             "main process, not in the data set"
         )
-
-
-def _ranks() -> int:
-    # Whoever has a process group has loaded the module; loading it here would cost every start.
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    said = os.environ.get("WORLD_SIZE", "1")
-    return int(said) if said.isdecimal() else 1

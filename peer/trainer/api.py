@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -32,12 +33,17 @@ from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.data.workers import Ahead
+from farflung.peer.island.island import Island
+from farflung.peer.island.parts import Part, agreed_part
+from farflung.peer.island.ranks import ALONE, Ranks
+from farflung.peer.island.sharded import ranks_on_one_batch
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
-from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_find
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.layout import ModelLayout, unwrap
+from farflung.peer.trainer.model_tensors import survey
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
@@ -61,6 +67,7 @@ def join(
     listen: str | None = None,
     upload_limit: str | None = None,
     download_limit: str | None = None,
+    data_rank: tuple[int, int] | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
@@ -68,6 +75,10 @@ def join(
     `listen`: HOST:PORT where other peers may reach this one.  `upload_limit`, `download_limit`: "20 Mbit/s".
     What is not given here comes from the environment (FARFLUNG_LISTEN, ...) or ~/.config/farflung/config.toml.
     A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
+
+    Of several processes that train together (torchrun, `farflung join --nproc`) each calls it, and they are one peer
+    (docs/islands.md).  `data_rank`: (number, of), which part of each batch is this process's; left out, each has its
+    own, but for those that work on one batch together by the names of their mesh ("tp", "cp", "pp").
     """
     given = {
         "identity": identity,
@@ -75,37 +86,52 @@ def join(
         "upload_limit": upload_limit,
         "download_limit": download_limit,
     }
-    return connect(url, given).join(model, optimizer)
+    mistakes_in_one_line()
+    survey(unwrap(model))  # what can't be exchanged is told before an agent starts
+    return connect(url, given, several=True).join(model, optimizer, data_rank)
 
 
-def connect(url: str | None = None, given: Mapping[str, str | None] = _NOTHING) -> Connection:
-    """The first half of `join`, for scripts that build their model from the run's manifest.  `given`: settings."""
+def connect(
+    url: str | None = None, given: Mapping[str, str | None] = _NOTHING, several: bool = False
+) -> Connection:
+    """The first half of `join`, for scripts that build their model from the run's manifest.  `given`: settings.
+
+    `several`: the script may be one of several ranks, which all call this.
+    """
     mistakes_in_one_line()
     failpoints.arm(os.environ)
+    if not several:
+        refuse_ranks()
     with ExitStack() as undo:
-        agent = AgentProcess.start_or_find(url, given)
+        agent, ranks = start_or_find(url, given)
         undo.callback(agent.close, "could not connect")
         begin = agent.wait_for_begin()
-        connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name)
+        connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name, ranks)
         undo.pop_all()
     return connection
 
 
 class _Reader:
-    """From leased spans to a batch, in this process or in a worker."""
+    """From leased spans to this process's part of a batch, in this process or in a worker."""
 
-    def __init__(self, source: Source, collate: Collate) -> None:
-        self.source, self._collate = source, collate
+    def __init__(self, source: Source, collate: Collate, part: Part) -> None:
+        self.source, self._collate, self._part = source, collate, part
 
     def __call__(self, spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], Any]:
-        samples: list[Any] = []
+        """What was read of the whole batch, and this part of it."""
+        if isinstance(self.source, MapStyle):
+            samples = [each for span in self._part.spans(spans) for each in self.source.read(span)]
+            return spans, self._collate(samples) if samples else None
+        samples = []
         got: list[Span] = []
+        # A stream is read in order, and where it ends all ranks must see.
         for span in spans:
             found = self.source.read(span)
             samples += found
             # At the end of a stream fewer than were leased, or none: only these count as read.
             got += [replace(span, stop=span.start + len(found))] if found else []
-        return tuple(got), self._collate(samples) if samples else None
+        first, stop, _ = self._part.bounds(len(samples))
+        return tuple(got), self._collate(samples[first:stop]) if samples else None
 
 
 def _collate(samples: list[Any]) -> Any:
@@ -116,17 +142,17 @@ def _collate(samples: list[Any]) -> Any:
 class Connection:
     """A run whose manifest is known and whose state is not loaded yet.  Made by `connect`."""
 
-    def __init__(self, agent: AgentProcess, manifest: Manifest, name: str) -> None:
+    def __init__(self, agent: Agent, manifest: Manifest, name: str, ranks: Ranks = ALONE) -> None:
         self.manifest = manifest
         self.name = name
-        self._agent = agent
+        self._agent, self._ranks = agent, ranks
 
     @property
-    def agent(self) -> AgentProcess:
+    def agent(self) -> Agent:
         """For the trainer of synchronous batches, which says other words to it."""
         return self._agent
 
-    def join(self, model: nn.Module, optimizer: Optimizer) -> Run:
+    def join(self, model: nn.Module, optimizer: Optimizer, data_rank: tuple[int, int] | None = None) -> Run:
         if self.manifest.pipeline.batch:
             self.abandon()
             raise UserError(
@@ -135,8 +161,7 @@ class Connection:
             )
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
-            watcher = watcher_for(own_config({}).record, self.manifest, self.name, model, optimizer)
-            loop = InnerLoop(self._agent.channel, model, self.manifest, self._agent.problem, watcher=watcher)
+            loop = self._loop(model, optimizer, data_rank)
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
@@ -145,6 +170,18 @@ class Connection:
                 inner.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
         return run
+
+    def _loop(self, model: nn.Module, optimizer: Optimizer, data_rank: tuple[int, int] | None) -> InnerLoop:
+        agent, record = self._agent, own_config({}).record
+        if not isinstance(self._ranks, Island):
+            watcher = watcher_for(record, self.manifest, self.name, model, optimizer)
+            return InnerLoop(agent.channel, model, self.manifest, agent.problem, watcher=watcher)
+        if record is not None:
+            log.warning("nothing is recorded: the work of several ranks can't be taken again yet")
+        island = self._ranks
+        sharers = (island.rank,) if data_rank else ranks_on_one_batch(unwrap(model), island.rank)
+        island.part = agreed_part(island.gather, island.rank, data_rank, sharers)
+        return InnerLoop(island, model, self.manifest, island.problem, island.clock, ranks=island)
 
     def close(self, reason: str = "closed before joining") -> None:
         self._agent.close(reason)
@@ -157,11 +194,12 @@ class Connection:
 class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
 
-    def __init__(self, agent: AgentProcess, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
+    def __init__(self, agent: Agent, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
         self.optimizer = optimizer  # for schedulers and gradient scalers; a step of it is a step of the run
         self.name = name  # of this peer, such as amber-fox
         self._agent = agent
         self._loop = loop
+        self._weight = 1.0
 
     # ---- training
 
@@ -177,7 +215,17 @@ class Run:
 
     def record(self, loss: Tensor | float | None = None, tokens: int | None = None) -> None:
         """What the next step learns from, where it is `run.optimizer.step()` in somebody else's loop: as in `step`."""
-        self._loop.record(loss, tokens)
+        if self._weight:
+            self._loop.record(loss, tokens)
+
+    @property
+    def batch_weight(self) -> float:
+        """How much the batch that was given out last counts among those of all ranks: 1, but where data ends.
+
+        There a rank may have fewer samples than others, or another's once more, which count 0.  Gradients are the mean
+        of the ranks': `(loss * run.batch_weight).backward()` makes that the mean over the samples, there too.
+        """
+        return self._weight
 
     def batches(
         self,
@@ -218,8 +266,23 @@ class Run:
                 "workers: a stream is read in its order by one process; give run.batches a data set with __len__ and "
                 "__getitem__, or a DataLoader with workers as the stream (docs/data.md)"
             )
-        reader = _Reader(source, collate or _collate)
+        ranks = self._loop.ranks
+        self._refuse_other_data((source.samples, made_of, batch, ahead))
+        reader = _Reader(source, collate or _collate, ranks.part)
         return self._ahead(ahead, self._batches(reader, made_of, batch, workers, prefetch))
+
+    def _refuse_other_data(self, here: tuple[int, bytes, int, int]) -> None:
+        """All ranks hold the same leases, and must read the same of them."""
+        ranks = self._loop.ranks
+        told = [msgspec.msgpack.decode(each) for each in ranks.gather(msgspec.msgpack.encode(here))]
+        for rank, theirs in enumerate(told):
+            names = ("samples", "fingerprint", "batch_size", "ahead")
+            odd = [name for name, a, b in zip(names, theirs, told[ranks.rank], strict=True) if a != b]
+            if odd:
+                raise UserError(
+                    f"run.batches: rank {rank} of this peer and rank {ranks.rank} differ in {', '.join(odd)}: give all "
+                    "ranks the same data set and sizes; each of them then reads its own part"
+                )
 
     def _ahead(self, ahead: int, batches: Iterator[Any]) -> Iterator[Any]:
         loader = self._loop.read_ahead(ahead)
@@ -233,6 +296,8 @@ class Run:
     ) -> Iterator[Any]:
         with ExitStack() as ends:
             pool = ends.enter_context(Ahead(workers, reader, self.manifest.run.seed)) if workers else None
+            part = self._loop.ranks.part
+            batch *= part.of
             while spans := self._loop.next_batch(reader.source.samples, batch, made_of):
                 if pool is None:
                     got, made = reader(spans)
@@ -240,7 +305,9 @@ class Run:
                     got, made = pool.take(spans, self._loop.following(spans, batch, workers * prefetch))
                 if got:
                     samples = sum(span.stop - span.start for span in got)
-                    self._loop.hand_out(got, tokens_in(made, samples))
+                    first, stop, own = part.bounds(samples)
+                    self._weight = part.weight(samples)
+                    self._loop.hand_out(got, tokens_in(made, stop - first) if own else 0)
                     yield made
 
     # ---- what there is to know
@@ -291,9 +358,11 @@ class Run:
         """The run's weights at its newest version here, without this peer's unmerged work, as a safetensors file.
 
         Every peer writes equal bytes for a version.  A folder gets a file model.safetensors.  It may be called at any
-        time: while the next version is arriving, it waits for that.  Frozen parameters are not in it.
+        time: while the next version is arriving, it waits for that.  Frozen parameters are not in it.  Of several ranks
+        the first writes, and the others do not wait for it.
         """
-        save_weights(self._loop.layout, self._loop.shared, path)
+        if self._loop.ranks.rank == 0:
+            save_weights(self._loop.layout, self._loop.shared, path)
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], tokenizer: Any = None, max_shard_size: int | str = "5GB"
@@ -306,7 +375,8 @@ class Run:
         larger model lies in several files with an index.  What was saved there before is replaced as a whole.
         """
         loop = self._loop
-        save_pretrained(loop.model, loop.layout, loop.shared, Path(folder), tokenizer, max_shard_size)
+        if loop.ranks.rank == 0:
+            save_pretrained(loop.model, loop.layout, loop.shared, Path(folder), tokenizer, max_shard_size)
 
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""

@@ -3,6 +3,9 @@
 Owns: the channel to the agent, the shared memory, the model's tensors, the losses.  What is frozen, loaded, read or
 waited for is decided in machine.py; what is owed of each fragment is in unmerged.py.
 Called by the public API after every optimizer step, and while it waits for data.
+
+Of an island of several ranks each has a loop of its own, over its part of the model.  They hear the same words and the
+same time (`ranks`, which is the channel, too), so that all of them do the same at the same step.
 Must not know: processes, sockets, rounds, how the outer step works.  Messages come through a channel.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -22,6 +26,8 @@ from torch import Tensor, nn
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.data.leased_data import Span
+from farflung.peer.island.ranks import ALONE, Ranks, mean_of
+from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
@@ -39,6 +45,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # while blocked: how often to see whether the agent lives
 LOSS_EVERY_S = 0.5  # reading a loss waits for the GPU, so it is not read at every step
+_NORM = struct.Struct("<dq?")
 GRADIENT_EVERY_S = 10.0  # its norm reads all of it once: so seldom that nobody notices
 
 
@@ -57,25 +64,31 @@ class MeanLoss:
 
     def add(self, loss: Tensor | float) -> None:
         # A new tensor each time: the caller's own must neither change nor keep its graph alive.
-        self._sum = self._sum + (loss.detach().float().mean() if isinstance(loss, Tensor) else loss)
+        value = whole_loss(loss.detach()).float().mean() if isinstance(loss, Tensor) else loss
+        self._sum = self._sum + value
         self._count += 1
+
+    def sums(self) -> tuple[float, int]:
+        """The sum, and of how many."""
+        return float(self._sum), self._count
 
     def read(self) -> float | None:
         """None where there is no loss, or none that is a number."""
-        mean = float(self._sum) / self._count if self._count else math.nan
-        return mean if math.isfinite(mean) else None
+        return mean_of([self.sums()])
 
     def clear(self) -> None:
         self._sum, self._count = 0.0, 0
 
 
-def gradient_norm(model: nn.Module) -> float | None:
+def gradient_norm(found: list[Tensor], ranks: Ranks = ALONE) -> float | None:
     """As the optimizer has just taken it, which is after the script has clipped it; None where there is none, or where
-    it is of a kind that has no norm here."""
-    found = [each.grad.detach() for each in model.parameters() if each.grad is not None]
-    if not found or any(each.layout != torch.strided for each in found):
+    it is of a kind that has no norm here.  Of several ranks each brings what is its own."""
+    usable = not any(each.layout != torch.strided for each in found)
+    mine = float(nn.utils.get_total_norm(found)) if found and usable else 0.0
+    told = [_NORM.unpack(each) for each in ranks.gather(_NORM.pack(mine, len(found), usable))]
+    if not all(usable for *_, usable in told) or not any(count for _, count, _ in told):
         return None
-    return float(nn.utils.get_total_norm(found))
+    return told[0][0] if len(told) == 1 else math.sqrt(sum(norm * norm for norm, *_ in told))
 
 
 class InnerLoop:
@@ -87,12 +100,14 @@ class InnerLoop:
         agent_problem: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`watcher`: of what each span of steps is made of, from one round to the next freeze."""
         self.manifest = manifest
+        self.ranks = ranks
         self._watcher = watcher if watcher is not None else NoWatcher()
         self._has_frozen = False  # in the step that is being counted
-        self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4)
+        self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4, ranks)
         fragments = fragments_of(self.layout.chunk_count, manifest.fragments)
         self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
         self.machine = TrainerMachine(rules_of(manifest), manifest.data.lease_samples, clock())
@@ -106,6 +121,7 @@ class InnerLoop:
         self._outer = outer_of(manifest)
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
         self._said_tokens: int | None = None
+        self._batches = 0  # handed out, all in all
         self._losses = MeanLoss()
         self._loss: float | None = None
         self._loss_at = self._gradient_at = -math.inf
@@ -144,7 +160,8 @@ class InnerLoop:
     def attach(self) -> None:
         """Say what the model is, and wait until the run's state is in it."""
         failpoints.hit("trainer.attach")
-        self._carry_out(self.machine.attach(self.layout.model_schema(self._model), os.getpid()))
+        schema = self.layout.model_schema(self._model, ranks=self.ranks)
+        self._carry_out(self.machine.attach(schema, os.getpid()))
         self._wait()
         self._span_begins()
 
@@ -190,7 +207,8 @@ class InnerLoop:
         if self.finished:
             return
         failpoints.hit("trainer.step")
-        tokens, self._said_tokens = self._said_tokens, None
+        said, self._said_tokens = self._said_tokens, None
+        tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches)
         self._carry_out(self.machine.on_step(self._clock(), tokens))
         self._before = []
         while (message := self._channel.recv(0.0)) is not None:
@@ -207,10 +225,15 @@ class InnerLoop:
             self._loss_at = now
             loss = self._losses.read()
             self._loss = self._loss if loss is None else loss
-        self.shared.write_progress(self.machine.step_count, self.machine.all_tokens, self._loss)
-        if now - self._gradient_at >= GRADIENT_EVERY_S:
+        is_due = now - self._gradient_at >= GRADIENT_EVERY_S
+        if is_due:
             self._gradient_at = now
-            self.shared.write_gradient_norm(gradient_norm(self._model))
+            norm = gradient_norm(self.layout.own_gradients(self._model), self.ranks)
+        if self.ranks.rank != 0:
+            return
+        self.shared.write_progress(self.machine.step_count, self.machine.all_tokens, self._loss)
+        if is_due:
+            self.shared.write_gradient_norm(norm)
 
     # ---- data
 
@@ -241,6 +264,7 @@ class InnerLoop:
 
     def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
         self.machine.hand_out(spans, tokens)
+        self._batches += 1
         self._watcher.on_handed_out(spans)
 
     def before_rates(self) -> Undo:
@@ -284,7 +308,8 @@ class InnerLoop:
                 case do.SayFrozen():
                     self._say_frozen(effect)
                 case do.Warn(text):
-                    log.warning(text)
+                    if self.ranks.rank == 0:
+                        log.warning(text)
                 case do.Refuse(code, reason):
                     raise Refused(code, reason)
                 case do.Over():
@@ -309,6 +334,7 @@ class InnerLoop:
             case do.Freeze():
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
+                self.ranks.wait_for_all()  # the others' shares are in the slot
                 self.parts[fragment].train_on(self._model, self._loaded, self.shared, self._outer, slot)
             case do.Remember():
                 self._before = self.layout.snapshot(self._model)
@@ -327,6 +353,7 @@ class InnerLoop:
 
     def _freeze(self, freeze: do.Freeze) -> None:
         part = self.parts[freeze.fragment]
+        part.level(self._model, self.ranks)
         part.write_owed(self._model, self._loaded, part.part(self.shared.slots[freeze.slot]))
         failpoints.hit("freeze.mid")
 
@@ -339,12 +366,12 @@ class InnerLoop:
         for word in frozen.words:
             part = self.parts[word.fragment]
             part.part(delta).copy_(part.part(self.shared.slots[word.slot]))
-        schema = self.layout.model_schema(self._model)
+        schema = self.layout.model_schema(self._model, ranks=self.ranks)
         self._watcher.on_frozen(frozen.words[0].step, delta, schema)
 
     def _say_frozen(self, frozen: do.SayFrozen) -> None:
         failpoints.hit("freeze.before_word")
-        loss = self._losses.read()
+        loss = self.ranks.mean(*self._losses.sums())
         self._tell_frozen(frozen)
         for word in frozen.words:
             self._channel.send(msgspec.structs.replace(word, loss=loss))

@@ -4,6 +4,9 @@ Owns: which tensors are exchanged, in which order, at which offset, and the valu
 Called by: the trainer (anchor in, delta out), the public API (schema for the hello) and checkpoint export.
 Must not know: the network, rounds, codecs, or how the outer step works.
 
+Of an island of several ranks each holds only a part of the model, or a copy of what others hold, too.  The map is that
+of the whole model everywhere; `held` says of each tensor which box of it is here, and what of that this rank writes.
+
     [ trainable parameters | padding | floating persistent buffers | padding ]
       chunk 0 ...                      first_plain_chunk ...         chunk_count
 
@@ -15,7 +18,7 @@ local.  Frozen parameters are not sent, but must be equal everywhere: `frozen_ha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -24,6 +27,10 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from farflung.optim.inner import outer_matrices
+from farflung.peer.island.blocks import Box, Held, boxes, row_major, shares, within
+from farflung.peer.island.copies import Copy, level, whole_bytes
+from farflung.peer.island.ranks import ALONE, Ranks
+from farflung.peer.island.sharded import box_of, local_of, reshard
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
@@ -56,21 +63,32 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Values [first, stop) of an entry, in row-major order."""
+    """Values of an entry that lie here: a box of it."""
 
     index: int  # of the entry
-    offset: int  # of the entry in the flat vector
-    first: int
-    stop: int
-    numel: int  # of the whole entry
+    entry: Entry
+    box: Box  # of the whole tensor
+    here: Box  # the same values in the tensor as it lies here
+    around: Box  # a box with these in it, whose values are carried one behind the other
+    kept: int | None  # where that begins in what is carried; None: that is laid out as the flat vector
 
-    @property
-    def is_whole(self) -> bool:
-        return self.stop - self.first == self.numel
+    def cells(self, flat: Tensor, start: int) -> Tensor:
+        """Where they lie in a part of the flat vector that begins at `start`: a view."""
+        strides = row_major(self.entry.shape)
+        first = sum(at * stride for at, stride in zip(self.box.start, strides, strict=True))
+        place = flat.storage_offset() + self.entry.offset - start + first
+        return flat.as_strided(self.box.shape, strides, place)
 
-    def cells(self, start: int) -> slice:
-        """Where it lies in a part of the flat vector that begins at `start`."""
-        return slice(self.offset + self.first - start, self.offset + self.stop - start)
+    def values(self, tensor: Tensor) -> Tensor:
+        """The model's own, or those of a copy: a view."""
+        return local_of(tensor).detach()[self.here.slices]
+
+    def carried(self, carry: Tensor, start: int) -> Tensor:
+        """Their places in what is carried: a view."""
+        if self.kept is None:
+            return self.cells(carry, start)
+        values = carry[self.kept : self.kept + self.around.numel].view(self.around.shape)
+        return values[self.box.seen_from(self.around).slices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +101,17 @@ class ModelLayout:
     chunk_elements: int
     total_elements: int
     first_plain_chunk: int
+    held: tuple[
+        Held, ...
+    ] = ()  # of each entry and then of each frozen parameter; empty: all of it is here alone
 
     @staticmethod
-    def of(model: nn.Module, chunk_elements: int) -> ModelLayout:
-        return ModelLayout.placed(survey(unwrap(model)), chunk_elements)
+    def of(model: nn.Module, chunk_elements: int, ranks: Ranks = ALONE) -> ModelLayout:
+        """All ranks make theirs at the same time."""
+        module = unwrap(model)
+        reshard(module)
+        layout = ModelLayout.placed(survey(module), chunk_elements)
+        return replace(layout, held=layout._held(module, ranks))
 
     @staticmethod
     def placed(found: Survey, chunk_elements: int) -> ModelLayout:
@@ -107,13 +132,32 @@ class ModelLayout:
             first_plain_chunk=plain_start // chunk_elements,
         )
 
+    def _held(self, module: nn.Module, ranks: Ranks) -> tuple[Held, ...]:
+        items: list[Entry | Frozen] = [*self.entries, *self.frozen]
+        mine = [box_of(tensor) for tensor in self._tensors(module, items)]
+        if ranks.count == 1 and all(box.shape == item.shape for box, item in zip(mine, items, strict=True)):
+            return ()
+        told = ranks.gather(msgspec.msgpack.encode((self.specs, mine)))
+        found = [msgspec.msgpack.decode(each, type=tuple[tuple[TensorSpec, ...], list[Box]]) for each in told]
+        odd = next((rank for rank, (specs, _) in enumerate(found) if specs != self.specs), None)
+        if odd is not None:
+            raise UserError(
+                f"rank {odd} of this peer has another model than rank {ranks.rank}: every rank must build the same one"
+            )
+        return tuple(
+            shares(item.name, item.shape, [boxes_of[at] for _, boxes_of in found], ranks.rank)
+            for at, item in enumerate(items)
+        )
+
     @property
     def chunk_count(self) -> int:
         return self.total_elements // self.chunk_elements
 
     # ---- what the model is, for comparing with other peers
 
-    def model_schema(self, model: nn.Module, with_matrices: bool = False) -> ModelSchema:
+    def model_schema(
+        self, model: nn.Module, with_matrices: bool = False, ranks: Ranks = ALONE
+    ) -> ModelSchema:
         """What the run compares at hello; equal on every peer that trains the same model in the same chunks.
 
         `with_matrices`: the run's outer step takes hidden matrices as such.
@@ -123,13 +167,14 @@ class ModelLayout:
             chunk_elements=self.chunk_elements,
             chunk_count=self.chunk_count,
             first_plain_chunk=self.first_plain_chunk,
-            frozen=self.frozen_hash(model),
+            frozen=self.frozen_hash(model, ranks),
             matrices=self._matrices_of(unwrap(model)) if with_matrices else (),
         )
         refuse_unsendable(schema)
         return schema
 
     def _matrices_of(self, model: nn.Module) -> tuple[int, ...]:
+        reshard(model)
         hidden = {id(parameter) for parameter in outer_matrices([model])}
         named = named_tensors_of(model)
         found = self.places_of({entry.name for entry in self.entries if id(named.get(entry.name)) in hidden})
@@ -148,15 +193,16 @@ class ModelLayout:
         specs += [TensorSpec(f"{name} = {of}", (), "", "alias") for name, of in self.aliases]
         return tuple(specs)
 
-    def frozen_hash(self, model: nn.Module) -> bytes:
+    def frozen_hash(self, model: nn.Module, ranks: Ranks = ALONE) -> bytes:
         """blake3 of the frozen parameters' raw bytes in name order; 32 zero bytes when there are none."""
         if not self.frozen:
             return bytes(32)
         hasher = blake3()
-        in_name_order = sorted(self.frozen, key=lambda item: item.name)
-        for tensor in self._tensors(model, in_name_order):
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            hasher.update(raw.numpy().data)
+        for at in sorted(range(len(self.frozen)), key=lambda each: self.frozen[each].name):
+            (tensor,) = self._tensors(model, [self.frozen[at]])
+            held = self.held[len(self.entries) + at] if self.held else None
+            for raw in whole_bytes(tensor, held, ranks):
+                hasher.update(raw)
         return hasher.digest()
 
     # ---- values in and out.  `start`: the flat vector that is handed in is the part of the whole that begins there;
@@ -164,7 +210,10 @@ class ModelLayout:
 
     def write_anchor(self, model: nn.Module, flat: Tensor) -> None:
         """The model's values, rounded to fp32, into `flat` [total_elements]; padding becomes zero."""
-        self.write_each(model, flat, lambda entry, tensor: tensor.detach())
+        assert flat.dtype == torch.float32 and flat.shape == (self.total_elements,), (flat.dtype, flat.shape)
+        self._zero_padding(flat, 0)
+        for tensor, piece in self._pieces(model, 0, flat.numel(), to_write=True):
+            piece.cells(flat, 0).copy_(piece.values(tensor))
 
     def write_each(self, model: nn.Module, flat: Tensor, value_of: Callable[[Entry, Tensor], Tensor]) -> None:
         """What `value_of` gives for each of the model's tensors, of its shape, into `flat`; padding becomes zero."""
@@ -182,18 +231,21 @@ class ModelLayout:
         """`flat` into the model, in place: optimizers and compiled code hold its tensors."""
         with torch.no_grad():
             for tensor, piece in self._pieces(model, start, flat.numel()):
-                _write(tensor, piece, flat[piece.cells(start)])
+                piece.values(tensor).copy_(piece.cells(flat, start))
 
-    def write_values(self, model: nn.Module, out: Tensor, start: int) -> None:
-        """The inverse of `load`: a part of the model's values in fp32, padding zero."""
-        self._zero_padding(out, start)
-        for tensor, piece in self._pieces(model, start, out.numel()):
-            out[piece.cells(start)].copy_(_read(tensor, piece))
+    def set_each(
+        self, model: nn.Module, start: int, count: int, value_of: Callable[[Piece, Tensor], Tensor]
+    ) -> None:
+        """What `value_of` makes of each piece's values into the model, in place; it may keep what it is handed."""
+        with torch.no_grad():
+            for tensor, piece in self._pieces(model, start, count):
+                values = piece.values(tensor)
+                values.copy_(value_of(piece, values))
 
     def snapshot(self, model: nn.Module, device: torch.device | str | None = None) -> list[Tensor]:
-        """Copies of the exchanged tensors in the model's own dtypes, on `device` or where they are."""
+        """Copies of the exchanged tensors as they lie here, in their own dtypes, on `device` or where they are."""
         copies = []
-        for tensor in self._tensors(model, self.entries):
+        for tensor in map(local_of, self._tensors(model, self.entries)):
             where = tensor.device if device is None else device
             copies.append(tensor.detach().to(where, copy=True))
         return copies
@@ -201,13 +253,13 @@ class ModelLayout:
     def refresh(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
         """Bring a part of an earlier snapshot up to date."""
         for tensor, piece in self._pieces(model, start, count):
-            _write(copies[piece.index], piece, _read(tensor, piece))
+            piece.values(copies[piece.index]).copy_(piece.values(tensor))
 
     def put_back(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
         """The other way round: a part of the model as it was in an earlier snapshot."""
         with torch.no_grad():
             for tensor, piece in self._pieces(model, start, count):
-                _write(tensor, piece, _read(copies[piece.index], piece))
+                piece.values(tensor).copy_(piece.values(copies[piece.index]))
 
     def write_delta(
         self,
@@ -223,11 +275,58 @@ class ModelLayout:
         changed was never learned, and must not be sent as if it were.
         """
         self._zero_padding(out, start)
-        for tensor, piece in self._pieces(model, start, out.numel()):
-            then, now = _read(loaded[piece.index], piece), _read(tensor, piece)
-            delta = _difference(then, now.to(then.device)).to("cpu", torch.float32)
-            cells = piece.cells(start)
-            out[cells].copy_(delta if carry is None else delta + carry[cells])
+        for tensor, piece in self._pieces(model, start, out.numel(), to_write=True):
+            piece.cells(out, start).copy_(_owed(piece, tensor, loaded, carry, start))
+
+    def level(self, model: nn.Module, ranks: Ranks, start: int, count: int) -> None:
+        """Before a part of the model is written by all ranks: copies of one value must be equal.
+
+        Those of parameters are, where gradients are summed over the ranks; a model of which that is not true is told
+        so.  Buffers follow each rank's own samples: those of the lowest rank count.
+        """
+        if self.held:
+            touched = [
+                at
+                for at, entry in enumerate(self.entries)
+                if entry.offset < start + count and entry.offset + entry.numel > start
+            ]
+            entries = [self.entries[at] for at in touched]
+            copies = [
+                Copy(entry.name, entry.kind == "buffer", tensor, self.held[at].twin)
+                for at, entry, tensor in zip(touched, entries, self._tensors(model, entries), strict=True)
+            ]
+            level(copies, ranks)
+
+    def own_gradients(self, model: nn.Module) -> list[Tensor]:
+        """As they lie here, each value on one rank alone: together they are the gradient of the whole model."""
+        tensors = self._tensors(model, self.entries)
+        mine = [
+            t for at, t in enumerate(tensors) if not self.held or self.held[at].twin == self.held[at].rank
+        ]
+        return [local_of(each.grad).detach() for each in mine if each.grad is not None]
+
+    # ---- what one rank carries of a fragment: as long as what lies here of it
+
+    def nothing_owed(self, start: int, count: int) -> Tensor:
+        if not self.held:
+            return torch.zeros(count)
+        return torch.zeros(sum(piece.box.numel for piece in self._found(start, count, to_write=False)))
+
+    def owed(
+        self, model: nn.Module, loaded: Sequence[Tensor], carry: Tensor | None, start: int, count: int
+    ) -> Tensor:
+        """As `write_delta`, of all that lies here."""
+        out = self.nothing_owed(start, count)
+        for tensor, piece in self._pieces(model, start, count):
+            piece.carried(out, start).copy_(_owed(piece, tensor, loaded, carry, start))
+        return out
+
+    def taken(self, part: Tensor, start: int) -> Tensor:
+        """A copy of what lies here, out of a part of the flat vector."""
+        out = self.nothing_owed(start, part.numel())
+        for piece in self._found(start, part.numel(), to_write=False):
+            piece.carried(out, start).copy_(piece.cells(part, start))
+        return out
 
     def named_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` as a state dict, tied names too, in memory of its own; frozen parameters are not in it."""
@@ -246,17 +345,34 @@ class ModelLayout:
         assert flat.shape == (self.total_elements,), flat.shape
         return flat[entry.offset : entry.offset + entry.numel].view(entry.shape)
 
-    def _pieces(self, model: nn.Module, start: int, count: int) -> Iterator[tuple[Tensor, Piece]]:
-        """The model's tensors that reach into the part of the flat vector, each with the piece of it that does."""
+    def _pieces(
+        self, model: nn.Module, start: int, count: int, to_write: bool = False
+    ) -> Iterator[tuple[Tensor, Piece]]:
+        """What lies here of a part of the flat vector; `to_write`: of that, what is this rank's to write."""
         assert start >= 0 and start + count <= self.total_elements, (start, count)
+        tensors = self._tensors(model, self.entries)
+        for piece in self._found(start, count, to_write):
+            yield tensors[piece.index], piece
+
+    def _found(self, start: int, count: int, to_write: bool) -> Iterator[Piece]:
         stop = start + count
-        found = [
-            Piece(index, e.offset, max(0, start - e.offset), min(e.numel, stop - e.offset), e.numel)
-            for index, e in enumerate(self.entries)
-            if e.offset < stop and e.offset + e.numel > start
-        ]
-        tensors = self._tensors(model, [self.entries[piece.index] for piece in found])
-        yield from zip(tensors, found, strict=True)
+        kept = 0
+        for index, entry in enumerate(self.entries):
+            first, end = max(0, start - entry.offset), min(entry.numel, stop - entry.offset)
+            if first >= end:
+                continue
+            if not self.held:
+                for box in boxes(entry.shape, first, end):
+                    yield Piece(index, entry, box, box, box, None)
+                continue
+            held = self.held[index]
+            for around in within(entry.shape, first, end, held.box):
+                mine = [around]
+                if to_write:
+                    mine = within(entry.shape, max(first, held.first), min(end, held.stop), around)
+                for box in mine:
+                    yield Piece(index, entry, box, box.seen_from(held.box), around, kept)
+                kept += around.numel
 
     def _zero_padding(self, flat: Tensor, start: int) -> None:
         plain_start = self.first_plain_chunk * self.chunk_elements
@@ -268,7 +384,9 @@ class ModelLayout:
 
     def _tensors(self, model: nn.Module, wanted: Sequence[Entry | Frozen]) -> list[Tensor]:
         """The model's tensors for `wanted`; a model that was changed since `of` is the user's mistake."""
-        named = named_tensors_of(unwrap(model))
+        module = unwrap(model)
+        reshard(module)
+        named = named_tensors_of(module)
         tensors = []
         for item in wanted:
             tensor = named.get(item.name)
@@ -295,19 +413,10 @@ def _place(
     return entries, -(-offset // chunk_elements) * chunk_elements
 
 
-def _read(tensor: Tensor, piece: Piece) -> Tensor:
-    """[stop - first]; a view where the tensor is contiguous."""
-    return tensor.detach().reshape(-1)[piece.first : piece.stop]
-
-
-def _write(tensor: Tensor, piece: Piece, values_n: Tensor) -> None:
-    """In place; what lies outside the piece keeps its bits."""
-    if piece.is_whole:
-        tensor.copy_(values_n.view(tensor.shape))
-        return
-    whole_n = tensor.detach().reshape(-1).clone()
-    whole_n[piece.first : piece.stop].copy_(values_n)
-    tensor.copy_(whole_n.view(tensor.shape))
+def _owed(piece: Piece, tensor: Tensor, loaded: Sequence[Tensor], carry: Tensor | None, start: int) -> Tensor:
+    then, now = piece.values(loaded[piece.index]), piece.values(tensor)
+    delta = _difference(then, now.to(then.device)).to("cpu", torch.float32)
+    return delta if carry is None else delta + piece.carried(carry, start)
 
 
 def _difference(then: Tensor, now: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ Must not know: offsets, chunks, the run.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from farflung.peer.island.sharded import local_of, why_unusable
 from farflung.protocol.errors import UserError
 
 EXCHANGED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -76,11 +76,12 @@ def survey(module: nn.Module, planned: bool = False) -> Survey:
             shelves[kind][name] = tensor
         else:
             found.aliases[name] = first
-    exchanged = {**found.params, **found.buffers}
+    exchanged = {name: local_of(tensor) for name, tensor in {**found.params, **found.buffers}.items()}
     for name, tensor in exchanged.items():
         if _overlaps_itself(tensor):
             raise UserError(f"{name!r} is a view whose elements share memory: call .contiguous() on it")
-    _refuse_overlaps({**exchanged, **found.frozen}, exchanged.keys())
+    frozen = {name: local_of(tensor) for name, tensor in found.frozen.items()}
+    _refuse_overlaps({**exchanged, **frozen}, exchanged.keys())
     return found
 
 
@@ -112,11 +113,10 @@ def clean_name(name: str) -> str:
 
 def _refuse_unusable(kind: Kind, name: str, tensor: Tensor, planned: bool) -> None:
     word = "buffer" if kind == "buffer" else "parameter"
-    if _is_sharded(name, tensor):
-        raise UserError(
-            f"{word} {name!r} is sharded{_placements(tensor)}: a model that lies on several GPUs in parts (FSDP, "
-            "tensor parallel) is not supported yet; join with the whole model in one process"
-        )
+    if "_fsdp_wrapped_module" in name.split("."):
+        raise UserError(f"{word} {name!r} is sharded by FSDP1: use torch's fully_shard (FSDP2) in its place")
+    if why := why_unusable(tensor):
+        raise UserError(f"{word} {name!r} {why}")
     if tensor.is_nested:
         raise UserError(f"{word} {name!r} is a nested tensor: only dense tensors can be exchanged")
     if is_lazy(tensor):
@@ -134,25 +134,12 @@ def _refuse_unusable(kind: Kind, name: str, tensor: Tensor, planned: bool) -> No
         )
 
 
-def _is_sharded(name: str, tensor: Tensor) -> bool:
-    # A DTensor cannot exist before its module is loaded, and loading it here would cost every start a second.
-    dtensor_module = sys.modules.get("torch.distributed.tensor")
-    if dtensor_module is not None and isinstance(tensor, dtensor_module.DTensor):
-        return True
-    return "_fsdp_wrapped_module" in name.split(".")  # FSDP1
-
-
-def _placements(tensor: Tensor) -> str:
-    """over a device mesh, such as (Shard(dim=0),); FSDP1 has none."""
-    placements = getattr(tensor, "placements", None)
-    return f" {tuple(placements)}" if placements is not None else ""
-
-
 def _identity(tensor: Tensor) -> object:
     """Equal for tensors that are the same elements of the same memory, whether or not they are one object."""
-    if tensor.numel() == 0:
+    local = local_of(tensor)
+    if local.numel() == 0:
         return id(tensor)
-    return (*_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+    return (*_storage(local), local.storage_offset(), local.shape, local.stride(), local.dtype)
 
 
 def _storage(tensor: Tensor) -> tuple[torch.device, int]:

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from farflung.peer.island.sharded import is_sharded, local_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.peer.trainer.model_tensors import clean_name
@@ -39,6 +40,9 @@ def save_pretrained(
             instead = ": write its weights with run.save(path)" if each is writer else ""
             raise UserError(f"{type(each).__name__} has no save_pretrained{instead}")
 
+    if any(is_sharded(each) and not each.requires_grad for each in model.parameters()):
+        raise UserError("the frozen parameters lie on several ranks: write the rest with run.save(path)")
+
     def weights() -> dict[str, Tensor]:
         """A copy: the agent may write the next version while the files are written."""
         of_run = layout.named_tensors(shared.anchor)
@@ -50,9 +54,8 @@ def save_pretrained(
             )
         copies: dict[object, Tensor] = {}  # what is tied stays one tensor, so that it is written once
         for name, tensor in mine.items():
-            same = (
-                (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
-            )
+            here = local_of(tensor)  # of a model on several ranks this one's part, whose place is its name
+            same = (here.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if here.numel() else name
             if same not in copies:
                 copies[same] = of_run.get(name, tensor.detach()).to("cpu", tensor.dtype, copy=True)
             mine[name] = copies[same]

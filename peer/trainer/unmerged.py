@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from farflung.optim.ahead import ahead
 from farflung.optim.outer import OuterStep
+from farflung.peer.island.ranks import Ranks
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.effects import LoadAnchor
-from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.layout import ModelLayout, Piece
 from farflung.protocol.fragments import Fragment
 from farflung.protocol.process import failpoints
 
@@ -41,6 +42,10 @@ class Unmerged:
         """Undo a step in this fragment.  `before`: a snapshot of the model."""
         self._layout.put_back(model, before, self._start, self._count)
 
+    def level(self, model: nn.Module, ranks: Ranks) -> None:
+        """What several ranks have copies of is the same with all of them."""
+        self._layout.level(model, ranks, self._start, self._count)
+
     def write_owed(self, model: nn.Module, loaded: Sequence[Tensor], out: Tensor) -> None:
         """`loaded`: the model right after the last loads; `out`: the fragment's part of a slot."""
         self._layout.write_delta(model, loaded, self.carry, out, self._start)
@@ -52,18 +57,17 @@ class Unmerged:
 
         Should the agent be applying a newer version just now, some values go ahead from that: no less good.
         """
+        anchor, momentum = self.part(shared.anchor), self.part(shared.moments[0])
         owed = self.part(shared.slots[slot])
-        learned = self._layout.first_plain_chunk * self._layout.chunk_elements - self._start
-        place = (self.part(shared.anchor), self.part(shared.moments[0]), owed)
-        values = ahead(outer, *place, max(0, learned))
-        self.carry = _none_if_zero(owed.clone())
-        self._layout.load(model, values, self._start)
-        self._layout.refresh(model, loaded, self._start, self._count)
+        self.carry = _none_if_zero(self._layout.taken(owed, self._start))
 
-    def owed(self, model: nn.Module, loaded: Sequence[Tensor]) -> Tensor:
-        owed = torch.empty(self._count)
-        self.write_owed(model, loaded, owed)
-        return owed
+        def ahead_of(piece: Piece, _: Tensor) -> Tensor:
+            place = [piece.cells(each, self._start).reshape(-1) for each in (anchor, momentum, owed)]
+            learned = piece.box.numel if piece.entry.kind == "param" else 0
+            return ahead(outer, place[0], place[1], place[2], learned).view(piece.box.shape)
+
+        self._layout.set_each(model, self._start, self._count, ahead_of)
+        self._layout.refresh(model, loaded, self._start, self._count)
 
     def load(self, load: LoadAnchor, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState) -> None:
         """Take the new anchor into the model, and note what the model then holds in `loaded`.
@@ -71,16 +75,21 @@ class Unmerged:
         `load.mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
         alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
         """
-        self.carry = _none_if_zero(self._kept(load, model, loaded, shared))
+        carry = _none_if_zero(self._kept(load, model, loaded, shared))
+        mixed = self._layout.nothing_owed(self._start, self._count) if load.mix else None
         anchor = self.part(shared.anchor)
-        values = anchor if self.carry is None else anchor - self.carry
-        if load.mix:
-            own = torch.empty_like(values)
-            self._layout.write_values(model, own, self._start)
-            values = torch.lerp(values, own, load.mix)
-            self.carry = _none_if_zero(anchor - values)
+
+        def value(piece: Piece, own: Tensor) -> Tensor:
+            cells = piece.cells(anchor, self._start)
+            values = cells if carry is None else cells - piece.carried(carry, self._start)
+            if mixed is not None:
+                values = torch.lerp(values, own.to("cpu", torch.float32), load.mix)
+                piece.carried(mixed, self._start).copy_(cells - values)
+            return values
+
         failpoints.hit("load.mid")
-        self._layout.load(model, values, self._start)
+        self._layout.set_each(model, self._start, self._count, value)
+        self.carry = carry if mixed is None else _none_if_zero(mixed)
         self._layout.refresh(model, loaded, self._start, self._count)
 
     def _kept(
@@ -92,11 +101,15 @@ class Unmerged:
             case "all":
                 return self.owed(model, loaded)
             case "rest":
-                return self.owed(model, loaded).sub_(slot)
+                return self.owed(model, loaded).sub_(self._layout.taken(slot, self._start))
             case "drop":
                 return None
             case "restore":
-                return slot.clone()
+                return self._layout.taken(slot, self._start)
+
+    def owed(self, model: nn.Module, loaded: Sequence[Tensor]) -> Tensor:
+        """In values that lie here."""
+        return self._layout.owed(model, loaded, self.carry, self._start, self._count)
 
 
 def _none_if_zero(carry: Tensor | None) -> Tensor | None:

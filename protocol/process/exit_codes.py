@@ -21,7 +21,7 @@ INTERRUPTED = 130  # Ctrl-C, as shells count it
 def for_refusal(code: str) -> int:
     if code in ("finished", "left"):
         return OK
-    if code == "agent":
+    if code in ("agent", "rank"):  # another process of this peer's is gone
         return UNEXPECTED
     if code == "address":
         return USAGE

@@ -10,6 +10,7 @@ What happens in every round is told twice a minute at most; `verbose` tells all 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -105,16 +106,23 @@ class _JsonFormatter(logging.Formatter):
         return json_line(COORDINATOR, record.levelname.lower(), record.getMessage())
 
 
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
 def mistakes_in_one_line() -> None:
     """Of a user's script: a mistake that nobody there catches is told as everywhere else, in one line and by the exit
     code, instead of a traceback through farflung.  With `verbose` the traceback comes first."""
-    if sys.excepthook is sys.__excepthook__:  # somebody's own stays
-        sys.excepthook = _tell_mistake
+    before = sys.excepthook
+    # Somebody's own stays.  That of torch.distributed only says which rank it is, and would hide the exit code.
+    if before is sys.__excepthook__ or before.__module__ == "torch.distributed.distributed_c10d":
+        sys.excepthook = functools.partial(_tell_mistake, before)
 
 
-def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _tell_mistake(
+    before: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if not isinstance(error, FarflungError) or VERBOSE in os.environ.get(LOG_VARIABLE, "").split(","):
-        sys.__excepthook__(kind, error, trace)
+        before(kind, error, trace)
     if isinstance(error, FarflungError):
         Teller.from_environment("script").failed(str(error))
         raise SystemExit(exit_codes.code_for(error))  # what an exception in this place is for

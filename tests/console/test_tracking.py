@@ -21,6 +21,7 @@ from farflung.console.history.trackers import Chosen
 from farflung.console.history.tracking import Tracking
 from farflung.console.main import app
 from farflung.peer.trainer.inner_loop import gradient_norm
+from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, EventLog
@@ -89,13 +90,13 @@ def test_each_life_of_a_peer_is_another_one() -> None:
 
 def test_the_norm_of_a_gradient_is_that_of_all_of_it() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    assert gradient_norm(model) is None, "there is none yet"
+    assert gradient_norm(ModelLayout.of(model, 16).own_gradients(model)) is None, "there is none yet"
     model(torch.ones(1, 3)).sum().backward()
     grads = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
-    assert gradient_norm(model) == pytest.approx(float(grads.norm()))
+    assert gradient_norm(ModelLayout.of(model, 16).own_gradients(model)) == pytest.approx(float(grads.norm()))
     sparse = nn.Embedding(4, 2, sparse=True)
     sparse(torch.tensor([1])).sum().backward()
-    assert gradient_norm(sparse) is None
+    assert gradient_norm(ModelLayout.of(sparse, 16).own_gradients(sparse)) is None
 
 
 # ---- the process beside ----------------------------------------------------------------------------------------

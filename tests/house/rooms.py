@@ -103,7 +103,10 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
-    "peer/trainer": Room(("peer", "peer/data", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)),
+    "peer/island": Room(("peer/local", "peer/data/leased_data", *PROTOCOL)),
+    "peer/trainer": Room(
+        ("peer", "peer/data", "peer/island", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)
+    ),
     "peer/pipeline": Room(
         (
             "peer",
@@ -268,6 +271,8 @@ PURE_MODULES = (
     "optim/rates",
     "optim/schedule",
     "peer/agent/turns",
+    "peer/island/blocks",
+    "peer/island/parts",
     "peer/local/words",
     "peer/trainer/batch_machine",
     "peer/trainer/effects",

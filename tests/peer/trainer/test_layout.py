@@ -324,17 +324,34 @@ def process_group() -> Iterator[None]:
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
 @pytest.mark.usefixtures("process_group")
-def test_ddp_is_looked_through_and_sharded_parameters_are_refused() -> None:
+def test_ddp_is_looked_through_and_a_sharded_parameter_is_what_it_is_as_a_whole() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
 
     model = nn.Linear(3, 3)
     assert ModelLayout.of(nn.parallel.DistributedDataParallel(model), CHUNK) == ModelLayout.of(model, CHUNK)
-    sharded = DTensor.from_local(torch.randn(4), init_device_mesh("cpu", (1,)))
-    with pytest.raises(
-        UserError, match=r"'w' is sharded .*Replicate.*several GPUs in parts .*not supported yet"
-    ):
-        ModelLayout.of(parameter_model(w=sharded), CHUNK)
+    values = torch.randn(4, 3)
+    mesh = init_device_mesh("cpu", (1,))
+    sharded = parameter_model(w=nn.Parameter(DTensor.from_local(values, mesh, [Shard(0)])))
+    layout = ModelLayout.of(sharded, CHUNK)
+    assert layout == ModelLayout.of(parameter_model(w=values), CHUNK)
+    assert torch.equal(anchor_of(layout, sharded)[:12], values.flatten())
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
+@pytest.mark.usefixtures("process_group")
+def test_what_cannot_be_exchanged_of_a_sharded_model_is_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = init_device_mesh("cpu", (1,))
+    partial = DTensor.from_local(torch.randn(4), mesh, [Partial()])
+    with pytest.raises(UserError, match=r"'w' holds sums that are not added up yet \(Partial"):
+        ModelLayout.of(parameter_model(w=partial), CHUNK)
+    model = nn.Module()
+    model._fsdp_wrapped_module = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"is sharded by FSDP1: use torch's fully_shard"):
+        ModelLayout.of(model, CHUNK)
 
 
 # ---- what is refused

@@ -17,22 +17,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
-from farflung.peer.local.channel import WAITING, LocalServer
+from farflung.peer.local.channel import LocalServer
 from farflung.peer.local.folder import make_folder, remove_folder
-from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
-    Attach,
-    Begin,
     Bye,
-    Finish,
     FromTrainer,
     Frozen,
-    LeasesNow,
-    Load,
     Loaded,
     Need,
-    Provide,
-    Provided,
     Stop,
 )
 from farflung.peer.settings import OwnConfig
@@ -42,7 +34,6 @@ from farflung.peer.trainer.api import connect, join
 from farflung.protocol.errors import Refused, Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Lease
 from farflung.protocol.process.exit_codes import (
     MISMATCH,
     OK,
@@ -53,8 +44,9 @@ from farflung.protocol.process.exit_codes import (
     USAGE,
     code_for,
 )
+from rig.lonely_agent import LonelyAgent, close_all
 from rig.nursery import Child, Nursery
-from rig.waiting import PATIENCE_S, Patience, eventually
+from rig.waiting import PATIENCE_S, eventually
 
 URL = str(JoinUrl("coordinator.example", 7700, "my-run", bytes(32)))
 
@@ -64,73 +56,11 @@ def manifest(**sections: dict[str, object]) -> Manifest:
     return Manifest.model_validate({**small, **sections})
 
 
-_open: list[LonelyAgent] = []
-
-
 @pytest.fixture(autouse=True)
 def agents_that_a_failed_test_left() -> Iterator[None]:
     """An open socket that nobody has would hold up whichever test comes when it is collected."""
     yield
-    for agent in list(_open):
-        agent.close()
-
-
-class LonelyAgent:
-    """An agent whose peer is alone in its run: each frozen pseudo-gradient is the next version."""
-
-    def __init__(self, run: Manifest, rounds: int) -> None:
-        self.folder = make_folder()
-        self.server = LocalServer(self.folder)
-        self.shared: SharedState | None = None
-        self.heard: list[FromTrainer] = []
-        self._run = run
-        self._rounds = rounds
-        self._granted = 0
-        _open.append(self)
-
-    def serve(self, until: subprocess.Popen[str] | Child, last: FromTrainer | None = None) -> None:
-        """Until the trainer has ended; what it said last may arrive after that."""
-        patience = Patience()
-        while until.poll() is None or (last is not None and last not in self.heard):
-            assert not patience.is_over, f"the trainer did not end; it said {self.heard}"
-            self.server.socket.poll(20)
-            while (got := self.server.recv_nowait()) is not None:
-                if got[1] is WAITING:
-                    self.server.send(Begin(manifest=self._run.canonical(), peer="p", name="lonely"))
-                else:
-                    self.heard.append(got[1])  # type: ignore[arg-type]
-                    self._answer(got[1])
-
-    def close(self) -> None:
-        _open.remove(self)
-        self.server.close()
-        remove_folder(self.folder)
-
-    def _answer(self, message: object) -> None:
-        match message:
-            case Attach(model=model):
-                self.shared = SharedState.create(self.folder, model.chunk_count * model.chunk_elements)
-                self.server.send(self.shared.as_message())
-                self.server.send(Provide())
-            case Provided():
-                self.server.send(Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0))
-            case Need():
-                self._granted += 1
-                stop = 16 * self._granted
-                leases = tuple(Lease(i, 0, 16 * i, 16 * i + 16, 16 * i) for i in range(self._granted))
-                assert stop <= message.samples
-                self.server.send(LeasesNow(leases=leases))
-            case Frozen(slot=slot, tokens=tokens, steps=steps):
-                assert self.shared is not None
-                self.shared.anchor.sub_(self.shared.slots[slot])
-                self._rounds -= 1
-                version = len([m for m in self.heard if isinstance(m, Frozen)])
-                load = Load(
-                    version=version, keep="rest", slot=slot, tokens=tokens, steps=steps, spare=1 - slot
-                )
-                self.server.send(load)
-                if self._rounds == 0:
-                    self.server.send(Finish(version=version))
+    close_all()
 
 
 BUILT_IN = ("-m", "farflung.peer.builtin.trainer")
@@ -155,7 +85,7 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
     agent = LonelyAgent(run, rounds=3)
     out = tmp_path / "weights.safetensors"
     process = fresh_trainer(agent.folder, *BUILT_IN, "--out", str(out))
-    agent.serve(process, Bye(reason="finished"))
+    agent.serve(process, last=Bye(reason="finished"))
     printed, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed, said) == (0, "", "")
     frozen = [m for m in agent.heard if isinstance(m, Frozen)]
@@ -216,7 +146,7 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(
 ) -> None:
     agent = LonelyAgent(manifest(data={"batch": 2, "lease_samples": 16}), rounds=9)
     process = trainer(nursery, agent.folder, "-c", SCRIPT.format(end=end))
-    agent.serve(process, last)
+    agent.serve(process, last=last)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (1 if "Zero" in end else 0)
     words = [m for m in agent.heard if not isinstance(m, Need)]
@@ -230,7 +160,7 @@ def test_weights_that_a_script_loads_after_joining_are_refused_and_not_sent(nurs
     process = trainer(
         nursery, agent.folder, "-c", SCRIPT.format(end="model.load_state_dict(model.state_dict())")
     )
-    agent.serve(process, Loaded(version=0))
+    agent.serve(process, last=Loaded(version=0))
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2 and "as if they had been learned" in said, said
     assert not any(isinstance(word, Frozen) for word in agent.heard)
@@ -343,11 +273,14 @@ def test_one_rank_of_several_is_refused_before_an_agent_starts(
 ) -> None:
     stand_in(tmp_path, monkeypatch, "exec sleep 600")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UserError, match="one of 8 processes"):
-        connect(URL)
-    monkeypatch.setenv(agent_process.AGENT_VARIABLE, str(tmp_path))  # nor under `farflung join`
-    with pytest.raises(UserError, match="one of 8 processes"):
-        connect()
+    model = nn.Linear(2, 2)
+    for folder in (None, str(tmp_path)):  # nor under `farflung join`
+        if folder:
+            monkeypatch.setenv(agent_process.AGENT_VARIABLE, folder)
+        with pytest.raises(UserError, match="one of 8 processes .*part is for one process"):
+            connect(URL)
+        with pytest.raises(UserError, match="call torch.distributed.init_process_group"):
+            join(URL, model, torch.optim.SGD(model.parameters()))
     assert not (tmp_path / "arguments").exists()
 
 

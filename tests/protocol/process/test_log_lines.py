@@ -108,3 +108,18 @@ def test_what_is_no_mistake_of_ours_and_a_scripts_own_way_are_left_alone() -> No
     assert code == UNEXPECTED and lines[0].startswith("Traceback") and lines[-1] == "RuntimeError: a bug"
     own = "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n"
     assert ends("UserError('no')", before=own) == (UNEXPECTED, ["mine"])
+
+
+def test_a_rank_tells_its_mistake_as_any_script_does() -> None:
+    """torch.distributed has a hook of its own, in which an exit code would be lost."""
+    torchs = """
+import sys
+def hook(*args):
+    print("[rank0]:", file=sys.stderr)
+    sys.__excepthook__(*args)
+hook.__module__ = "torch.distributed.distributed_c10d"
+sys.excepthook = hook
+"""
+    assert ends("UserError('no')", before=torchs) == (USAGE, ["farflung: no"])
+    code, lines = ends("RuntimeError('a bug')", before=torchs)
+    assert code == UNEXPECTED and lines[0] == "[rank0]:" and lines[-1] == "RuntimeError: a bug"

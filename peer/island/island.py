@@ -1,0 +1,239 @@
+"""Several processes of one machine as one peer: rank 0 speaks with the agent, and all of them hear the same.
+
+Made when a script of several ranks joins a run; stands in for the agent's channel and for the other ranks (ranks.py).
+Must not know models, rounds or torch: what carries bytes between ranks is a `Group` (group.py, and tests' own).
+
+Every rank has a trainer's machine of its own.  Equal events make equal effects, so nothing but the events is exchanged:
+
+    a look     rank 0 reads what the agent has said and what time it is, and tells all; each rank says where it stands.
+               One after every step, with the tokens of all; one every moment while they wait.
+    a meeting  before rank 0 says that something is written or read, every rank has written or read its part.
+
+Ranks that do not stand at the same place (one of them took a step or a batch more) are told so, each by name, and not
+left to wait for each other.  A rank that is gone ends the others at their next look.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from farflung.peer.island.parts import WHOLE, Part
+from farflung.peer.island.ranks import mean_of
+from farflung.peer.local.channel import ELSEWHERE
+from farflung.peer.local.words import FromTrainer, Frozen, Loaded, Provided, ToTrainer, to_bytes, to_trainer
+from farflung.protocol.errors import FarflungError, Refused, UserError
+
+_SUM = struct.Struct("<dq")
+_MICRO = 1_000_000
+
+
+class Group(Protocol):
+    """What carries bytes between the ranks.  All of them call the same, in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def rows(self, mine: Sequence[int]) -> list[list[int]]:
+        """Of every rank, equally many."""
+
+    def gather(self, mine: bytes) -> list[bytes]: ...
+
+    def spread(self, told: bytes, size: int) -> bytes:
+        """What rank 0 tells, of a size that all know."""
+
+
+class Channel(Protocol):
+    def send(self, message: FromTrainer) -> None: ...
+
+    def recv(self, timeout_s: float) -> ToTrainer | None: ...
+
+
+class Agent(Protocol):
+    """As rank 0 has it."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+    def problem(self) -> str | None: ...
+
+
+class Place(IntEnum):
+    BEGINS = 0
+    STEP = 1
+    WAIT = 2
+    PROVIDED = 3
+    LOADED = 4
+    FROZEN = 5
+    MEETS = 6
+
+
+_NAMES = {
+    Place.BEGINS: "joins",
+    Place.STEP: "has taken step {}, having read {} batches",
+    Place.WAIT: "waits for the agent or for data after step {}",
+}
+_MEETINGS: dict[type, Place] = {
+    Provided: Place.PROVIDED,
+    Loaded: Place.LOADED,
+    Frozen: Place.FROZEN,
+}
+
+
+class _Row(NamedTuple):
+    place: int
+    steps: int
+    batches: int
+    told_bytes: int  # rank 0's
+    clock_us: int  # rank 0's
+    tokens: int
+    said: int  # whether the script said how many
+
+
+class _News(msgspec.Struct, frozen=True):
+    problem: str  # why the agent is gone; empty: it lives
+    words: tuple[bytes, ...]
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """Of rank 0, before there was an agent."""
+
+    code: str  # of a refusal; empty: a mistake of the user's
+    text: str
+
+
+class Island:
+    def __init__(self, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
+        self._group, self._own_clock = group, clock
+        self.part: Part = WHOLE
+        self._agent: Agent | None = None
+        self._words: deque[ToTrainer] = deque()
+        self._problem: str | None = None
+        self._steps = self._batches = 0
+        self._now = 0.0
+        self._pid = os.getpid()
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def count(self) -> int:
+        return self._group.count
+
+    def clock(self) -> float:
+        """Rank 0's, as it was at the last look: the same everywhere."""
+        return self._now
+
+    def problem(self) -> str | None:
+        """Why the agent is gone, as far as all have heard."""
+        return self._problem
+
+    def begin(self, start: Callable[[], Agent]) -> None:
+        """Rank 0 starts or finds the agent; if it can't, all ranks end with its error."""
+        told, failed = b"", None
+        if self.rank == 0:
+            try:
+                self._agent = start()
+            except FarflungError as error:
+                failed = error
+                told = msgspec.msgpack.encode(_failure(error))
+        rows = self._meet(Place.BEGINS, told)
+        if rows[0].told_bytes:
+            failure = msgspec.msgpack.decode(self._group.spread(told, rows[0].told_bytes), type=_Failure)
+            raise failed or _error(failure)
+
+    # ---- the agent's channel
+
+    def send(self, message: FromTrainer) -> None:
+        place = _MEETINGS.get(type(message))
+        if place is not None:
+            self._meet(place)
+        if self._agent is not None:
+            self._agent.channel.send(message)
+
+    def recv(self, timeout_s: float) -> ToTrainer | None:
+        """Without a timeout only what the last look brought: all ranks must ask for a look."""
+        if not self._words and timeout_s:
+            self._look(Place.WAIT, timeout_s)
+        return self._words.popleft() if self._words else None
+
+    # ---- the other ranks
+
+    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
+        self._steps, self._batches = self._steps + 1, batches
+        counted = said if said is not None else handed_out
+        rows = self._look(Place.STEP, 0.0, counted if self.part.counts else 0, said is not None)
+        tokens = sum(row.tokens for row in rows)
+        return tokens if tokens or any(row.said for row in rows) else None
+
+    def wait_for_all(self) -> None:
+        self._meet(Place.MEETS)
+
+    def mean(self, total: float, count: int) -> float | None:
+        mine = (total, count) if self.part.counts else (0.0, 0)
+        return mean_of([_SUM.unpack(each) for each in self._group.gather(_SUM.pack(*mine))])
+
+    def gather(self, mine: bytes) -> Sequence[bytes]:
+        return self._group.gather(mine)
+
+    # ---- looks
+
+    def _look(self, place: Place, timeout_s: float, tokens: int = 0, said: bool = False) -> list[_Row]:
+        told = self._news(timeout_s) if self._agent is not None else b""
+        rows = self._meet(place, told, tokens, said)
+        if rows[0].told_bytes:
+            raw = self._group.spread(told, rows[0].told_bytes)
+            news = msgspec.msgpack.decode(raw, type=_News)
+            self._problem = news.problem or None
+            self._words.extend(map(to_trainer, news.words))
+        return rows
+
+    def _news(self, timeout_s: float) -> bytes:
+        """All that the agent has said by now; waits for its first word."""
+        assert self._agent is not None
+        # Asked first: an agent that is gone by now has said all that it had to say.
+        problem = self._agent.problem()
+        words: list[bytes] = []
+        while (word := self._agent.channel.recv(0.0 if words or problem else timeout_s)) is not None:
+            words.append(to_bytes(word))
+        return msgspec.msgpack.encode(_News(problem or "", tuple(words))) if words or problem else b""
+
+    def _meet(self, place: Place, told: bytes = b"", tokens: int = 0, said: bool = False) -> list[_Row]:
+        if os.getpid() != self._pid:
+            raise UserError(ELSEWHERE)
+        clock_us = round(self._own_clock() * _MICRO)
+        mine = _Row(place, self._steps, self._batches, len(told), clock_us, tokens, said)
+        rows = [_Row(*row) for row in self._group.rows(mine)]
+        if len({(row.place, row.steps, row.batches) for row in rows}) != 1:
+            raise UserError(
+                f"the ranks are not at the same place: {', '.join(map(_told, range(len(rows)), rows))}; every rank "
+                "must read equally many batches and take equally many steps, whatever is in them"
+            )
+        self._now = rows[0].clock_us / _MICRO
+        return rows
+
+
+def _told(rank: int, row: _Row) -> str:
+    name = _NAMES.get(Place(row.place), "is at a round after step {}")
+    return f"rank {rank} {name.format(row.steps, row.batches)}"
+
+
+def _failure(error: FarflungError) -> _Failure:
+    return _Failure(error.code, error.reason) if isinstance(error, Refused) else _Failure("", str(error))
+
+
+def _error(failure: _Failure) -> FarflungError:
+    if failure.code:
+        return Refused(failure.code, failure.text)
+    return UserError(f"rank 0 could not join: {failure.text}")

@@ -1,0 +1,80 @@
+"""What a trainer asks of the other ranks of its island; and the answers of one that has no others.
+
+`Ranks` is what the inner loop, the layout and `run.batches` see: they are the same for one process and for many.
+Called by peer/trainer; carried out for several ranks by island.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from farflung.peer.island.parts import WHOLE, Part
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def part(self) -> Part:
+        """Of each batch."""
+
+    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
+        """After every optimizer step: what all ranks learned from, by the script (`said`) or by what it was given.
+
+        `batches`: so many it has been given by now, all in all.
+        All ranks hear the agent's words and the time here.  None: nobody has counted anything.
+        """
+
+    def wait_for_all(self) -> None:
+        """Until all ranks are here: what they wrote before is in the shared memory."""
+
+    def mean(self, total: float, count: int) -> float | None:
+        """Of all ranks' values; None where there are none, or they are no numbers."""
+
+    def gather(self, mine: bytes) -> Sequence[bytes]:
+        """What each rank says, in their order."""
+
+
+class Alone:
+    """A trainer of one process."""
+
+    rank, count, part = 0, 1, WHOLE
+
+    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
+        return said
+
+    def wait_for_all(self) -> None:
+        pass
+
+    def mean(self, total: float, count: int) -> float | None:
+        return mean_of([(total, count)])
+
+    def gather(self, mine: bytes) -> Sequence[bytes]:
+        return [mine]
+
+
+ALONE = Alone()
+
+
+def mean_of(sums: Sequence[tuple[float, int]]) -> float | None:
+    """Sums of losses, and of how many each."""
+    count = sum(each for _, each in sums)
+    mean = sum(total for total, _ in sums) / count if count else float("nan")
+    return mean if abs(mean) < float("inf") else None
+
+
+def ranks_here() -> int:
+    """How many processes train together with this one; 1: it is alone."""
+    # Whoever has a process group has loaded the module; loading it here would cost every start.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    said = os.environ.get("WORLD_SIZE", "1")
+    return int(said) if said.isdecimal() else 1

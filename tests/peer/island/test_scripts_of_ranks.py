@@ -1,0 +1,189 @@
+"""Scripts of several ranks beside one agent: what they freeze, read and count is what one process would.
+
+Ranks are processes over gloo; the agent is played by the test (rig/lonely_agent.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from farflung.peer.local.words import Attach, FromTrainer, Frozen
+from farflung.protocol.manifest import Manifest
+from rig.lonely_agent import LonelyAgent, close_all
+from rig.nursery import Nursery
+from rig.ports import free_ports
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+SCRIPT = str(Path(__file__).resolve().parents[2] / "rig" / "island_script.py")
+SMALL: dict[str, dict[str, object]] = {
+    "round": {"sync_every": 4, "chunk_kb": 1},
+    "data": {"batch": 2, "lease_samples": 16},
+    "model": {"builtin": ""},
+}
+ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def agents_that_a_failed_test_left() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@dataclass
+class Outcome:
+    heard: list[FromTrainer]
+    slots: list[Tensor]  # as they were frozen
+    anchor: Tensor
+    codes: list[int]
+    said: list[str]
+    seen: list[dict[str, Any]]  # by each rank
+    weights: Path
+
+    @property
+    def frozen(self) -> list[Frozen]:
+        return [each for each in self.heard if isinstance(each, Frozen)]
+
+    @property
+    def model(self) -> Any:
+        return next(each.model for each in self.heard if isinstance(each, Attach))
+
+
+def played(
+    nursery: Nursery, folder: Path, mode: str, ranks: int = 1, batch: int = 4, **sections: Any
+) -> Outcome:
+    agent = LonelyAgent(Manifest.model_validate({**SMALL, **sections}), ROUNDS)
+    out = folder / f"{mode}.{ranks}"
+    environ = {"FARFLUNG_AGENT": str(agent.folder), "ISLAND_WATCH": "1"}
+    port = next(free_ports())
+    children = []
+    for rank in range(ranks):
+        if ranks > 1:
+            environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+            environ["MASTER_PORT"] = str(port)
+        words = [SCRIPT, mode, str(out), str(batch)]
+        children.append(nursery.popen(words, environ, subprocess.DEVNULL, subprocess.PIPE))
+    agent.serve(*children)
+    said = [each.communicate()[1] for each in children]
+    files = [Path(f"{out}.{rank}.json") for rank in range(ranks)]
+    seen = [json.loads(each.read_text()) for each in files if each.exists()]
+    anchor = agent.shared.anchor.clone() if agent.shared is not None else torch.empty(0)
+    agent.close()
+    codes = [each.wait() for each in children]
+    return Outcome(agent.heard, agent.frozen, anchor, codes, said, seen, Path(f"{out}.safetensors"))
+
+
+def assert_one_peer(found: Outcome) -> None:
+    """What holds for every island that came to the end of its run."""
+    assert set(found.codes) == {0}, found.said
+    first, *others = found.seen
+    for key in ("samples", "steps", "version", "tokens", "model"):
+        assert all(each[key] == first[key] for each in others), key
+    assert [each["wrong"] for each in found.seen] == [[]] * len(found.seen), (
+        "a slot is not anchor - model there"
+    )
+    assert first["version"] == ROUNDS and [each.steps for each in found.frozen] == [4] * ROUNDS
+    places = [place for batch in first["samples"] for start, stop in batch for place in range(start, stop)]
+    assert places == list(range(len(places))), "every sample once, in order"
+    assert [sum(used.upto - 16 * used.lease for used in each.used) for each in found.frozen] == [
+        each.tokens // 9 + sum(before.tokens for before in found.frozen[:at]) // 9
+        for at, each in enumerate(found.frozen)
+    ]
+    weights = load_file(found.weights)
+    assert torch.equal(weights["few"].float().flatten(), found.anchor[: weights["few"].numel()])
+
+
+@pytest.mark.parametrize("mode", ["ddp-same", "fsdp-same"])
+def test_ranks_learn_what_one_process_learns_from_the_same_samples(
+    nursery: Nursery, tmp_path: Path, mode: str
+) -> None:
+    """With shards of unlike sizes, and short ends: of 16 samples that are leased, 15 are a batch of three ranks."""
+    found = played(nursery, tmp_path, mode, ranks=3, batch=5)
+    assert_one_peer(found)
+    weights = [weight for each in found.seen for weight in each["weights"]]
+    assert 1.0 in weights and any(weight != 1.0 for weight in weights)
+    done = nursery.call([SCRIPT, "replay-same", f"{tmp_path}/{mode}.3.0", "12"], {}, timeout_s=60.0)
+    assert done.returncode == 0, done.stderr
+    # Every round took all that was learned, so the run's weights are those after twelve steps.
+    expected, learned = load_file(f"{tmp_path}/{mode}.3.0.replayed"), load_file(found.weights)
+    assert expected.keys() == learned.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(tensor, learned[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize("mode", ["fsdp-bf16-eval-accumulate", "ddp-bn-scaler"])
+def test_what_two_ranks_freeze_is_the_anchor_minus_the_whole_model(
+    nursery: Nursery, tmp_path: Path, mode: str
+) -> None:
+    found = played(nursery, tmp_path, mode, ranks=2)
+    if "bn" in mode:  # after the last load there is one step, and each rank's statistics are its own
+        for each in found.seen:
+            each["model"] = ""
+    assert_one_peer(found)
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [
+        ("ddp", 2),
+        ("fsdp", 2),
+        ("fsdp-frozen-same", 3),
+        ("fsdp-scaler", 2),
+        ("hsdp", 2),
+        ("hsdp-bf16", 4),
+        ("tp", 2),
+        ("tp-fsdp", 4),
+    ],
+)
+def test_every_way_to_spread_a_model_over_ranks(
+    nursery: Nursery, tmp_path: Path, mode: str, ranks: int
+) -> None:
+    found = played(nursery, tmp_path, mode, ranks)
+    assert_one_peer(found)
+    if "same" in mode:  # frozen parameters are hashed as a whole
+        assert found.model == played(nursery, tmp_path, "plain-frozen-same").model
+
+
+def test_frozen_parameters_in_parts_have_the_hash_of_the_whole(nursery: Nursery, tmp_path: Path) -> None:
+    found = played(nursery, tmp_path, "fsdp-frozen-same", ranks=2)
+    assert found.model == played(nursery, tmp_path, "plain-frozen-same").model
+    assert found.model.frozen != bytes(32)
+
+
+@pytest.mark.parametrize("schedule", ["overlap", pytest.param("streaming", marks=pytest.mark.hard)])
+def test_training_goes_on_during_rounds(nursery: Nursery, tmp_path: Path, schedule: str) -> None:
+    fragments = 2 if schedule == "streaming" else 1
+    sections = {"outer": {"schedule": schedule}, "round": {**SMALL["round"], "fragments": fragments}}
+    found = played(nursery, tmp_path, "hsdp", ranks=2, **sections)
+    assert set(found.codes) == {0}, found.said
+    assert len(found.frozen) >= ROUNDS * fragments
+    assert found.seen[0]["model"] == found.seen[1]["model"]
+
+
+def test_ranks_whose_gradients_nobody_sums_are_told_so(nursery: Nursery, tmp_path: Path) -> None:
+    found = played(nursery, tmp_path, "alone-same", ranks=2)
+    assert 2 in found.codes and 0 not in found.codes and not found.frozen
+    told = next(each for code, each in zip(found.codes, found.said, strict=True) if code == 2)
+    assert "rank 1 and rank 0 have different values of" in told and "Traceback" not in told
+
+
+def test_ranks_that_do_not_take_the_same_steps_are_told_so(nursery: Nursery, tmp_path: Path) -> None:
+    found = played(nursery, tmp_path, "alone-uneven-same", ranks=2)
+    assert found.codes == [2, 2]
+    assert all("the ranks are not at the same place: rank 0 has taken step" in each for each in found.said)
+
+
+def test_a_rank_that_dies_ends_the_others_at_their_next_look(nursery: Nursery, tmp_path: Path) -> None:
+    found = played(nursery, tmp_path, "alone-die-same", ranks=2)
+    assert found.codes == [1, 9] and "another rank of this peer is gone" in found.said[0]
