@@ -50,6 +50,7 @@ Url = Annotated[
 ]
 STATUS_TIMEOUT_S = 5.0
 STARTS = "the coordinator of {} starts; the join URL comes when peers can use it"
+RANKS_MOST = 64  # of one machine
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
@@ -218,6 +219,12 @@ def join(
     script: Annotated[
         Path | None, typer.Option(help="Your own training script instead of the built-in one.")
     ] = None,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1, max=RANKS_MOST, help="With --script: so many processes of it, as torchrun starts them."
+        ),
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the final model here (built-in trainer).")] = None,
     tensorboard: Board = None,
     wandb: Wandb = None,
@@ -239,7 +246,7 @@ def join(
     from farflung.peer.agent.journal_writer import journal_path
 
     own = own_config(given)
-    options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out)
+    options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out, nproc)
     with Tracking(Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), "training") as tracking:
         tracking.of_this_process(journal_path(None, own.identity)[0])
         code = take_part(options)

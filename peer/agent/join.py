@@ -40,6 +40,7 @@ class JoinOptions:
     script: Path | None = None
     script_arguments: tuple[str, ...] = ()
     out: Path | None = None
+    nproc: int = 1  # processes of the script, which train together
 
 
 def join(options: JoinOptions) -> int:
@@ -53,7 +54,7 @@ def join(options: JoinOptions) -> int:
     )
     sweep_stale()
     folder = make_folder()
-    trainer = ChildTrainer(command, os.environ | _told(options, folder))
+    trainer = ChildTrainer(command, os.environ | _told(options, folder), options.nproc, AGENT_VARIABLE)
     try:
         with _on_stop_signals(_give_up):
             trainer.watch(time.monotonic())  # it starts now, and waits for its agent where that takes longer
@@ -105,6 +106,11 @@ def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
 
 def _command(options: JoinOptions) -> list[str]:
     if options.script is None:
+        if options.nproc > 1:
+            raise UserError(
+                f"--nproc {options.nproc}: the built-in trainer is one process; name a script of your own with "
+                "--script (docs/islands.md), or start one peer for each GPU, each with an --identity of its own"
+            )
         if options.script_arguments:
             said = " ".join(options.script_arguments)
             raise UserError(

@@ -6,20 +6,15 @@ Called by the agent's loop.  Must not know rounds or messages.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
-from farflung.protocol.process import exit_codes, failpoints
+from farflung.peer.agent.processes import HOPELESS, Processes
+from farflung.protocol.process import failpoints
 
 RESTART_S = 0.5  # doubles with each crash in a row
 RESTART_MAX_S = 30.0
 CRASHES_IN_A_ROW = 5
 CRASHES_BEFORE_JOINING = 2  # of a script that has never come so far: it will fail at the same line again
-# It said why; again is no better.
-HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 STEADY_S = 60.0  # a trainer that lived so long starts the count anew
 STOP_S = 10.0
 SLOW_START_S = 5.0  # a trainer that has not joined after so long is told of, and again after twice as long
@@ -79,10 +74,14 @@ class ParentTrainer:
 class ChildTrainer:
     """The agent starts the trainer, and starts it again when it crashes: from the anchor in memory (section 5)."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], ranks: int = 1, mark: str = ""
+    ) -> None:
+        """`ranks`: so many processes that train together.  `mark`: a variable that is in `environment` alone."""
         self._command = command
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._ranks, self._mark = ranks, mark
+        self._processes: Processes | None = None
         self._start_at = 0.0
         self._started_at = 0.0
         self._crashes = 0
@@ -103,8 +102,8 @@ class ChildTrainer:
         return news
 
     def watch(self, now: float) -> str | None:
-        if self._process is not None:
-            code = self._process.poll()
+        if self._processes is not None:
+            code = self._processes.look(now)
             if code is None:
                 self._tell_slow_start(now)
                 return None
@@ -114,10 +113,7 @@ class ChildTrainer:
             return "the script ended without a word to the run; does it call farflung.join?" if late else None
         if now < self._start_at:
             return None
-        # A process group of its own: Ctrl-C reaches the agent alone, which then ends the trainer in good order.
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0
-        )
+        self._processes = Processes(self._command, self._environment, self._ranks, self._mark)
         self._started_at, self._tell_start_at = now, now + SLOW_START_S
         return None
 
@@ -134,12 +130,12 @@ class ChildTrainer:
         self._attached_once, self._tell_start_at = True, None
 
     def on_stuck(self, seconds: float) -> None:
-        if self._process is not None:
+        if self._processes is not None:
             self._news.append(f"the trainer has taken no step for {seconds:.0f} s: it is killed")
-            _kill_with_all_it_started(self._process)
+            self._processes.kill()
 
     def _on_exit(self, code: int, now: float) -> str | None:
-        self._process = None
+        self._processes = None
         self._died = True
         self._environment.pop(failpoints.VARIABLE, None)  # what a test broke once is not to break for ever
         if code == 0:
@@ -161,41 +157,15 @@ class ChildTrainer:
 
     def kill(self) -> None:
         """Whatever it does: there is no agent for it."""
-        if self._process is not None and self._process.poll() is None:
-            _kill_with_all_it_started(self._process)
-            self._process.wait()
+        if self._processes is not None and not self._processes.wait(0.0):
+            self._processes.kill()
+            self._processes.wait()
 
     def stop(self) -> None:
-        if self._process is None:
+        # It was told to finish; it may be saving the model.
+        if self._processes is None or self._processes.wait(STOP_S):
             return
-        try:
-            self._process.wait(STOP_S)  # it was told to finish; it may be saving the model
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                _kill_with_all_it_started(self._process)
-                self._process.wait()
-
-
-def _kill_with_all_it_started(process: subprocess.Popen[bytes]) -> None:
-    """A launcher's workers, or those of a data loader, outlive it, in sessions of their own: they would hold the GPU,
-    and write into memory that a later trainer shares."""
-    started = _descendants(process.pid)  # before it dies: then they are somebody else's children
-    process.kill()
-    for pid in started:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):  # nothing where there is no /proc
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()  # a name may have blanks and brackets in it
-            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = children.get(pid, [])
-    for each in found:  # grows meanwhile
-        found.extend(children.get(each, []))
-    return found
+        self._processes.terminate()
+        if not self._processes.wait(STOP_S):
+            self._processes.kill()
+            self._processes.wait()

@@ -19,7 +19,8 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -120,6 +121,7 @@ class Island:
         self._words: deque[ToTrainer] = deque()
         self._problem: str | None = None
         self._steps = self._batches = 0
+        self.is_broken = False  # a rank is gone: the script is to be started again, and not to leave the run
         self._now = 0.0
         self._pid = os.getpid()
 
@@ -150,7 +152,7 @@ class Island:
                 told = msgspec.msgpack.encode(_failure(error))
         rows = self._meet(Place.BEGINS, told)
         if rows[0].told_bytes:
-            failure = msgspec.msgpack.decode(self._group.spread(told, rows[0].told_bytes), type=_Failure)
+            failure = msgspec.msgpack.decode(self._spread(told, rows[0].told_bytes), type=_Failure)
             raise failed or _error(failure)
 
     # ---- the agent's channel
@@ -182,10 +184,23 @@ class Island:
 
     def mean(self, total: float, count: int) -> float | None:
         mine = (total, count) if self.part.counts else (0.0, 0)
-        return mean_of([_SUM.unpack(each) for each in self._group.gather(_SUM.pack(*mine))])
+        return mean_of([_SUM.unpack(each) for each in self.gather(_SUM.pack(*mine))])
 
     def gather(self, mine: bytes) -> Sequence[bytes]:
-        return self._group.gather(mine)
+        with self._others():
+            return self._group.gather(mine)
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        try:
+            yield
+        except Refused:
+            self.is_broken = True
+            raise
+
+    def _spread(self, told: bytes, size: int) -> bytes:
+        with self._others():
+            return self._group.spread(told, size)
 
     # ---- looks
 
@@ -193,7 +208,7 @@ class Island:
         told = self._news(timeout_s) if self._agent is not None else b""
         rows = self._meet(place, told, tokens, said)
         if rows[0].told_bytes:
-            raw = self._group.spread(told, rows[0].told_bytes)
+            raw = self._spread(told, rows[0].told_bytes)
             news = msgspec.msgpack.decode(raw, type=_News)
             self._problem = news.problem or None
             self._words.extend(map(to_trainer, news.words))
@@ -214,7 +229,8 @@ class Island:
             raise UserError(ELSEWHERE)
         clock_us = round(self._own_clock() * _MICRO)
         mine = _Row(place, self._steps, self._batches, len(told), clock_us, tokens, said)
-        rows = [_Row(*row) for row in self._group.rows(mine)]
+        with self._others():
+            rows = [_Row(*row) for row in self._group.rows(mine)]
         if len({(row.place, row.steps, row.batches) for row in rows}) != 1:
             raise UserError(
                 f"the ranks are not at the same place: {', '.join(map(_told, range(len(rows)), rows))}; every rank "

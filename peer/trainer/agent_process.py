@@ -201,7 +201,9 @@ class IslandAgent:
         return self.channel.problem()
 
     def close(self, reason: str) -> None:
-        if self._own is not None:
+        if self.channel.is_broken:
+            self.abandon()
+        elif self._own is not None:
             self._own.close(reason)
 
     def abandon(self) -> None:

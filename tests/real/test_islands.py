@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from rig.ports import free_ports
+from rig.waiting import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.forked_peers, pytest.mark.xdist_group("processes")]
 
@@ -89,3 +92,123 @@ def test_P1_an_island_and_a_plain_peer_end_with_one_model(
     assert len(rounds) == 4 * fragments
     if schedule == "blocking":  # both take as many steps, and two ranks read twice the samples in each
         assert {each["tokens"] for each in rounds} == {5 * 3 * 4 * 9}
+
+
+# What `farflung join` starts: a line of plan.txt says how many ranks, forked from here, where torch is imported, and at
+# which failpoint rank 1 dies.  They end together.
+LAUNCHER = """
+import os, pathlib, runpy, signal, socket, sys
+here = pathlib.Path({folder!r})
+line, *left = (here / "plan.txt").read_text().splitlines()
+(here / "plan.txt").write_text("\\n".join(left or [line]))
+count, failpoint = line.split()
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+children = set()
+for rank in range(int(count)):
+    pid = os.fork()
+    if pid == 0:
+        if count != "1":
+            os.environ |= dict(RANK=str(rank), WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        if rank == 1 and "=" in failpoint:
+            os.environ["FARFLUNG_FAILPOINTS"] = failpoint
+        with open(here / "pids.txt", "a") as file:
+            file.write(f"{{os.getpid()}}\\n")
+        sys.argv = [{script!r}, {mode!r}, str(here / "isle"), "4"]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    children.add(pid)
+code = 0
+while children:
+    pid, status = os.wait()
+    children.discard(pid)
+    code = code or abs(os.waitstatus_to_exitcode(status))
+    for other in children if code else ():
+        os.kill(other, signal.SIGKILL)
+sys.exit(1 if code else 0)
+"""
+
+
+def frozen(stage: Any, name: str) -> int:
+    return sum(each["event"] == "frozen" for each in stage.events(name))
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize("mode", ["fsdp", "ddp"])
+def test_P6_ranks_that_die_go_on_from_memory_as_three_two_or_one(stage: Any, mode: str) -> None:
+    """Rank 1 is killed in the midst of a period, and at both places of a freeze; no byte of state comes from others."""
+    stage.write_run(RUN, rounds=1_000_000, fragments=1, schedule="blocking")
+    stage.coordinate()
+    launcher = stage.folder / "launcher.py"
+    launcher.write_text(LAUNCHER.format(folder=str(stage.folder), script=SCRIPT, mode=mode))
+    plan = ["2 -", "3 freeze.mid=kill@2", "2 freeze.before_word=kill@2", "1 -"]
+    (stage.folder / "plan.txt").write_text("\n".join(plan))
+    stage.join("isle", "--script", str(launcher))
+    start_ranks(stage, "solo", "plain", 1)
+    stage.eventually(lambda: frozen(stage, "isle") >= 2, "both take part")
+    pieces = pieces_of(stage)
+    os.kill(int((stage.folder / "isle.pid.1").read_text()), signal.SIGKILL)
+    stage.eventually(lambda: attached(stage) == len(plan), "they have died three times and are there again")
+    *dead, _ = map(int, (stage.folder / "pids.txt").read_text().split())
+    assert len(dead) == 2 + 3 + 2 and not any(map(is_running, dead))
+    now = frozen(stage, "isle")
+    stage.eventually(lambda: frozen(stage, "isle") >= now + 3, "one process goes on")
+    assert pieces_of(stage) == pieces, "the state was in memory"
+    for name in ("isle", "solo.0", "coordinator"):
+        stage.processes[name].send_signal(signal.SIGINT if name == "isle" else signal.SIGTERM)
+        stage.wait(name)
+    report = audit(read_folder(stage.folder))
+    assert report.kept, "\n".join(report.lines())
+
+
+def attached(stage: Any) -> int:
+    return sum("trainer_pid" in each for each in stage.events("isle"))
+
+
+def pieces_of(stage: Any) -> int:
+    """Chunks of the run's state that came from other peers."""
+    return sum(each["event"] == "piece" for each in stage.events("isle"))
+
+
+def test_ranks_of_join_are_started_again_when_one_dies(stage: Any) -> None:
+    stage.write_run(
+        RUN.replace("min_peers = 2", "min_peers = 1"), rounds=1_000_000, fragments=1, schedule="blocking"
+    )
+    stage.coordinate()
+    words = [
+        "join",
+        "--identity",
+        str(stage.folder / "isle.pem"),
+        "--nproc",
+        "2",
+        "--script",
+        SCRIPT,
+        stage.url,
+    ]
+    stage.start("isle", [*words, "ddp", str(stage.folder / "isle"), "4"])
+    stage.eventually(lambda: frozen(stage, "isle") >= 2, "it takes part")
+    first = stage.trainer_of("isle")
+    children = [pid for pid in ranks_of(stage) if pid != first]
+    assert len(children) == 1
+    os.kill(children[0], signal.SIGKILL)
+    stage.until_log("isle", "starts again from the anchor")
+    stage.eventually(lambda: stage.trainer_of("isle") != first, "its next ranks are there")
+    assert not is_running(first) and len(ranks_of(stage)) == 2
+    now = frozen(stage, "isle")
+    stage.eventually(lambda: frozen(stage, "isle") >= now + 2, "they go on")
+    stage.processes["isle"].send_signal(signal.SIGINT)
+    assert stage.wait("isle") == 0
+    assert seen(stage, "isle")["model"] == seen(stage, "isle", 1)["model"]
+
+
+def ranks_of(stage: Any) -> list[int]:
+    found = []
+    for file in stage.folder.glob("isle.pid.*"):
+        pid = int(file.read_text())
+        found += [pid] if is_running(pid) else []
+    return found

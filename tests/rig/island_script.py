@@ -151,6 +151,8 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         rank = dist.get_rank()
+    with open(f"{OUT}.pid.{rank}", "w") as file:
+        file.write(str(os.getpid()))
     torch.manual_seed(3 if "same" in MODE else rank)
     net = Net()
     model = wrapped(net.bfloat16() if "bf16" in MODE else net)

@@ -315,11 +315,11 @@ def code_of(end: SystemExit) -> int:
 def run(words: list[str]) -> int:
     from farflung.console import main
     from farflung.console.bench import bench
-    from farflung.peer.agent import supervisor
+    from farflung.peer.agent import processes
     from farflung.peer.record import stand_in
     from farflung.peer.trainer import agent_process
 
-    for module in (supervisor, bench, stand_in):
+    for module in (processes, bench, stand_in):
         module.subprocess = FromTheNursery  # type: ignore[assignment, attr-defined]
     agent_process.subprocess = ForkedHere  # type: ignore[assignment, attr-defined]
     if words[0] in ("-m", "-c") or words[0].endswith(".py"):

@@ -15,7 +15,9 @@ from farflung.peer.island.island import Island
 from farflung.peer.island.parts import Part
 from farflung.peer.island.ranks import ALONE, ranks_here
 from farflung.peer.local.words import FromTrainer, Load, Loaded, Need, Resume, ToTrainer
+from farflung.peer.trainer.agent_process import AgentProcess, IslandAgent
 from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.process.exit_codes import UNEXPECTED, code_for
 
 PATIENCE_S = 20.0
 
@@ -240,6 +242,49 @@ def test_a_mistake_that_rank_0_finds_ends_all() -> None:
     assert isinstance(theirs, UserError)
     mine, theirs = fails(Refused("full", "the run is full"))
     assert isinstance(theirs, Refused) and (theirs.code, theirs.reason) == ("full", "the run is full")
+
+
+class Gone:
+    """A group of which a rank has died."""
+
+    rank, count = 0, 2
+
+    def rows(self, mine: Sequence[int]) -> list[list[int]]:
+        raise Refused("rank", "another rank of this peer is gone")
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        raise Refused("rank", "another rank of this peer is gone")
+
+    def spread(self, told: bytes, size: int) -> bytes:
+        return told
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_script_whose_rank_died_does_not_leave_the_run(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """It is to be started again, while one that has found a mistake goes for good."""
+    ended: list[str] = []
+
+    class Started(FakeAgent):
+        def close(self, reason: str) -> None:
+            ended.append(reason)
+
+        def abandon(self) -> None:
+            ended.append("abandoned")
+
+    started = Started()
+    monkeypatch.setattr(AgentProcess, "start_or_find", lambda url, own: started)
+    island = Island(MemoryGroup(0, Meeting(1)))
+    agent = IslandAgent(island, None, {})
+    if dies:
+        island._group = Gone()
+        for ask in (lambda: island.recv(0.5), lambda: island.gather(b""), island.wait_for_all):
+            island.is_broken = False
+            with pytest.raises(Refused, match="is gone"):
+                ask()
+            assert island.is_broken
+    agent.close("could not join")
+    assert ended == (["abandoned"] if dies else ["could not join"])
+    assert code_for(Refused("rank", "gone")) == UNEXPECTED, "an agent starts it again"
 
 
 def test_in_a_forked_worker_nothing_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

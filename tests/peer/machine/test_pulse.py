@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -57,8 +56,8 @@ def test_a_stopped_trainer_is_killed_and_started_again() -> None:
     trainer = ChildTrainer([sys.executable, "-c", "import time; time.sleep(600)"], {})
     try:
         assert trainer.watch(0.0) is None
-        assert trainer._process is not None
-        trainer._process.send_signal(signal.SIGSTOP)
+        assert trainer._processes is not None
+        trainer._processes.ranks[0].send_signal(signal.SIGSTOP)
         trainer.on_stuck(7.0)
 
         def is_noticed() -> bool:
@@ -69,11 +68,11 @@ def test_a_stopped_trainer_is_killed_and_started_again() -> None:
         told = " ".join(trainer.take_lines())
         assert "no step for 7 s" in told and "starts again" in told
         assert trainer.watch(1.0) is None
-        assert isinstance(trainer._process, subprocess.Popen)
+        assert trainer._processes is not None
     finally:
-        if trainer._process is not None:
-            trainer._process.kill()
-            trainer._process.wait()
+        if trainer._processes is not None:
+            trainer._processes.kill()
+            trainer._processes.wait()
 
 
 LAUNCHER = """
@@ -102,8 +101,8 @@ def test_the_workers_of_a_stuck_launcher_are_killed_with_it(tmp_path: Path) -> N
     assert is_alive(worker)
     trainer.on_stuck(7.0)
     eventually(lambda: not is_alive(worker), "the worker is killed")
-    assert trainer._process is not None
-    trainer._process.wait()
+    assert trainer._processes is not None
+    trainer._processes.wait()
 
 
 def ends_with(code: int, trainer: ChildTrainer, times: int, attaches: bool = False) -> str | None:
