@@ -4,7 +4,7 @@ Writes OUT.RANK.json: what this rank saw; and OUT.safetensors, the run's weights
 plain, ddp, fsdp, hsdp, tp   how the model lies on the ranks
 same                         all ranks begin with one model by themselves
 bf16, bn, frozen             what the model is
-eval, accumulate, scaler     a look at the model between two steps, and what else a loop may do
+eval, accumulate, scaler     a forward right before a step, and what else a loop may do
 alone, uneven, die           nobody sums the gradients; rank 1 reads a batch more; rank 1 dies
 replay                       see there
 """
@@ -173,6 +173,9 @@ def main() -> None:
             if "accumulate" in MODE and number % 2:
                 run.record(loss)
                 continue
+            if "eval" in MODE and number % 4 == 0:
+                with torch.no_grad():
+                    model(batch[:, :-1])
             scaler.unscale_(run.optimizer)
             if "tp" not in MODE:  # torch does not mix plain and sharded parameters there
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -183,9 +186,6 @@ def main() -> None:
                 run.optimizer.zero_grad()
             else:
                 run.step(loss)
-            if "eval" in MODE and number % 3 == 0:
-                with torch.no_grad():
-                    model(batch[:, :-1])
         run.save(f"{OUT}.safetensors")
         seen |= {"steps": run.step_count, "version": run.version, "tokens": run._loop.machine.all_tokens}
         seen["model"] = digest(net)

@@ -176,6 +176,12 @@ def test_tokens_are_those_of_all_ranks_and_of_a_shared_batch_once() -> None:
 def test_the_loss_is_the_mean_over_all_ranks_steps() -> None:
     assert on_all(2, lambda island: island.mean(3.0 * (island.rank + 1), 1 + 2 * island.rank)) == [9 / 4] * 2
     assert on_all(2, lambda island: island.mean(0.0, 0)) == [None] * 2
+
+    def of_one_batch(island: Island) -> float | None:
+        island.part = Part(island.rank // 2, 2, counts=island.rank % 2 == 0)
+        return island.mean(float(island.rank), 1)
+
+    assert on_all(4, of_one_batch) == [(0.0 + 2.0) / 2] * 4, "of ranks that see the same samples one says it"
     assert on_all(2, lambda island: island.mean(float("nan"), 1)) == [None] * 2
 
 

@@ -49,6 +49,7 @@ class Outcome:
     said: list[str]
     seen: list[dict[str, Any]]  # by each rank
     weights: Path
+    norm: float | None  # of the first step's gradient
 
     @property
     def frozen(self) -> list[Frozen]:
@@ -78,9 +79,10 @@ def played(
     files = [Path(f"{out}.{rank}.json") for rank in range(ranks)]
     seen = [json.loads(each.read_text()) for each in files if each.exists()]
     anchor = agent.shared.anchor.clone() if agent.shared is not None else torch.empty(0)
+    norm = agent.shared.read_gradient_norm() if agent.shared is not None else None
     agent.close()
     codes = [each.wait() for each in children]
-    return Outcome(agent.heard, agent.frozen, anchor, codes, said, seen, Path(f"{out}.safetensors"))
+    return Outcome(agent.heard, agent.frozen, anchor, codes, said, seen, Path(f"{out}.safetensors"), norm)
 
 
 def assert_one_peer(found: Outcome) -> None:
@@ -111,6 +113,7 @@ def test_ranks_learn_what_one_process_learns_from_the_same_samples(
     found = played(nursery, tmp_path, mode, ranks=3, batch=5)
     assert_one_peer(found)
     weights = [weight for each in found.seen for weight in each["weights"]]
+    assert found.norm == pytest.approx(1.0, rel=1e-3), "it was clipped to one, over all ranks together"
     assert 1.0 in weights and any(weight != 1.0 for weight in weights)
     done = nursery.call([SCRIPT, "replay-same", f"{tmp_path}/{mode}.3.0", "12"], {}, timeout_s=60.0)
     assert done.returncode == 0, done.stderr

@@ -411,6 +411,23 @@ def test_a_frozen_loss_is_the_mean_since_the_last_freeze(trainer: Trainer) -> No
     assert trainer.freeze(Resume(spare=2)).loss is None
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_a_loss_may_lie_on_a_mesh() -> None:
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh, losses = init_device_mesh("cpu", (1,)), MeanLoss()
+        for value, placement in ((2.0, Replicate()), (5.0, Partial())):
+            losses.add(DTensor.from_local(torch.tensor(value, requires_grad=True), mesh, [placement]))
+        losses.add(2.0)
+        assert losses.read() == 3.0
+    finally:
+        destroy_process_group()
+
+
 def test_a_loss_that_is_no_number_is_told_as_none() -> None:
     losses = MeanLoss()
     assert losses.read() is None
