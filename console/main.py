@@ -179,11 +179,9 @@ def coordinate(
 
     def tell(url: str) -> None:
         told = f'peers join with:  farflung join "{url}"'
+        line = log_lines.json_line(log_lines.COORDINATOR, "info", told) if log_json else told
         if not json_output:
-            print(
-                log_lines.json_line(log_lines.COORDINATOR, "info", told) if log_json else told,
-                file=sys.stderr,
-            )
+            print(line, file=sys.stderr)
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"

@@ -245,9 +245,7 @@ class Manifest(_Section):
 
     @classmethod
     def from_toml(cls, text: str, name: str, changes: Sequence[tuple[str, str, Any]] = ()) -> Manifest:
-        """Check the text of the file `name`; UserError with one line per problem otherwise.
-
-        `changes`: (section, key, value) each, in place of what the file says or does not say."""
+        """Check the text of the file `name`, with `changes` (section, key, value); UserError: a line per problem."""
         try:
             # Some editors put a byte order mark first, which TOML does not allow.
             table = tomllib.loads(text.removeprefix("\ufeff"))
