@@ -275,7 +275,7 @@ class Moves:
         """A stage with too few peers for a batch; among them those count that are still coming in."""
         least = self._desk.manifest.pipeline.min_per_stage
         held = self._held()
-        short = [stage for stage in range(self._stages) if held[stage] < least or self._is_lost_there(stage)]
+        short = [at for at in range(self._stages) if held[at] < least or self._is_lost_there(at)]
         if not short:
             return None
         to, rates = min(short, key=lambda stage: (held[stage], stage)), self.rates()

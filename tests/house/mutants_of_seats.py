@@ -74,7 +74,7 @@ SEATS = (
     Mutant(
         "nobody moves to a stage that was filled meanwhile",
         "coordinator/batches/moving.py",
-        "            still = self._held()[move.to] < self._desk.manifest.pipeline.min_per_stage\n",
+        "            still = self._held()[move.to] < least or self._is_lost_there(move.to)\n",
         "            still = True\n",
         AT_MOVING,
     ),
@@ -165,8 +165,15 @@ SEATS = (
     Mutant(
         "a stage below min_per_stage is short, and not only an empty one",
         "coordinator/batches/moving.py",
-        "        short = [stage for stage in range(self._stages) if held[stage] < least]\n",
-        "        short = [stage for stage in range(self._stages) if held[stage] < 1]\n",
+        "        short = [at for at in range(self._stages) if held[at] < least or self._is_lost_there(at)]\n",
+        "        short = [at for at in range(self._stages) if held[at] < 1 or self._is_lost_there(at)]\n",
+        AT_MOVING,
+    ),
+    Mutant(
+        "P15 a stage is not lost while somebody there wrote a checkpoint of it",
+        "coordinator/batches/moving.py",
+        "        return self._desk.ledger.learned and not works and not here & saved and bool(here and saved)\n",
+        "        return self._desk.ledger.learned and not works and bool(here and saved)\n",
         AT_MOVING,
     ),
     Mutant(
