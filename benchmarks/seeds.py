@@ -61,8 +61,11 @@ def played(asked: argparse.Namespace) -> Iterator[tuple[str, Counter[str], list[
         for world in asked.worlds or [PLAIN]
     ]
     with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(play, *part) for part in parts]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(play, *part) for part in parts]):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # Ctrl-C ends the parts under way as well
 
 
 def main() -> int:
@@ -76,10 +79,13 @@ def main() -> int:
     if unknown := set(asked.worlds) - set(worlds()):
         parser.error(f"there is no world named {', '.join(sorted(unknown))}; there are {', '.join(worlds())}")
     found: dict[str, Counter[str]] = {}
-    for world, seen, bad in played(asked):
-        found.setdefault(world, Counter()).update(seen)
-        for words in bad:
-            print(words, file=sys.stderr, flush=True)
+    try:
+        for world, seen, bad in played(asked):
+            found.setdefault(world, Counter()).update(seen)
+            for words in bad:
+                print(words, file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("stopped: what was played until now", file=sys.stderr)
     print(json.dumps(found) if asked.json else "\n".join(row(*each) for each in sorted(found.items())))
     return 1 if any(seen["bad"] for seen in found.values()) else 0
 
