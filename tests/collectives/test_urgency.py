@@ -42,7 +42,7 @@ def frame(kind: Kind, size: int = 0, chunk: int = 0) -> Frame:
 
 def test_words_are_short_and_a_probe_meets_what_bulk_meets() -> None:
     for kind in Kind:
-        urgent = kind in CROSSING_KINDS or kind in (Kind.PING, Kind.PONG, Kind.LATER, Kind.MISSING)
+        urgent = kind in CROSSING_KINDS or kind in (Kind.PING, Kind.PONG, Kind.LATER, Kind.MISSING, Kind.HAVE)
         assert rank_of(frame(kind, LITTLE_BYTES)) == (Rank.WORD if urgent else Rank.BULK)
         large = Rank.CROSSING if kind in CROSSING_KINDS else Rank.BULK
         assert rank_of(frame(kind, LITTLE_BYTES + 1)) == large and (kind in URGENT_KINDS) == urgent

@@ -243,6 +243,7 @@ def test_a_trainer_that_is_killed_in_mid_batch_costs_its_share_and_changes_nothi
 LOCAL = RUN.replace("clip = 0.5\n", "").replace(
     'step = "adamw"\nlr = 4e-3', 'step = "nesterov"\nlr = 0.6\nmomentum = 0.7\n[inner]\nlr = 4e-3\nclip = 0.5'
 )
+LOCAL = LOCAL.replace("[round]\n", '[round]\ncodec = "fp32"\ngather_codec = "fp32"\n')
 LOCAL += 'mode = "local"\nlocal_micros = {local_micros}\n'
 
 

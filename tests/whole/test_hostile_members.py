@@ -52,7 +52,9 @@ PAYLOAD_MAX = 8 * ELEMENTS
 MODEL = ModelSchema(
     (TensorSpec("w", (CHUNKS * ELEMENTS,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32)
 )
-MANIFEST = Manifest.from_toml('[run]\nname = "hostile"\nmin_peers = 2\n[round]\ncodec = "fp32"\n', "hostile")
+MANIFEST = Manifest.from_toml(
+    '[run]\nname = "hostile"\nmin_peers = 2\n[round]\ncodec = "fp32"\ngather_codec = "fp32"\n', "hostile"
+)
 Parts = list[bytes]
 
 
