@@ -564,8 +564,8 @@ def test_the_simulator_sees_a_step_of_its_own_in_a_trainers_last_model() -> None
     assert seen_by_the_simulator(StepsOnAtTheEnd, overlapping, soonest=11).startswith("P1")
 
 
-# An agent that is not sure whose a lease is hears it within a second: in 1,146 runs of five bad worlds the simulator saw
-# nobody read too soon.
+# An agent that is not sure whose a lease is hears it within a second: in 1,146 runs of five bad worlds the simulator
+# saw nobody read too soon.
 TOO_RARE = (ReadsWhatMayBeOthers,)
 
 
