@@ -22,6 +22,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
+from farflung.protocol.states import Phase
 
 # A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
 AWAIT_DEAD = 2.0
@@ -109,12 +110,25 @@ class GoingBack:
         back_to = self.together(settled)
         if settled != self.settled_held(core.now - core.members.dead_after_s / 2):
             return False  # whoever holds it says nothing any more: it comes back, or is dead in a moment
+        if self._is_being_taken(back_to) and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
+            return False
         if min(back_to) < 0 or not self._are_accounted_for(back_to):
             self._tell_who_is_waited_for(settled)
             return False
         now, was = _listed(back_to), self._versions
         self.go_back(back_to, f"no living peer held version {was}; version {now} was the newest that one did")
         return True
+
+    def _is_being_taken(self, versions: Sequence[int]) -> bool:
+        """Somebody made what would be given up, was never away since, and is about to take it: it may hear late that
+        its own version is committed."""
+        for conductor, version, since in zip(self._conductors, versions, self._lost_since, strict=True):
+            for member in conductor.holders:
+                takes = member.beat is not None and member.beat.phase == Phase.APPLY
+                stayed = since is not None and member.admitted_at <= since
+                if takes and stayed and conductor.book.may_hold(member.peer) > version:
+                    return True
+        return False
 
     def _are_accounted_for(self, versions: Sequence[int]) -> bool:
         """Nobody who is away can win what the run would give up; or too few to matter."""

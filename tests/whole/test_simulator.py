@@ -47,8 +47,9 @@ def run_seed(seed: int, **options: object) -> str:
 # What they showed: a run that went back to a version whose digest was not settled; a world that ended, and one that
 # started a peer twice, while somebody who had been asked to leave was to come back; a trainer that forgot how far a
 # fragment had learned from a lease while its agent did not know whose it was; runs that lost all holders of one
-# fragment, and waited although a peer with a checkpoint was there that held the others.
-REGRESSIONS = (198, 2534, 2546, 4173, 11769, 15141, 30451)
+# fragment, and waited although a peer with a checkpoint was there that held the others; a run that went back while the
+# only one that had made its newest version had not yet heard that it was committed.
+REGRESSIONS = (198, 745, 2534, 2546, 4173, 11769, 15141, 30451)
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

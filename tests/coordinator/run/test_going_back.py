@@ -32,6 +32,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
 from farflung.protocol.round_words import Used
+from farflung.protocol.states import Phase
 from rig.made_run import NOWHERE, MadeRun, digest_of, holding, peer_of
 
 PATIENCE_S, DEAD_AFTER_S = 100.0, 10.0
@@ -104,6 +105,19 @@ def test_P20_it_goes_back_to_nothing_that_only_a_peer_holds_which_says_nothing_a
     ann = run.holds("ann", 4)
     assert not run.goes_back_within(3 * PATIENCE_S, silent={ann.peer})
     assert run.goes_back_within(1.0) and run.versions == [4], "it has spoken again"
+
+
+@pytest.mark.parametrize("stayed", [True, False])
+def test_P20_whoever_made_the_newest_version_and_is_about_to_take_it_is_waited_for_a_while_longer(
+    stayed: bool,
+) -> None:
+    """The word that it is committed may come late; to one that was away since, it comes with the welcome."""
+    run = Loser(5)
+    run.holds("ann" if stayed else "bob", 4)
+    assert not run.goes_back_within(2.0)
+    run.says(run.holds("ann", 4), phase=Phase.APPLY, fragments=holding(4))
+    assert run.goes_back_within(PATIENCE_S + DEAD_AFTER_S) is not stayed
+    assert run.goes_back_within(DEAD_AFTER_S) is stayed, "but not for ever"
 
 
 def test_it_does_not_go_back_while_somebody_holds_the_newest_version() -> None:
