@@ -94,26 +94,33 @@ class Restoring:
         self.lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._era = 0
         self._again_at = 0.0
-        self._empty_since: dict[int, float] = {}  # fragment -> since when nothing of it is here
+        # Fragment -> how many pieces of it are here, where not all are, and since when.
+        self._has: dict[int, tuple[int, float]] = {}
 
     def due_restore(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
-        """Asked at every tick: read from a checkpoint the fragments of which I hold nothing and nobody gives me
-        anything.  What I hold of the others stays."""
+        """Asked at every tick: read from a checkpoint the fragments of which I hold nothing, or too little, and nobody
+        gives me anything.  What I hold of the others stays."""
         learned = any(word.version > 0 for word in tick.fragments)
-        empty = {lane.fragment.number for lane in lanes if _is_empty(lane)}
-        if not self._enabled or self.lacking or not learned or not empty:
-            self._empty_since = {}
+        has = {lane.fragment.number: _pieces(lane) for lane in lanes if _is_not_whole(lane)}
+        if not self._enabled or self.lacking or not learned or not has:
+            self._has = {}
             return []
-        self._empty_since = {number: self._empty_since.get(number, now) for number in empty}
+        before = self._has
+        self._has = {
+            number: before[number] if before.get(number, (-1, now))[0] == pieces else (pieces, now)
+            for number, pieces in has.items()
+        }
+        empty = {number for number, pieces in has.items() if not pieces}
         # The least advanced fragment has to wait; another one may be on its way.
         alone = tick.goal == Goal.WAIT
         starved = {
             word.fragment: word.digests
             for word in tick.fragments
-            if word.fragment in empty
+            # Joiners may all have the same pieces of it, given by somebody who is gone.
+            if (word.fragment in empty or (word.fragment in has and not word.donors))
             and (
-                now - self._empty_since[word.fragment] >= STARVED_S
-                or (alone and (not word.donors or len(empty) == len(lanes)))
+                now - self._has[word.fragment][1] >= STARVED_S
+                or (alone and word.fragment in empty and (not word.donors or len(empty) == len(lanes)))
             )
         }
         if not starved or loading or now < self._again_at:
@@ -129,9 +136,17 @@ class Restoring:
         return read if version != NO_VERSION and era == self._era else frozenset()
 
 
+def _is_not_whole(lane: Lane) -> bool:
+    return lane.version == NO_VERSION and not lane.sealing
+
+
+def _pieces(lane: Lane) -> int:
+    """How many are here, of whatever version."""
+    return sum(version != NO_VERSION for version in lane.catch.versions)
+
+
 def _is_empty(lane: Lane) -> bool:
-    nothing = lane.version == NO_VERSION and not lane.sealing
-    return nothing and all(version == NO_VERSION for version in lane.catch.versions)
+    return _is_not_whole(lane) and not _pieces(lane)
 
 
 # ---- what had arrived before this peer was killed -----------------------------------------------------

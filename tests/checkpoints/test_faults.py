@@ -322,10 +322,10 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(
         with pytest.raises(UserError, match="cannot write: No space left"):
             checkpoint_commands._save({"w": torch.zeros(3)}, out, {})
     assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
-    config = tmp_path / "config.json"
-    with pytest.raises(UserError, match=r"config.json: cannot write"), monkeypatch.context() as broken:
+    other = tmp_path / "other.safetensors"
+    with pytest.raises(UserError, match=r"other.safetensors: cannot write"), monkeypatch.context() as broken:
         broken.setattr(checkpoint_commands.os, "fsync", Trip(at=1).over(lambda _: None))
-        checkpoint_commands._write(config, "{}")
+        checkpoint_commands._save({"w": torch.zeros(3)}, other, {})
     assert list(tmp_path.iterdir()) == [out]
 
 

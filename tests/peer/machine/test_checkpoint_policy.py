@@ -160,6 +160,20 @@ def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_n
     assert due.due_restore(gives, empty_and(5), False, STARVED_S) != []
 
 
+def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoint() -> None:
+    """Joiners give each other what they have: all may have the same, from somebody who is gone."""
+    due, partly = Restoring(enabled=True), empty_and(5)
+    partly[0].catch.versions[0] = 5
+    nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
+    assert due.due_restore(nobody, partly, False, 0.0) == [], "more of it may come"
+    assert due.due_restore(bob, partly, False, 2 * STARVED_S) == [], "it is given, however slowly"
+    partly[0].catch.versions[1] = 5
+    assert due.due_restore(nobody, partly, False, 2 * STARVED_S) == [], "more of it has come"
+    assert due.due_restore(nobody, partly, False, 3 * STARVED_S - 1.0) == []
+    [restore] = due.due_restore(nobody, partly, False, 3 * STARVED_S)
+    assert isinstance(restore, Restore) and set(restore.lacking) == {0}
+
+
 def test_whoever_holds_nothing_reads_all_and_whoever_holds_all_reads_nothing() -> None:
     due = Restoring(enabled=True)
     assert due.due_restore(tick_of((), ()), lanes(5, 5), False, 0.0) == []
